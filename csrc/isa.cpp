@@ -1,0 +1,46 @@
+#include "isa.h"
+
+#include <stdexcept>
+
+namespace karat {
+namespace {
+
+struct Build {
+    const char* name;
+    const Kernels* kernels;
+    bool (*runs_here)();
+};
+
+constexpr Build kBuilds[] = {
+    {"generic", &generic::kernels, [] { return true; }},
+#ifdef KARAT_X86
+    // The compiler's own detection, which also asks whether the operating system saves the wide registers.
+    {"avx2", &avx2::kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {"avx512", &avx512::kernels,
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+     }},
+#endif
+};
+
+}  // namespace
+
+std::vector<std::string> supported_isas() {
+    std::vector<std::string> names;
+    for (const Build& build : kBuilds)
+        if (build.runs_here()) names.emplace_back(build.name);
+    return names;
+}
+
+const Kernels& kernels_for(std::string_view isa) {
+    std::string runnable;
+    for (const Build& build : kBuilds) {
+        if (!build.runs_here()) continue;
+        if (isa == build.name) return *build.kernels;
+        runnable += runnable.empty() ? build.name : std::string(", ") + build.name;
+    }
+    throw std::invalid_argument("instruction set '" + std::string(isa) +
+                                "' cannot run here; this CPU and this build offer: " + runnable);
+}
+
+}  // namespace karat

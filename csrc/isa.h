@@ -1,0 +1,18 @@
+// Which builds of the kernels are in this extension, and which of them this CPU can run.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels.h"
+
+namespace karat {
+
+// Names of the builds that this CPU and operating system can run, from the slowest to the fastest.
+std::vector<std::string> supported_isas();
+
+// The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
+const Kernels& kernels_for(std::string_view isa);
+
+}  // namespace karat
