@@ -1,0 +1,96 @@
+# `make demo` tells a story, `make test` checks everything; `make help` lists the rest.
+# Needs a POSIX shell and GNU make 3.81 or newer (what macOS has).
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONNOUSERSITE := 1
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+# Scripts in an environment hold absolute paths: its stamps carry the place of the clone and the Python version, so
+# that a moved clone or another PYTHON makes a new one.
+KEY := $(shell { pwd; $(PYTHON) -V; } 2>&1 | cksum | cut -d ' ' -f 1)
+LOGS := $(VENV)/logs
+STAMPS := $(VENV)/stamps-$(KEY)
+TOTAL := 3
+NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+
+.PHONY: help
+help:
+	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
+	@echo "make test    lint, types, import direction and all tests"
+	@echo "make lint    ruff and mypy only"
+	@echo "make wheel   build a wheel into dist/"
+	@echo "make lock    resolve all dependencies anew into constraints.txt"
+	@echo "make clean   remove everything that make made, the environment included"
+	@echo
+	@echo "PYTHON=python3.12 chooses the interpreter, VENV=DIR the environment, PYTEST_ARGS='-k word' the tests."
+
+.PHONY: demo
+demo: $(STAMPS)/karat
+	@echo "[3/3] telling a story with the embedded model"
+	@$(BIN)/karat run "Once upon a time"
+	@echo
+	@echo "Try next:"
+	@echo '  $(BIN)/karat run "One day a fox found a lantern"'
+	@echo "  $(BIN)/karat chat"
+	@echo "  $(BIN)/karat inspect"
+	@echo "  $(BIN)/karat --help"
+
+.PHONY: test
+test: TOTAL := 4
+test: $(STAMPS)/dev peers lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: TOTAL := 4
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
+# are skipped.
+.PHONY: peers
+peers: TOTAL := 4
+peers: $(STAMPS)/dev
+	@test -e $(STAMPS)/peers || { tools/stage "[4/$(TOTAL)] installing the peers that tests compare with" $(LOGS)/peers.log \
+	    $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt && touch $(STAMPS)/peers; } || { \
+	    echo; echo "torch is not to be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."; }
+
+.PHONY: wheel
+wheel: $(STAMPS)/build-tools
+	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+
+.PHONY: lock
+lock: $(STAMPS)/build-tools
+	$(BIN)/python tools/lock.py
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests training tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/build-tools: constraints.txt requirements/build.txt
+	@test -d $(STAMPS) || tools/stage "[1/$(TOTAL)] creating the environment" build/logs/environment.log \
+	    tools/create_venv $(PYTHON) $(VENV)
+	@mkdir -p $(STAMPS)
+	@tools/stage "[1/$(TOTAL)] installing the build tools" $(LOGS)/build-tools.log \
+	    $(PIP) install -c constraints.txt -r requirements/build.txt
+	@touch $@
+
+$(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)
+	@tools/stage "[2/$(TOTAL)] installing Karat, compiling its kernels" $(LOGS)/karat.log \
+	    $(PIP) install -c constraints.txt --no-build-isolation -C build-dir=build/{wheel_tag} -e .
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/karat
+	@tools/stage "[3/$(TOTAL)] installing the test tools" $(LOGS)/dev.log \
+	    $(PIP) install -c constraints.txt --no-build-isolation -C build-dir=build/{wheel_tag} -e '.[dev]'
+	@touch $@
