@@ -1,0 +1,267 @@
+"""The native RMSNorm: bit for bit its contract in csrc/kernels.h; within its roundings of float64."""
+
+import ctypes
+import math
+import platform
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from karat.errors import ExecutorError
+from karat.ops.native import NativeOps, supported_isas, unavailable_reason
+from karat.ops.reference import ReferenceOps
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+F32 = NDArray[np.float32]
+LANES = 16
+UNIT_ROUNDOFF = 2.0**-24
+ISAS = supported_isas()
+
+# Lengths on both sides of the lane count and of every vector width, and those of real models.
+LENGTHS = st.one_of(st.integers(1, 100), st.sampled_from([128, 896, 1023, 1024, 1025, 4096, 4099]))
+
+
+def fma(a: F32, b: F32, c: F32) -> F32:
+    """a * b + c with one rounding to float32.
+
+    The product is exact in float64. Its sum with c is rounded to odd there (an inexact result gets an odd
+    last bit), which leaves the second rounding, to float32, as if it were the only one.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+        total = np.asarray(product + addend)
+        part = total - product
+        error = (product - (total - part)) + (addend - part)
+        bits = total.view(np.int64)
+        even = (bits & 1) == 0
+        step = np.where((error > 0) == (total > 0), 1, -1)
+        odd = np.where(np.isfinite(total) & (error != 0) & even, bits + step, bits).view(np.float64)
+        return odd.astype(np.float32)
+
+
+def contract(x: F32, weight: F32, eps: float) -> F32:
+    """RMSNorm of [rows, n] as csrc/kernels.h defines it, one NumPy operation a rounding."""
+    rows, n = x.shape
+    lanes = np.zeros((rows, LANES), np.float32)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+        for start in range(0, n, LANES):
+            part = x[:, start : start + LANES]
+            width = part.shape[1]
+            lanes[:, :width] = fma(part, part, lanes[:, :width])
+        for half in (8, 4, 2, 1):
+            lanes[:, :half] += lanes[:, half : 2 * half]
+        scale = np.float32(1) / np.sqrt(lanes[:, :1] / np.float32(n) + np.float32(eps))
+        return (x * scale) * weight
+
+
+def bits(x: F32) -> NDArray[np.uint32]:
+    """Bit patterns, with one for all NaNs."""
+    return np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32))
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, any_bits: bool) -> tuple[F32, F32, float]:
+    """x [rows, n], weight [n], eps: of ordinary size, or random bit patterns (denormals, huge, inf, NaN)."""
+    rows, n, seed = draw(st.integers(0, 5)), draw(LENGTHS), draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    if any_bits:
+        values = rng.integers(0, 2**32, (rows + 1) * n, dtype=np.uint32).view(np.float32)
+        specials = np.array([0, -0.0, np.inf, np.nan, 1e-45, 1.1754944e-38, 3.4e38, -3.4e38], np.float32)
+        chosen = rng.random(values.shape) < draw(st.sampled_from([0, 0.02, 0.5]))
+        values = np.where(chosen, rng.choice(specials, values.shape), values)
+        exponent_limit = draw(st.sampled_from([0, 64, 127, 255]))  # so that sums do not always overflow
+        keep = (values.view(np.uint32) >> 23 & 0xFF) <= exponent_limit
+        values = np.where(keep | chosen, values, np.float32(0.5))
+    else:
+        size = np.float32(draw(st.sampled_from([1e-3, 1, 300])))
+        values = rng.standard_normal((rows + 1) * n, np.float32) * size
+    eps = draw(st.sampled_from([0.0, 1e-6, 1e-5, 0.1]))
+    return values[n:].reshape(rows, n), values[:n].copy(), eps
+
+
+def run(isa: str, problem: tuple[F32, F32, float]) -> F32:
+    x, weight, eps = problem
+    result = NativeOps(isa=isa).rms_norm(x, weight, eps, name="norm")
+    assert result.dtype == np.float32
+    assert result.shape == x.shape
+    return result.astype(np.float32)
+
+
+finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(finite_floats, finite_floats, finite_floats), min_size=1, max_size=20))
+def test_the_emulated_fma_is_exact(triples: list[tuple[float, float, float]]) -> None:
+    a, b, c = (np.array(column, np.float32) for column in zip(*triples, strict=True))
+    for got, (p, q, r) in zip(fma(a, b, c), triples, strict=True):
+        exact = Fraction(p) * Fraction(q) + Fraction(r)
+        candidates = {np.float32(got)}
+        with np.errstate(over="ignore"):
+            candidates |= {np.nextafter(got, np.float32(way)) for way in (-np.inf, np.inf)}
+        if math.isinf(got):
+            assert abs(exact) >= Fraction(2) ** 128 - Fraction(2) ** 103
+            continue
+        finite = [float(value) for value in candidates if np.isfinite(value)]
+        errors = {value: abs(Fraction(value) - exact) for value in finite}
+        nearest = min(errors.values())
+        assert errors[float(got)] == nearest
+        if sum(error == nearest for error in errors.values()) > 1:  # a tie goes to the even one
+            assert got.view(np.uint32) % 2 == 0
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("any_bits", [False, True])
+def test_every_build_has_the_bits_of_the_contract(isa: str, any_bits: bool) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(problems(any_bits=any_bits))
+    def check(problem: tuple[F32, F32, float]) -> None:
+        np.testing.assert_array_equal(bits(run(isa, problem)), bits(contract(*problem)))
+
+    check()
+
+
+@settings(deadline=None)
+@given(problems(any_bits=False))
+def test_within_the_roundings_of_float64(problem: tuple[F32, F32, float]) -> None:
+    x, weight, eps = problem
+    if not x.size:
+        return
+    wide = x.astype(np.float64), weight.astype(np.float64)
+    truth = ReferenceOps("float64").rms_norm(*wide, eps, name="norm")
+    # The sum of squares: one chain a lane, four folds; then mean, eps and its addition: halved by the root.
+    # Root, reciprocal and two products round once more each.
+    num_roundings = (math.ceil(x.shape[1] / LANES) + 4 + 3) / 2 + 4
+    bound = num_roundings * UNIT_ROUNDOFF * 1.01  # second-order terms
+    for isa in ISAS:
+        np.testing.assert_array_less(np.abs(run(isa, problem) - truth), bound * np.abs(truth) + 1e-37)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
+    rng = np.random.default_rng(7)
+    x, weight = rng.standard_normal((9, 133), np.float32), rng.standard_normal(133, np.float32)
+    together = run(isa, (x, weight, 1e-6))
+    alone = np.concatenate([run(isa, (x[i : i + 1], weight, 1e-6)) for i in range(len(x))])
+    np.testing.assert_array_equal(together.view(np.uint32), alone.view(np.uint32))
+
+
+def test_leading_axes_and_strides_are_the_callers_business() -> None:
+    rng = np.random.default_rng(8)
+    x, weight = rng.standard_normal((3, 8, 20), np.float32), rng.standard_normal(20, np.float32)
+    whole = NativeOps().rms_norm(x[:, ::2, :], weight, 1e-6, name="norm")
+    assert whole.shape == (3, 4, 20)
+    expected = contract(np.ascontiguousarray(x[:, ::2, :]).reshape(-1, 20), weight, 1e-6).reshape(3, 4, 20)
+    np.testing.assert_array_equal(whole, expected)
+
+
+ONES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "eps", "message"),
+    [
+        (np.ones((2, 4)), ONES, 1e-6, "x is float64"),
+        (np.ones((2, 4), np.float32), np.ones(4), 1e-6, "weight float64"),
+        (np.ones((2, 4), np.float32), np.ones(5, np.float32), 1e-6, r"weight \(5,\) does not fit"),
+        (np.ones((2, 4), np.float32), np.ones((1, 4), np.float32), 1e-6, r"weight \(1, 4\) does not fit"),
+        (np.ones((2, 0), np.float32), np.ones(0, np.float32), 1e-6, r"weight \(0,\) does not fit"),
+        (np.ones((2, 4), np.float32), ONES, -1e-6, "eps=-1e-06"),
+        (np.ones((2, 4), np.float32), ONES, math.nan, "eps=nan"),
+    ],
+)
+def test_arguments_outside_the_contract_are_refused(x: F32, weight: F32, eps: float, message: str) -> None:
+    with pytest.raises(ExecutorError, match=rf"^model\.norm: .*{message}"):
+        NativeOps().rms_norm(x, weight, eps, name="model.norm")
+
+
+def test_the_extension_itself_refuses_what_would_read_outside_an_array() -> None:
+    import karat._native as _native
+
+    kernels = _native.Kernels("generic")
+    x = np.ones((2, 4), np.float32)
+    with pytest.raises(ValueError, match="weight of 5 elements for rows of 4"):
+        kernels.rms_norm(x, np.ones(5, np.float32), 1e-6, np.empty_like(x))
+    with pytest.raises(ValueError, match="shape of x"):
+        kernels.rms_norm(x, ONES, 1e-6, np.empty((1, 4), np.float32))
+    with pytest.raises(TypeError):
+        kernels.rms_norm(x.T, np.ones(2, np.float32), 1e-6, np.empty((4, 2), np.float32))
+
+
+def test_a_build_that_cannot_run_is_refused_with_the_choices() -> None:
+    with pytest.raises(ExecutorError, match=r"kernel build 'sse9': .* can run generic.*KARAT_ISA"):
+        NativeOps(isa="sse9")
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(ExecutorError, match="dtype='float64': the native executor computes in float32"):
+        NativeOps("float64")
+
+
+def test_the_fastest_build_is_the_default() -> None:
+    assert ISAS[0] == "generic"
+    assert NativeOps().isa == ISAS[-1]
+
+
+@contextmanager
+def float_environment(mxcsr_bits: int) -> Iterator[None]:
+    """Bits set in this thread's MXCSR, by way of fenv_t (x86-64 glibc: the last of its eight words)."""
+    libm = ctypes.CDLL("libm.so.6")
+    saved, changed = (ctypes.c_uint32 * 8)(), (ctypes.c_uint32 * 8)()
+    libm.fegetenv(saved)
+    libm.fegetenv(changed)
+    changed[7] |= mxcsr_bits
+    libm.fesetenv(changed)
+    try:
+        yield
+        after = (ctypes.c_uint32 * 8)()
+        libm.fegetenv(after)
+        assert after[7] & mxcsr_bits == mxcsr_bits, "a kernel call changed the caller's environment"
+    finally:
+        libm.fesetenv(saved)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc",
+    reason="knows only how x86-64 glibc keeps the floating-point environment",
+)
+@pytest.mark.parametrize("mxcsr_bits", [0x8040, 0x4000], ids=["flush denormals", "round upward"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_callers_floating_point_environment_does_not_matter(isa: str, mxcsr_bits: int) -> None:
+    rng = np.random.default_rng(9)
+    weight = rng.standard_normal(64, np.float32) * np.float32(1e-39)  # denormal weights and results
+    problem = rng.standard_normal((4, 64), np.float32), weight, 1e-6
+    expected = run(isa, problem)
+    assert (expected != 0).any()
+    with float_environment(mxcsr_bits):
+        got = run(isa, problem)
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+def test_the_interpreter_lock_is_released() -> None:
+    ops = NativeOps(isa="generic")
+    x, weight = np.ones((512, 8192), np.float32), np.ones(8192, np.float32)
+    go, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: (go.wait(), ran.set()), daemon=True)
+    other.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # from here on this thread loses the lock only by giving it away
+    try:
+        go.set()
+        for _ in range(50):  # the other thread may be scheduled late
+            ops.rms_norm(x, weight, 1e-6, name="norm")
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        other.join()

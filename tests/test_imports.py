@@ -1,0 +1,186 @@
+"""The direction of imports: the rooms of src/karat in order, and what each may import from outside.
+
+Every import counts, at any depth of a function and under TYPE_CHECKING too.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A room imports from its own row and from the rows above.
+ROWS = [
+    {"errors", "config", "request", "batch"},
+    {"quant"},
+    {"checkpoint"},
+    {"text"},
+    {"dist"},
+    {"ops", "_native"},
+    {"kv"},
+    {"layers"},
+    {"models"},
+    {"engine"},
+    {"karat"},  # the package itself: its public names
+    {"check"},
+    {"server"},
+    {"bench"},
+    {"cli"},
+]
+ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
+
+# Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
+PEERS = {"torch", "transformers", "gguf", "llama_cpp"}
+EXTRAS: Mapping[str, set[str]] = {"karat.check": PEERS, "karat.bench.peers": PEERS}
+
+# Pure bookkeeping: neither they nor what they import may need an array library.
+WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks")
+ARRAYS = {"numpy", "torch"}
+
+
+def read_sources(folder: Path) -> dict[str, str]:
+    """Module name to source of every module of the package in `folder`."""
+    sources = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def base_dependencies(pyproject: Path) -> set[str]:
+    """Import names of the base dependencies; for all of them that is the distribution's name."""
+    requirements = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]["dependencies"]
+    return {re.split(r"[<>=!~\[; ]", requirement)[0].replace("-", "_") for requirement in requirements}
+
+
+def imports(module: str, source: str, modules: frozenset[str]) -> Iterator[tuple[int, str]]:
+    """Line and full name of every import, relative ones and import_module("constant") included."""
+    is_package = any(other.startswith(f"{module}.") for other in modules)
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, name.name) for name in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                if level:
+                    anchor = package.rsplit(".", level - 1)[0]
+                    base = f"{anchor}.{base}" if base else anchor
+                assert base is not None
+                # `from karat import engine` imports the module karat.engine, not a name of karat.
+                full_names = (f"{base}.{name.name}" for name in names)
+                yield from ((node.lineno, full if full in modules else base) for full in full_names)
+            case (
+                ast.Call(func=ast.Name(id=function), args=[ast.Constant(value=str(name)), *_])
+                | ast.Call(func=ast.Attribute(attr=function), args=[ast.Constant(value=str(name)), *_])
+            ) if function in ("import_module", "__import__"):
+                yield node.lineno, name
+            case _:
+                pass
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def violations(sources: Mapping[str, str], dependencies: set[str]) -> list[str]:
+    """One line for each import that points the wrong way or outside."""
+    modules = frozenset(sources) | {"karat._native"}
+    direct = {module: list(imports(module, source, modules)) for module, source in sources.items()}
+    found = []
+    for module, names in direct.items():
+        if room(module) not in ROW_OF:
+            found.append(f"{module}: a room that has no row in tests/test_imports.py")
+            continue
+        allowed = sys.stdlib_module_names | dependencies
+        for prefix, extras in EXTRAS.items():
+            if f"{module}.".startswith(f"{prefix}."):
+                allowed |= extras
+        for line, name in names:
+            top = name.split(".")[0]
+            if top == "karat":
+                row = ROW_OF.get(room(name))
+                if row is None or (row > ROW_OF[room(module)] and module != "karat"):
+                    found.append(f"{module}:{line}: {name} is not above {room(module)}")
+            elif top not in allowed:
+                found.append(f"{module}:{line}: {name} is no base dependency")
+    for start in WITHOUT_ARRAYS:
+        found += [f"{start}: reaches {' → '.join(path)}" for path in paths_to_arrays(start, direct)]
+    return found
+
+
+def paths_to_arrays(start: str, direct: Mapping[str, list[tuple[int, str]]]) -> list[list[str]]:
+    """Chains of imports from a module to an array library, through the package's modules."""
+    found, seen, todo = [], {start}, [[start]]
+    while todo:
+        path = todo.pop()
+        for _, name in direct.get(path[-1], []):
+            if name.split(".")[0] in ARRAYS:
+                found.append([*path[1:], name])
+            elif name not in seen:
+                seen.add(name)
+                todo.append([*path, name])
+    return found
+
+
+def test_the_package_imports_in_one_direction() -> None:
+    sources = read_sources(ROOT / "src" / "karat")
+    assert "karat.errors" in sources
+    assert violations(sources, base_dependencies(ROOT / "pyproject.toml")) == []
+
+
+PLANTED = {
+    # wrong
+    "karat.batch": "import numpy",
+    "karat.bench.run": "import llama_cpp",
+    "karat.checkpoint": "from . import folder\nfrom .. import server",
+    "karat.checkpoint.folder": "from ..models import qwen2",
+    "karat.engine.scheduler": "import karat.batch\nfrom karat.kv import blocks",
+    "karat.engine.step": "from karat import LLM",
+    "karat.errors": "import importlib\nimportlib.import_module('karat.text')",
+    "karat.gadgets": "import os",
+    "karat.kv.blocks": "import numpy as np",
+    "karat.layers.norm": "import karat._native\nimport safetensors.numpy",
+    "karat.models.qwen2": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
+    "karat.ops.api": "import karat.layers.norm",
+    "karat.server.app": "import transformers\nfrom karat import cli",
+    "karat.text.chat": "def late():\n    from karat.engine import llm",
+    # right
+    "karat": "from karat.cli import main\nfrom karat.engine.llm import LLM",
+    "karat.bench.peers": "import llama_cpp",
+    "karat.check.recorders": "import torch, transformers\nfrom karat import LLM",
+    "karat.cli": "import karat\nfrom karat import LLM, _native\nfrom karat.server import app",
+    "karat.config": "import msgspec\nfrom karat.errors import KaratError\nimport karat.request",
+    "karat.engine.llm": "import karat.models.qwen2, json",
+    "karat.models": "",
+    "karat.server": "",
+}
+COMPLAINTS = [
+    "karat.bench.run:1: llama_cpp is no base dependency",
+    "karat.checkpoint:2: karat.server is not above checkpoint",
+    "karat.checkpoint.folder:1: karat.models.qwen2 is not above checkpoint",
+    "karat.engine.step:1: karat is not above engine",
+    "karat.errors:2: karat.text is not above errors",
+    "karat.gadgets: a room that has no row in tests/test_imports.py",
+    "karat.layers.norm:2: safetensors.numpy is no base dependency",
+    "karat.models.qwen2:3: torch is no base dependency",
+    "karat.ops.api:1: karat.layers.norm is not above ops",
+    "karat.server.app:1: transformers is no base dependency",
+    "karat.server.app:2: karat.cli is not above server",
+    "karat.text.chat:2: karat.engine.llm is not above text",
+    "karat.engine.scheduler: reaches karat.kv.blocks → numpy",
+    "karat.engine.scheduler: reaches karat.batch → numpy",
+    "karat.kv.blocks: reaches numpy",
+]
+
+
+def test_planted_violations_are_found_and_nothing_else() -> None:
+    assert violations(PLANTED, {"numpy", "msgspec"}) == COMPLAINTS
+
+
+def test_every_base_dependency_is_known_by_its_import_name() -> None:
+    names = base_dependencies(ROOT / "pyproject.toml")
+    assert {"numpy", "huggingface_hub", "msgspec"} <= names
+    assert not names & PEERS, "the base install stays without peers"
