@@ -43,9 +43,7 @@ class NativeOps(ReferenceOps):
         if dtype != "float32":
             raise ExecutorError(f"dtype={dtype!r}: the native executor computes in float32")
         if _UNAVAILABLE:
-            raise ExecutorError(
-                f"the native executor is not available: {_UNAVAILABLE}; or use the reference executor"
-            )
+            raise ExecutorError(f"the native executor is not available: {_UNAVAILABLE}; or use the reference executor")
         runnable = supported_isas()
         if isa is not None and isa not in runnable:
             raise ExecutorError(
@@ -65,9 +63,7 @@ class NativeOps(ReferenceOps):
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
         if x.dtype != np.float32 or weight.dtype != np.float32:
-            raise ExecutorError(
-                f"{name}: x is {x.dtype}, weight {weight.dtype}; native kernels compute in float32"
-            )
+            raise ExecutorError(f"{name}: x is {x.dtype}, weight {weight.dtype}; native kernels compute in float32")
         if x.ndim < 1 or weight.ndim != 1 or x.shape[-1] != weight.shape[0] or x.shape[-1] == 0:
             raise ExecutorError(f"{name}: weight {weight.shape} does not fit the last axis of x {x.shape}")
         if not 0 <= eps < np.inf:

@@ -1,0 +1,106 @@
+"""Frozen configuration: what a model is, and the few settings that come from the environment.
+
+Nothing else in Karat reads the environment (huggingface_hub reads its own `HF_*` variables).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from karat.errors import ConfigError
+
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+FloatName = Literal["float16", "bfloat16", "float32", "float64"]
+
+FLOAT_BYTES: Mapping[FloatName, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding, as the Hugging Face family of formats describes it.
+
+    Which fields matter depends on `rope_type`: linear uses `factor`; llama3 `factor`, the two frequency factors and
+    the original length; yarn `factor`, the original length, the betas, `truncate` and `attention_factor` (already
+    resolved: cosine and sine are multiplied by it).
+    """
+
+    theta: float
+    rope_type: RopeType = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer with every choice resolved; written by a family's reader, never changed.
+
+    layer_windows[i] is the number of keys a token of layer i sees, itself included, or None for all.
+    dtype is the checkpoint's stated dtype (information; each tensor is computed on as it is stored).
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    layer_windows: tuple[int | None, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: FloatName | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+                     "head_dim", "max_position_embeddings"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a positive integer")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads={self.num_heads} is no multiple of num_key_value_heads={self.num_kv_heads}: "
+                "query heads are shared out evenly over KV heads; check config.json"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim={self.head_dim}: rotary embedding turns pairs, so an even number is needed")
+        if not self.rms_norm_eps > 0:
+            raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: expected a number above 0")
+        if len(self.layer_windows) != self.num_layers:
+            raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
+
+    def kv_bytes_per_token(self, kv_dtype: FloatName) -> int:
+        """Bytes of K and V that one token takes over all layers (KV heads only)."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FLOAT_BYTES[kv_dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2 or avx512 (neon on Arm)."""
+
+    isa: str | None
+    debug: bool
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
+        return cls(isa=env.get("KARAT_ISA") or None, debug=env.get("KARAT_DEBUG", "") not in ("", "0"))
+
+
+def embedded_model_path() -> Path:
+    """Folder of the model that is shipped in the package."""
+    return Path(__file__).parent / "embedded"

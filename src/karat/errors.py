@@ -1,0 +1,69 @@
+"""Every error that Karat raises on purpose.
+
+A message has three parts: what came, what was expected, and what to do. The command line prints it as one line and
+exits with the class's `exit_code`, which is part of the public interface.
+"""
+
+
+class KaratError(Exception):
+    """Base of all errors a user can cause or meet. Anything else that escapes is a bug in Karat."""
+
+    exit_code = 1
+
+
+class UsageError(KaratError):
+    """A command line or an argument that cannot be understood."""
+
+    exit_code = 2
+
+
+class ConfigError(KaratError):
+    """A config.json or generation_config.json that is malformed, unknown or unsupported."""
+
+    exit_code = 3
+
+
+class CheckpointError(KaratError):
+    """Weights that are missing, unexpected, of the wrong shape, truncated or corrupt."""
+
+    exit_code = 4
+
+
+class TokenizerError(KaratError):
+    """A tokenizer that is missing, corrupt or of an unsupported kind."""
+
+    exit_code = 5
+
+
+class TemplateError(TokenizerError):
+    """A chat template that is absent, wrong, or exceeds its limits."""
+
+
+class HubError(KaratError):
+    """A model that could not be fetched: unknown, unauthorised, offline, or a failing network."""
+
+    exit_code = 6
+
+
+class RequestError(KaratError):
+    """Sampling parameters or a prompt that cannot be served as asked."""
+
+    exit_code = 7
+
+
+class CapacityError(RequestError):
+    """A request or a model that does not fit into the cache, the context or the memory."""
+
+    exit_code = 8
+
+
+class ExecutorError(KaratError):
+    """An executor that is not available here, or an op called against its contract."""
+
+    exit_code = 9
+
+
+class NumericsError(KaratError):
+    """NaN or infinity where a finite number was required; names the place."""
+
+    exit_code = 10

@@ -1,0 +1,38 @@
+"""How a layer gets its weights: it says what it needs, and the same constructor serves to list and to load."""
+
+from collections.abc import Callable, Mapping
+
+from karat.checkpoint.weights import Weight, WeightSpec
+from karat.ops.api import Loaded, Ops
+
+Take = Callable[[WeightSpec], Loaded]
+
+
+class SpecCollector:
+    """A `Take` that lists what a model needs, in order of construction and without repeats, and loads nothing."""
+
+    def __init__(self) -> None:
+        self._by_source: dict[str, WeightSpec] = {}
+
+    @property
+    def specs(self) -> list[WeightSpec]:
+        return list(self._by_source.values())
+
+    def __call__(self, spec: WeightSpec) -> Loaded:
+        known = self._by_source.setdefault(spec.source, spec)
+        assert known == spec, f"{spec.source} is wanted as {known} and as {spec}"
+        return None
+
+
+class WeightLoader:
+    """A `Take` that loads each assigned weight into the executor once, however many layers share it."""
+
+    def __init__(self, ops: Ops, weights: Mapping[str, Weight]) -> None:
+        self._ops = ops
+        self._weights = weights
+        self._loaded: dict[str, Loaded] = {}
+
+    def __call__(self, spec: WeightSpec) -> Loaded:
+        if spec.source not in self._loaded:
+            self._loaded[spec.source] = self._ops.load(self._weights[spec.source])
+        return self._loaded[spec.source]

@@ -1,0 +1,225 @@
+"""Reading a Hugging Face config.json strictly: typed, every key accounted for, nothing guessed.
+
+Understands what transformers 4 writes (`rope_theta`, `rope_scaling`, `torch_dtype`) and what transformers 5 writes
+(`rope_parameters`, `dtype`, `layer_types`). A key that is neither read by the family nor known to leave the result
+alone is an error, because it may change the result.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar, get_args
+
+from karat.config import FloatName, RopeConfig
+from karat.errors import ConfigError
+from karat.ops.rope_table import yarn_attention_factor
+
+T = TypeVar("T", bool, int, float, str)
+
+# Keys that do not change what a forward pass computes: bookkeeping, training, output format, and generation settings
+# of old files (generation_config.json is where those are read).
+_HARMLESS = frozenset(
+    """
+    _name_or_path name_or_path _attn_implementation_autoset attn_implementation architectures attention_dropout
+    bad_words_ids begin_suppress_tokens chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample
+    early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
+    forced_eos_token_id id2label initializer_range label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
+    temperature tokenizer_class top_k top_p torchscript transformers_version typical_p unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
+    """.split()
+)
+# Keys that say nothing as long as they have one of these values.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "is_decoder": (False, True),
+    "is_encoder_decoder": (False,),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "pruned_heads": (None, {}),
+    "rope_interleaved": (False,),
+    "sparse_attention_config": (None,),
+    "tf_legacy_loss": (False,),
+    "tie_encoder_decoder": (False,),
+    "use_mrope": (False,),
+}
+_FLOATS: tuple[FloatName, ...] = get_args(FloatName)
+_DEFAULT_THETA = 10000.0  # of the format, for files that predate the key
+
+
+def _same(value: object, allowed: object) -> bool:
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+class ConfigReader:
+    """Typed access to one JSON object that remembers what was read; `finish` refuses the rest."""
+
+    def __init__(self, raw: Mapping[str, object], where: str = "config.json") -> None:
+        self._raw = raw
+        self._where = where
+        self._seen: set[str] = set()
+
+    def present(self, key: str) -> bool:
+        """Whether the key is there at all, null included."""
+        return key in self._raw
+
+    def raw(self, key: str) -> object:
+        """The value as it stands, None if absent; counts as read."""
+        self._seen.add(key)
+        return self._raw.get(key)
+
+    def get(self, kind: type[T], key: str, default: T | None = None) -> T:
+        """A bool, int, float (an int will do) or str. Absent or null: the default, or an error if there is none."""
+        value = self.raw(key)
+        if value is None:
+            if default is None:
+                raise ConfigError(f"{self._where}: {key} is missing; a model of this type needs it")
+            return default
+        return self._typed(kind, key, value)
+
+    def optional(self, kind: type[T], key: str) -> T | None:
+        """As `get`, None where absent or null."""
+        if self.raw(key) is None:
+            return None
+        return self.get(kind, key)
+
+    def must_be(self, key: str, *allowed: object, why: str) -> None:
+        """Refuse any value but these (absent is fine)."""
+        value = self.raw(key)
+        if key in self._raw and not any(_same(value, a) for a in allowed):
+            raise ConfigError(f"{self._where}: {key}={value!r} is not supported: {why}")
+
+    def finish(self) -> None:
+        """Raise ConfigError for keys that nobody read and that may change the result."""
+        for key, allowed in _NEUTRAL.items():
+            if key not in self._seen:
+                self.must_be(key, *allowed, why=f"Karat computes only with {key}={allowed[0]!r}")
+        unknown = sorted(set(self._raw) - self._seen - _HARMLESS)
+        if unknown:
+            named = ", ".join(f"{key}={self._raw[key]!r}"[:80] for key in unknown[:5])
+            raise ConfigError(
+                f"{self._where}: {len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({named}): each may change the "
+                "result, so none is ignored; remove it if you know that it does not, or report the model"
+            )
+
+    def _typed(self, kind: type[T], key: str, value: object) -> T:
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            return kind(value)
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise ConfigError(f"{self._where}: {key}={value!r}: expected {kind.__name__}")
+        return value
+
+
+def read_dtype(reader: ConfigReader) -> FloatName | None:
+    """`dtype` (transformers 5) or `torch_dtype` (4); what the checkpoint says of itself, None if it does not."""
+    for key in ("dtype", "torch_dtype"):
+        name = reader.optional(str, key)
+        if name is not None:
+            bare = name.removeprefix("torch.")
+            for known in _FLOATS:
+                if bare == known:
+                    return known
+            raise ConfigError(f"{key}={name!r}: expected one of {', '.join(_FLOATS)}")
+    return None
+
+
+def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
+    """One id, a list of ids, or nothing."""
+    value = reader.raw(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
+        raise ConfigError(f"{key}={value!r}: expected a token id or a list of token ids")
+    return tuple(values)
+
+
+def read_layer_windows(
+    reader: ConfigReader, num_layers: int, window: int | None, default_types: list[str]
+) -> tuple[int | None, ...]:
+    """Windows from `layer_types`, or from the types that the family has where the file states none."""
+    if window is not None and window < 1:
+        raise ConfigError(f"sliding_window={window}: expected a positive number of keys, or null")
+    stated = reader.raw("layer_types")
+    types = default_types if stated is None else stated
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ConfigError(f"layer_types={stated!r}: expected a list of {num_layers} types, one a layer")
+    for layer, kind in enumerate(types):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(
+                f"layer_types[{layer}]={kind!r} is not supported: expected full_attention or sliding_attention"
+            )
+        if kind == "sliding_attention" and window is None:
+            raise ConfigError(f"layer_types[{layer}] is sliding_attention, but no sliding_window is in force")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
+    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`; what both state must agree."""
+    theta = reader.optional(float, "rope_theta")
+    new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
+    if new is not None and old is not None and new != old:
+        raise ConfigError(f"rope_parameters={new!r} and rope_scaling={old!r} disagree: keep the one that is right")
+    where = "rope_parameters" if new is not None else "rope_scaling"
+    given = new if new is not None else old if old is not None else {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}={given!r}: expected an object or null")
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ConfigError(f"{where}: RoPE parameters that differ by layer type are not supported")
+    rope = ConfigReader(given, where)
+    kind = rope.optional(str, "rope_type")
+    legacy = rope.optional(str, "type")  # the older name
+    if kind and legacy and kind != legacy:
+        raise ConfigError(f"{where}: rope_type={kind!r} and type={legacy!r} disagree")
+    kind = kind or legacy or "default"
+    inner_theta = rope.optional(float, "rope_theta")
+    if theta is not None and inner_theta is not None and theta != inner_theta:
+        raise ConfigError(f"rope_theta={theta} and {where}.rope_theta={inner_theta} disagree")
+    theta = inner_theta or theta or _DEFAULT_THETA
+    if not theta > 1:
+        raise ConfigError(f"rope_theta={theta}: expected a number above 1")
+    result = _read_rope_kind(rope, kind, theta, max_position_embeddings, where)
+    rope.finish()
+    return result
+
+
+def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: int, where: str) -> RopeConfig:
+    if kind == "default":
+        rope.must_be("factor", None, 1, 1.0, why="rope_type default has no factor")
+        rope.raw("original_max_position_embeddings")
+        return RopeConfig(theta=theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise ConfigError(
+            f"{where}: rope_type={kind!r} is not supported: Karat has default, linear, llama3 and yarn (dynamic and "
+            "longrope change a token's result with the length of the sequence)"
+        )
+    factor = rope.get(float, "factor")
+    if not factor >= 1:
+        raise ConfigError(f"{where}: factor={factor}: expected a number of at least 1")
+    if kind == "linear":
+        rope.raw("original_max_position_embeddings")
+        return RopeConfig(theta=theta, rope_type="linear", factor=factor)
+    original = rope.get(int, "original_max_position_embeddings", max_positions)
+    if original < 1:
+        raise ConfigError(f"{where}: original_max_position_embeddings={original}: expected a positive integer")
+    if kind == "llama3":
+        low, high = rope.get(float, "low_freq_factor"), rope.get(float, "high_freq_factor")
+        if not 0 < low < high:
+            raise ConfigError(f"{where}: low_freq_factor={low}, high_freq_factor={high}: expected 0 < low < high")
+        return RopeConfig(
+            theta=theta, rope_type="llama3", factor=factor, original_max_position_embeddings=original,
+            low_freq_factor=low, high_freq_factor=high,
+        )  # fmt: skip
+    mscale, mscale_all_dim = rope.optional(float, "mscale"), rope.optional(float, "mscale_all_dim")
+    attention_factor = rope.optional(float, "attention_factor")
+    if attention_factor is None:
+        attention_factor = yarn_attention_factor(factor, mscale, mscale_all_dim)
+    beta_fast, beta_slow = rope.get(float, "beta_fast", 32.0), rope.get(float, "beta_slow", 1.0)
+    if not beta_fast >= beta_slow > 0 or not attention_factor > 0:
+        raise ConfigError(
+            f"{where}: beta_fast={beta_fast}, beta_slow={beta_slow}, attention_factor={attention_factor}: expected "
+            "beta_fast ≥ beta_slow > 0 and a positive factor"
+        )
+    return RopeConfig(
+        theta=theta, rope_type="yarn", factor=factor, original_max_position_embeddings=original,
+        beta_fast=beta_fast, beta_slow=beta_slow, truncate=rope.get(bool, "truncate", True),
+        attention_factor=attention_factor,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""From a config.json and a checkpoint to a model. A new family is one file beside this one and one line below."""
+
+from collections.abc import Mapping
+
+from karat.checkpoint.assign import assign
+from karat.checkpoint.weights import Checkpoint
+from karat.config import ModelConfig
+from karat.errors import ConfigError
+from karat.layers.weights import WeightLoader
+from karat.models import llama, mistral, qwen2, qwen3
+from karat.models.decoder import Decoder, weight_specs
+from karat.models.family import Family
+from karat.models.reader import ConfigReader
+from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
+
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        llama.FAMILY,
+        mistral.FAMILY,
+        qwen2.FAMILY,
+        qwen3.FAMILY,
+    )
+}
+
+
+class Model:
+    """A decoder on an executor. `on` gives the same loaded weights under another wrapper of the same executor."""
+
+    def __init__(self, config: ModelConfig, ops: Ops, decoder: Decoder, rope: RopeTable) -> None:
+        self.config = config
+        self.ops = ops
+        self._decoder = decoder
+        self._rope = rope
+
+    def forward(self, step: Step, cache: Cache) -> Tensor:
+        """Write K and V of the step's tokens; return the logits [rows, vocab] of its logit_rows."""
+        return self._decoder(self.ops, step, cache, self._rope)
+
+    def on(self, ops: Ops) -> "Model":
+        """The same model run through `ops`, a Tap of this model's executor."""
+        return Model(self.config, ops, self._decoder, self._rope)
+
+
+def read_config(raw: Mapping[str, object]) -> ModelConfig:
+    """The configuration that a config.json states; ConfigError names what is unknown or unsupported."""
+    if "auto_map" in raw:
+        raise ConfigError(
+            "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
+            "use a release of the model in a supported architecture"
+        )
+    if raw.get("quantization_config") is not None:
+        quantization = raw["quantization_config"]
+        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+        raise ConfigError(
+            f"quantization method {method!r} is not supported in a Hugging Face folder; use the original model"
+        )
+    model_type = raw.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    supported = ", ".join(f"{f.model_type} ({f.architecture})" for f in FAMILIES.values())
+    if family is None:
+        raise ConfigError(f"model_type={model_type!r} is not supported; Karat has {supported}")
+    architectures = raw.get("architectures")
+    if architectures is not None and architectures != [family.architecture]:
+        raise ConfigError(
+            f"architectures={architectures!r} is not supported for model_type={model_type!r}: "
+            f"expected [{family.architecture!r}]; Karat has {supported}"
+        )
+    reader = ConfigReader({key: value for key, value in raw.items() if key != "quantization_config"})
+    config = family.read(reader)
+    reader.finish()
+    return config
+
+
+def build(config: ModelConfig, ops: Ops, checkpoint: Checkpoint, *, num_positions: int) -> Model:
+    """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
+
+    `num_positions` is the longest sequence that will be run; RoPE tables are that long.
+    """
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
+    weights = assign(weight_specs(config), checkpoint, tied=tied)
+    decoder = Decoder(WeightLoader(ops, weights), config)
+    rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
+    return Model(config, ops, decoder, rope)

@@ -1,0 +1,122 @@
+"""The ops that every model is written in: their contracts, for every executor.
+
+A model calls these and nothing else, so the same code runs on any executor and can be recorded as a plan. Results are
+opaque handles: a model must not read their values, shapes or truth. `dtype` below is the executor's compute dtype
+(float32, or float64 in the reference). `name` is the canonical name under which a tap records the result: the Hugging
+Face module path where one exists (`model.layers.3.self_attn.q_proj`), else a name beside it (`….self_attn.q_rope`).
+
+Weights are used as [out_features, in_features]. Every row of a batch is computed independently of the others.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName, RopeConfig
+
+Tensor = Any  # a result, opaque to models: an array, or a register of a plan
+Loaded = Any  # a weight in the executor's own layout
+Step = Any  # the batch of one forward pass, as the executor holds it
+Cache = Any  # K and V of all layers
+RopeTable = Any  # cosines and sines by position
+
+Observer = Callable[[str, NDArray[np.floating]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """Size of a paged KV cache: K and V for KV heads only, num_blocks * block_size slots a layer."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: FloatName
+
+
+class Ops(Protocol):
+    """An executor. Everything raises ExecutorError on arguments outside the contract."""
+
+    @property
+    def executor(self) -> str: ...
+
+    @property
+    def dtype(self) -> FloatName: ...
+
+    @property
+    def default_kv_dtype(self) -> FloatName: ...
+
+    # Set-up and hand-over
+
+    def load(self, weight: Weight) -> Loaded:
+        """Take a stored tensor into the executor's layout, without changing a value."""
+
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
+        """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
+
+    def new_cache(self, spec: CacheSpec) -> Cache:
+        """An empty cache. Slots that were never written hold arbitrary values, which no op may let through."""
+
+    def begin(self, batch: ForwardBatch) -> Step:
+        """Hand the batch over; every op of the step gets the result."""
+
+    def read(self, x: Tensor) -> NDArray[np.floating]:
+        """The value of a result as an array of `dtype`."""
+
+    # Arithmetic
+
+    def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
+        """table[token_ids]: [tokens, hidden]."""
+
+    def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
+        """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
+
+    def linear(self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, name: str) -> Tensor:
+        """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum."""
+
+    def qkv(
+        self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
+        head_dim: int, names: tuple[str, str, str],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Three linears in one: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
+
+    def gate_up(
+        self, x: Tensor, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        names: tuple[str, str],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Two linears in one: gate and up, each [tokens, intermediate]."""
+
+    def silu_mul(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
+        """gate * sigmoid(gate) * up."""
+
+    def add(self, x: Tensor, y: Tensor, *, name: str) -> Tensor:
+        """x + y, of one shape."""
+
+    def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
+        """Turn the pairs (i, i + head_dim/2) of x [tokens, heads, head_dim] by the angle of each token's position."""
+
+    def kv_write(self, k: Tensor, v: Tensor, cache: Cache, layer: int, step: Step) -> None:
+        """Store k and v [tokens, kv_heads, head_dim] at the step's slots, rounded to the cache's dtype.
+
+        A finite value that the cache's dtype cannot hold raises NumericsError.
+        """
+
+    def paged_attention(
+        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
+        observe: Observer | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Causal attention of q [tokens, heads, head_dim] over the cache: [tokens, heads * head_dim].
+
+        A token at position p sees keys 0 … p, or the last `window` of them. Query head h reads KV head
+        h // (heads / kv_heads). Masked keys are skipped, never multiplied by zero. `observe` is called for each
+        sequence with "scores" and "weights", [heads, new_tokens, context_len]: masked scores -inf, masked weights 0.
+        """
+
+    def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:
+        """The rows whose logits are wanted: [rows, hidden]."""

@@ -1,0 +1,114 @@
+"""Tap: wraps an executor and records named results on their way."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName, RopeConfig
+from karat.ops.api import Cache, CacheSpec, Loaded, Observer, Ops, RopeTable, Step, Tensor
+
+
+class Tap:
+    """Ops that behave as `inner` does, bit for bit, and keep a copy of each result whose name `keep` accepts.
+
+    `records` maps a name to its arrays in the order they were made (one a step; attention scores and weights, named
+    `….scores` and `….weights`, one a sequence).
+    """
+
+    def __init__(self, inner: Ops, keep: Callable[[str], bool] = lambda name: True) -> None:
+        self._inner = inner
+        self._keep = keep
+        self.records: dict[str, list[NDArray[np.floating]]] = {}
+
+    def _record(self, name: str, x: Tensor) -> Tensor:
+        if self._keep(name):
+            self.records.setdefault(name, []).append(np.array(self._inner.read(x)))
+        return x
+
+    @property
+    def executor(self) -> str:
+        return self._inner.executor
+
+    @property
+    def dtype(self) -> FloatName:
+        return self._inner.dtype
+
+    @property
+    def default_kv_dtype(self) -> FloatName:
+        return self._inner.default_kv_dtype
+
+    def load(self, weight: Weight) -> Loaded:
+        return self._inner.load(weight)
+
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
+        return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions)
+
+    def new_cache(self, spec: CacheSpec) -> Cache:
+        return self._inner.new_cache(spec)
+
+    def begin(self, batch: ForwardBatch) -> Step:
+        return self._inner.begin(batch)
+
+    def read(self, x: Tensor) -> NDArray[np.floating]:
+        return self._inner.read(x)
+
+    def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
+        return self._record(name, self._inner.embedding(step, table, name=name))
+
+    def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
+        return self._record(name, self._inner.rms_norm(x, weight, eps, name=name))
+
+    def linear(self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, name: str) -> Tensor:
+        return self._record(name, self._inner.linear(x, weight, bias, name=name))
+
+    def qkv(
+        self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
+        head_dim: int, names: tuple[str, str, str],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        results = self._inner.qkv(x, weights, biases, head_dim=head_dim, names=names)
+        q, k, v = (self._record(name, result) for name, result in zip(names, results, strict=True))
+        return q, k, v
+
+    def gate_up(
+        self, x: Tensor, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        names: tuple[str, str],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        gate, up = self._inner.gate_up(x, weights, biases, names=names)
+        return self._record(names[0], gate), self._record(names[1], up)
+
+    def silu_mul(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
+        return self._record(name, self._inner.silu_mul(gate, up, name=name))
+
+    def add(self, x: Tensor, y: Tensor, *, name: str) -> Tensor:
+        return self._record(name, self._inner.add(x, y, name=name))
+
+    def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
+        return self._record(name, self._inner.rope(x, table, step, name=name))
+
+    def kv_write(self, k: Tensor, v: Tensor, cache: Cache, layer: int, step: Step) -> None:
+        self._inner.kv_write(k, v, cache, layer, step)
+
+    def paged_attention(
+        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
+        observe: Observer | None = None,
+    ) -> Tensor:  # fmt: skip
+        prefix = name.rpartition(".")[0]
+
+        def record(what: str, value: NDArray[np.floating]) -> None:
+            full = f"{prefix}.{what}"
+            if self._keep(full):
+                self.records.setdefault(full, []).append(value)
+            if observe:
+                observe(what, value)
+
+        wanted = observe or self._keep(f"{prefix}.scores") or self._keep(f"{prefix}.weights")
+        result = self._inner.paged_attention(
+            q, cache, layer, step, scale=scale, window=window, name=name, observe=record if wanted else None
+        )
+        return self._record(name, result)
+
+    def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:
+        return self._record(name, self._inner.select_rows(x, step, name=name))

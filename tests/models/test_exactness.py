@@ -1,0 +1,74 @@
+"""Karat's logits against transformers' on random models of every family.
+
+Tolerances. float32: 1e-4 of the logits' own deviation; both sides round to float32 at every op (2⁻²⁴ relative each, a
+few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. float64: 1e-9
+absolute, the same depth of float64 roundings (2⁻⁵³) with a wide margin.
+"""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from karat.ops.reference import ReferenceOps
+from karat.ops.rope_table import inverse_frequencies
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from tests.support import forward, random_models  # noqa: E402
+from tests.support.float64 import InFloat64  # noqa: E402
+
+SEED = int(os.environ.get("KARAT_SEED", "20261121"))
+CASES = [(family, index) for index in range(16) for family in random_models.FAMILIES]
+PROMPT_LEN = 200
+
+
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_logits_equal_transformers(family: str, index: int) -> None:
+    rng = random.Random(f"{SEED}-{family}-{index}")
+    config = random_models.draw_config(rng, family)
+    ids = [rng.randrange(config["vocab_size"]) for _ in range(PROMPT_LEN)]
+    hf = random_models.build(config, rng.randrange(2**31))
+    with torch.no_grad():
+        outputs = hf(torch.tensor([ids]), output_attentions=True)
+        single = outputs.logits[0].numpy()
+    assert single.std() >= 1, "the random model is too tame to test anything"
+    assert _mean_largest_weight(outputs.attentions) > 0.1, "attention is close to uniform"
+
+    ours = forward.from_transformers(config, hf, ReferenceOps("float32"))
+    (logits,) = forward.run(ours, [ids])
+    assert logits.dtype == np.float32
+    assert np.abs(logits - single).max() <= 1e-4 * single.std()
+
+    truth = forward.from_transformers(config, hf, ReferenceOps("float64"))
+    hf = hf.double()
+    frequencies = inverse_frequencies(truth.config.rope, truth.config.head_dim)
+    with torch.no_grad(), InFloat64(hf, frequencies):
+        double = hf(torch.tensor([ids])).logits[0]
+    assert double.dtype == torch.float64
+    (logits,) = forward.run(truth, [ids])
+    assert np.abs(logits - double.numpy()).max() <= 1e-9
+
+
+def _mean_largest_weight(attentions: tuple["torch.Tensor", ...]) -> float:
+    """Of each query past the hundredth: the largest weight it gives to a key; uniform attention stays below 0.01."""
+    return float(torch.stack([a[0, :, 100:].max(dim=-1).values.mean() for a in attentions]).mean())
+
+
+@pytest.mark.parametrize("family", random_models.FAMILIES)
+@pytest.mark.parametrize("index", range(3))
+def test_chunks_and_batches_do_not_matter(family: str, index: int) -> None:
+    """Token by token, chunks of 7 and the whole prompt; alone and in a batch of others (float64: 1e-10)."""
+    rng = random.Random(f"{SEED}-chunks-{family}-{index}")
+    config = random_models.draw_config(rng, family)
+    hf = random_models.build(config, rng.randrange(2**31))
+    model = forward.from_transformers(config, hf, ReferenceOps("float64"))
+    prompts = [[rng.randrange(config["vocab_size"]) for _ in range(n)] for n in (90, 1, 37, 64)]
+    whole = [forward.run(model, [p])[0] for p in prompts]
+    assert whole[0].std() >= 1
+    for chunk in (1, 7, None):
+        together = forward.run(model, prompts, chunk=chunk, seed=rng.randrange(2**31))
+        for alone, batched in zip(whole, together, strict=True):
+            assert np.abs(alone - batched).max() <= 1e-10
+    (by_token,) = forward.run(model, prompts[:1], chunk=1, block_size=5)
+    assert np.abs(whole[0] - by_token).max() <= 1e-10

@@ -1,0 +1,52 @@
+"""Runs transformers wholly in float64: its float32 islands (RMSNorm, softmax, rotary) patched out.
+
+Every float32 that its code asks for becomes float64. RoPE's frequencies and angles stay float32, because they define
+the model (it was trained with them) and are no rounding of it; their cosine and sine are float64. torch's float32
+power is not always rounded correctly, so the caller gives the frequencies, which are checked against torch's.
+"""
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.overrides import TorchFunctionMode
+
+
+class _Widen(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+
+        def widen(value: Any) -> Any:
+            return torch.float64 if value is torch.float32 else value
+
+        return func(*(widen(a) for a in args), **{key: widen(a) for key, a in (kwargs or {}).items()})
+
+
+class InFloat64:
+    """Context in which `model` (converted by `.double()`) computes without a float32 island."""
+
+    def __init__(self, model: Any, frequencies: NDArray[np.float32]) -> None:
+        theirs = type(model.model.rotary_emb)(model.config).inv_freq.numpy()
+        assert theirs.dtype == np.float32
+        assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
+        self._rotary = model.model.rotary_emb
+        self._frequencies = frequencies
+        self._mode = _Widen()
+
+    def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies
+        angles = torch.from_numpy(np.concatenate((single, single), axis=-1).astype(np.float64))
+        return angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
+
+    def __enter__(self) -> None:
+        self._rotary.forward = self._rotate
+        self._mode.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)
+        del self._rotary.forward

@@ -1,0 +1,74 @@
+"""Runs a Karat model over token ids in given chunks, alone or together, on a cache whose blocks are shuffled."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName
+from karat.models.registry import Model, build, read_config
+from karat.ops.api import CacheSpec, Ops
+
+
+class ArrayCheckpoint:
+    """A checkpoint of float32 arrays in memory."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        self.path = Path("in-memory")
+        self.weights = {
+            name: Weight(name, "F32", t.shape, np.ascontiguousarray(t, "<f4").reshape(-1).view(np.uint8), self.path)
+            for name, t in tensors.items()
+        }
+
+
+def from_transformers(raw_config: Mapping[str, object], hf_model: Any, ops: Ops, num_positions: int = 512) -> Model:
+    """Karat's model of a transformers model's weights, through Karat's own config reading and assignment."""
+    tensors = {name: t.detach().float().numpy() for name, t in hf_model.state_dict().items()}
+    if raw_config["tie_word_embeddings"]:
+        del tensors["lm_head.weight"]
+    return build(read_config(raw_config), ops, ArrayCheckpoint(tensors), num_positions=num_positions)
+
+
+def run(
+    model: Model, prompts: Sequence[Sequence[int]], *, chunk: int | None = None, kv_dtype: FloatName | None = None,
+    block_size: int = 16, seed: int = 0, ops: Ops | None = None,
+) -> list[NDArray[np.floating]]:  # fmt: skip
+    """Logits [tokens, vocab] of every token of every prompt: all in one batch, `chunk` tokens of each a step."""
+    model = model if ops is None else model.on(ops)
+    ops = model.ops
+    config = model.config
+    blocks_each = [-(-len(p) // block_size) for p in prompts]
+    num_blocks = sum(blocks_each) + 3
+    free = list(np.random.default_rng(seed).permutation(num_blocks))
+    tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
+    for seq, count in enumerate(blocks_each):
+        tables[seq, :count] = [free.pop() for _ in range(count)]
+    cache = ops.new_cache(CacheSpec(
+        num_layers=config.num_layers, num_blocks=num_blocks, block_size=block_size, num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim, dtype=kv_dtype or ops.default_kv_dtype,
+    ))  # fmt: skip
+    done = np.zeros(len(prompts), np.int32)
+    logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
+    while any(done[i] < len(p) for i, p in enumerate(prompts)):
+        live = [i for i, p in enumerate(prompts) if done[i] < len(p)]
+        counts = np.array([min(chunk or len(prompts[i]), len(prompts[i]) - done[i]) for i in live], np.int32)
+        ids = np.concatenate([np.array(prompts[i][done[i] : done[i] + n]) for i, n in zip(live, counts, strict=True)])
+        positions = np.concatenate([np.arange(done[i], done[i] + n) for i, n in zip(live, counts, strict=True)])
+        owner = np.repeat(live, counts)
+        slots = tables[owner, positions // block_size] * block_size + positions % block_size
+        batch = ForwardBatch(
+            token_ids=ids.astype(np.int32), positions=positions.astype(np.int32), slots=slots.astype(np.int32),
+            query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+            context_lens=(done[live] + counts).astype(np.int32), block_tables=tables[live],
+            logit_rows=np.arange(len(ids), dtype=np.int32), block_size=block_size,
+        )  # fmt: skip
+        batch.validate(cached_lens=done[live], num_slots=num_blocks * block_size, vocab_size=config.vocab_size)
+        result = ops.read(model.forward(ops.begin(batch), cache))
+        for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):
+            logits[i].append(np.array(part))
+        done[live] += counts
+    return [np.concatenate(parts) for parts in logits]

@@ -1,0 +1,107 @@
+"""Small random models of every family, drawn by seed: a config.json and a transformers model with every tensor random.
+
+Weights are drawn large enough that attention is far from uniform and logits have a deviation of at least 1; biases and
+norm weights are random too, so that a forgotten one shows.
+"""
+
+import math
+import random
+from typing import Any
+
+import torch
+import transformers
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def draw_config(rng: random.Random, family: str) -> dict[str, Any]:
+    """A config.json as transformers 5 writes it, for 1 to 3 layers, with awkward sizes."""
+    num_kv_heads = rng.choice([1, 1, 2, 3, 5])
+    num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
+    head_dim = rng.choice([8, 12, 16, 20, 34])
+    free_head_dim = family in ("mistral", "qwen3")
+    if free_head_dim:
+        hidden = rng.choice([24, 40, 56, 72])
+    elif family == "llama" and rng.random() < 0.5:  # head_dim stated and different, hidden still a multiple of heads
+        hidden = num_heads * rng.choice([5, 7, 9, 12])
+    else:
+        hidden = num_heads * head_dim
+        head_dim = hidden // num_heads
+    num_layers = rng.choice([1, 2, 3])
+    config: dict[str, Any] = {
+        "model_type": family,
+        "architectures": [transformers.AutoConfig.for_model(family).__class__.__name__[:-6] + "ForCausalLM"],
+        "vocab_size": rng.choice([61, 127, 257, 300, 509]),
+        "hidden_size": hidden,
+        "intermediate_size": rng.choice([17, 45, 77, 101, 130]),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": rng.choice([1e-6, 1e-5, 1e-3]),
+        "hidden_act": "silu",
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rope_parameters": draw_rope(rng),
+        "bos_token_id": 1,
+        "eos_token_id": rng.choice([2, [2, 3]]),
+    }
+    if free_head_dim or hidden != num_heads * head_dim:
+        config["head_dim"] = head_dim
+    window = rng.choice([None, 7, 33, 64])
+    if family == "mistral":
+        config["sliding_window"] = window
+    elif family in ("qwen2", "qwen3"):
+        config["use_sliding_window"] = window is not None
+        config["sliding_window"] = window
+        config["max_window_layers"] = rng.choice([0, 1])
+        if rng.random() < 0.5 and window is not None:
+            config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
+    if family in ("llama", "qwen3"):
+        config["attention_bias"] = rng.random() < 0.5
+    if family == "llama":
+        config["mlp_bias"] = rng.random() < 0.5
+    return config
+
+
+def draw_rope(rng: random.Random) -> dict[str, Any]:
+    """RoPE parameters of one of the four supported types, with an original length that the prompts cross."""
+    theta = rng.choice([10000.0, 500.0, 1000000.0])
+    match rng.choice(["default", "linear", "llama3", "yarn"]):
+        case "linear":
+            return {"rope_type": "linear", "rope_theta": theta, "factor": rng.choice([2.0, 3.5])}
+        case "llama3":
+            return {
+                "rope_type": "llama3", "rope_theta": theta, "factor": rng.choice([8.0, 32.0]),
+                "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 96,
+            }  # fmt: skip
+        case "yarn":
+            rope = {
+                "rope_type": "yarn", "rope_theta": theta, "factor": rng.choice([1.5, 4.0]),
+                "original_max_position_embeddings": rng.choice([64, 128]),
+            }  # fmt: skip
+            extras = {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
+            return rope | {key: value for key, value in extras.items() if rng.random() < 0.4}
+    return {"rope_type": "default", "rope_theta": theta}
+
+
+def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A transformers model of this configuration with eager attention and every tensor drawn at random."""
+    fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
+    hf_config = transformers.AutoConfig.for_model(config["model_type"], **fields)
+    hf_config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1 and "norm" in name:
+                mean = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
+                parameter.copy_(mean + 0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.5 * noise)
+            elif "embed_tokens" in name or "lm_head" in name:
+                parameter.copy_(noise * 3 / math.sqrt(parameter.shape[1]))
+            else:
+                gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+                parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
+    return model.eval().to(dtype)
