@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONNOUSERSITE := 1
 
@@ -45,8 +46,17 @@ demo: $(STAMPS)/karat
 
 .PHONY: test
 test: TOTAL := 4
-test: $(STAMPS)/dev peers lint
+test: $(STAMPS)/dev peers native lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Karat installs without its kernels where they cannot be compiled; where there is a compiler, that is a defect.
+.PHONY: native
+native: TOTAL := 4
+native: $(STAMPS)/dev
+	@$(BIN)/python -c 'import karat._native' 2>/dev/null || { \
+	    for compiler in c++ g++ clang++; do command -v $$compiler >/dev/null && { \
+	        echo "There is a C++ compiler, but the kernels were not built: see $(LOGS)/dev.log"; exit 1; }; done; \
+	    echo "There is no C++ compiler here: tests of the native kernels will be SKIPPED."; }
 
 .PHONY: lint
 lint: TOTAL := 4
@@ -60,9 +70,11 @@ lint: $(STAMPS)/dev
 .PHONY: peers
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
-	@test -e $(STAMPS)/peers || { tools/stage "[4/$(TOTAL)] installing the peers that tests compare with" $(LOGS)/peers.log \
-	    $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt && touch $(STAMPS)/peers; } || { \
-	    echo; echo "torch is not to be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."; }
+	@test $(STAMPS)/peers -nt requirements/peers.txt || { \
+	    STAGE_TAIL=1 tools/stage "[4/$(TOTAL)] installing what tests compare with" $(LOGS)/peers.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
+	    && touch $(STAMPS)/peers; } || \
+	    echo "torch cannot be had here (requirements/peers.txt): tests that compare with it will be SKIPPED."
 
 .PHONY: wheel
 wheel: $(STAMPS)/build-tools

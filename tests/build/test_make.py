@@ -1,0 +1,84 @@
+"""The scripts behind make, and the locked versions."""
+
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def write_program(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_stage_is_one_line_with_its_seconds(tmp_path: Path) -> None:
+    done = run("tools/stage", "[1/3] counting", str(tmp_path / "logs" / "count.log"), "echo", "one two")
+    assert done.returncode == 0
+    assert re.fullmatch(r"\[1/3\] counting … \d+ s\n", done.stdout)
+    assert (tmp_path / "logs" / "count.log").read_text() == "one two\n"
+
+
+def test_a_failed_stage_shows_the_end_of_its_log_and_keeps_the_status(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    done = run("tools/stage", "building", str(log), "sh", "-c", "seq 100; echo no such header >&2; exit 7")
+    assert done.returncode == 7
+    assert re.match(r"building … \d+ s, failed\n", done.stdout)
+    assert done.stdout.endswith("    99\n    100\n    no such header\n")
+    assert str(log) in done.stdout
+    assert "\n    50\n" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            'case "$*" in *version_info*) exit 1;; -V) echo Python 3.9.18;; esac',
+            "needs Python 3.11.*is Python 3.9.18",
+        ),
+        ('case "$*" in *ensurepip*) exit 1;; esac', "venv or ensurepip module is missing"),
+    ],
+)
+def test_an_unfit_python_is_refused_in_a_sentence(tmp_path: Path, body: str, message: str) -> None:
+    python = write_program(tmp_path / "python", body)
+    done = run("tools/create_venv", str(python), str(tmp_path / "venv"))
+    assert done.returncode == 1
+    assert re.search(message, done.stderr)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_missing_python_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = run("tools/create_venv", "python9.99", str(tmp_path / "venv"))
+    assert done.returncode == 1
+    assert "There is no 'python9.99' on the PATH" in done.stderr
+
+
+def test_every_direct_dependency_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    direct = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    for file in ("build.txt", "peers.txt"):
+        lines = (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines()
+        direct += [line for line in lines if not line.startswith("#")]
+    locked = re.findall(r"^([a-z0-9.-]+)==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    names = {re.split(r"[<>=!~\[; ]", line)[0].lower().replace("_", "-") for line in direct}
+    assert names <= set(locked)
+
+
+def test_help_is_the_default_and_names_the_two_commands() -> None:
+    done = run("make", "--no-print-directory")
+    assert done.returncode == 0
+    assert "make demo" in done.stdout
+    assert "make test" in done.stdout

@@ -1,0 +1,124 @@
+"""The wheel and its fallback: what `pip install .` gives with a C++ compiler and without one.
+
+Built with the build tools of this environment (`make` installs them), so that nothing is downloaded.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "karat"
+COMPILERS = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
+
+pytestmark = pytest.mark.skipif(
+    not (find_spec("scikit_build_core") and find_spec("nanobind")),
+    reason="the build tools (requirements/build.txt) are not in this environment; `make test` installs them",
+)
+
+
+def build_wheel(folder: Path, **environment: str) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(folder), str(ROOT)],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def native_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not COMPILERS:
+        pytest.skip("no C++ compiler on the PATH")
+    return build_wheel(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("pure"), CXX="/nonexistent/c++")
+
+
+def metadata(wheel: Path, file: str) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        return Parser().parsestr(archive.read(f"karat-0.1.0.dist-info/{file}").decode())
+
+
+def run_installed(wheel: Path, folder: Path, code: str) -> str:
+    """Output of code run with the wheel unpacked into an empty folder and this environment's dependencies."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    paths = [str(folder), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    # -S leaves out the hook of an editable installation of the same package.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {paths!r}\n{code}"],
+        cwd=folder, env={"PATH": os.defpath, "HOME": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_the_whole_package(native_wheel: Path) -> None:
+    with zipfile.ZipFile(native_wheel) as archive:
+        names = set(archive.namelist())
+    kept = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert "karat/py.typed" in names
+    assert {f"karat/{path.relative_to(SOURCE).as_posix()}" for path in kept} <= names
+    assert len([name for name in names if re.fullmatch(r"karat/_native\..*so", name)]) == 1
+    others = {name.split("/")[0] for name in names} - {"karat", "karat-0.1.0.dist-info"}
+    assert not others, "nothing but the package is installed"
+
+
+def test_one_wheel_serves_all_newer_pythons(native_wheel: Path) -> None:
+    (tag,) = metadata(native_wheel, "WHEEL").get_all("Tag", [])
+    assert tag.startswith("cp311-cp311-" if sys.version_info < (3, 12) else "cp312-abi3-")
+
+
+def test_the_metadata_says_what_a_base_install_needs(native_wheel: Path) -> None:
+    required = metadata(native_wheel, "METADATA").get_all("Requires-Dist", [])
+    base = [line for line in required if "extra ==" not in line]
+    assert len(base) == 7
+    assert not any(line.startswith(("torch", "transformers")) for line in base)
+    with zipfile.ZipFile(native_wheel) as archive:
+        assert b"karat = karat.cli:main" in archive.read("karat-0.1.0.dist-info/entry_points.txt")
+        assert b"Apache License" in archive.read("karat-0.1.0.dist-info/licenses/LICENSE")
+
+
+def test_the_wheel_runs_native(native_wheel: Path, tmp_path: Path) -> None:
+    code = "from karat.ops.native import NativeOps; print(NativeOps().executor)"
+    assert run_installed(native_wheel, tmp_path, code) == "native\n"
+
+
+def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: Path, tmp_path: Path) -> None:
+    assert pure_wheel.name == "karat-0.1.0-py3-none-any.whl"
+    code = "from karat.ops.native import unavailable_reason; print(unavailable_reason())"
+    assert "there is no working C++ compiler" in run_installed(pure_wheel, tmp_path, code)
+
+
+def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
+    code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    shutil.unpack_archive(tmp_path / "karat-0.1.0.tar.gz", tmp_path, filter="data")
+    unpacked = tmp_path / "karat-0.1.0"
+    for needed in (
+        "pyproject.toml",
+        "CMakeLists.txt",
+        "README.md",
+        "LICENSE",
+        "csrc/module.cpp",
+        "src/karat/py.typed",
+    ):
+        assert (unpacked / needed).is_file(), needed
+    embedded = {path.name for path in (SOURCE / "embedded").glob("*") if path.is_file()}
+    assert embedded <= {path.name for path in (unpacked / "src" / "karat" / "embedded").glob("*")}
