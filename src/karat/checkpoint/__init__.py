@@ -1,0 +1,24 @@
+"""Checkpoints: finding a model, reading its files with suspicion, and giving every layer its weight."""
+
+from karat.checkpoint.assign import assign
+from karat.checkpoint.folder import FolderCheckpoint, open_folder
+from karat.checkpoint.locate import resolve
+from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
+from karat.checkpoint.strict_json import read_json
+from karat.checkpoint.weights import Checkpoint, StoredType, Weight, WeightSpec
+
+__all__ = [
+    "Checkpoint",
+    "FolderCheckpoint",
+    "Header",
+    "StoredType",
+    "TensorEntry",
+    "Weight",
+    "WeightSpec",
+    "assign",
+    "open_folder",
+    "read_header",
+    "read_json",
+    "read_safetensors",
+    "resolve",
+]

@@ -1,0 +1,90 @@
+"""Gives every layer its weight, or says everything that does not fit in one error."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from karat.checkpoint.reasons import likely_reason
+from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
+from karat.checkpoint.wording import listed, shown
+from karat.errors import CheckpointError
+
+_COMPARED_BYTES = 1 << 20
+
+
+def is_recomputed(name: str) -> bool:
+    """Buffers of older files that hold nothing of their own: the inverse frequencies of RoPE."""
+    return name.endswith(".rotary_emb.inv_freq")
+
+
+def assign(
+    specs: Sequence[WeightSpec],
+    checkpoint: Checkpoint,
+    *,
+    tied: Mapping[str, str] = MappingProxyType({}),
+    ignorable: Callable[[str], bool] = is_recomputed,
+) -> dict[str, Weight]:
+    """The weight of each spec, by its source; no weight is read, except both copies of a tied one.
+
+    `tied` maps an alias to the source it shares, if config.json declares the tie: the alias may be absent; if
+    it is present its type, shape and bytes must equal the source's. A spec may name an alias: it gets the
+    source's weight. Raises one CheckpointError that lists every tensor missing, unexpected or of another
+    shape, and says what the likely reason is.
+    """
+    sources = [spec.source for spec in specs]
+    assert len(set(sources)) == len(sources), "two layers need the same tensor"
+    assert set(tied.values()) <= set(sources), "a tie to a tensor that no layer needs"
+    stored = checkpoint.weights
+    assigned: dict[str, Weight] = {}
+    missing: list[WeightSpec] = []
+    misshapen: list[str] = []
+    for spec in specs:
+        weight = stored.get(tied.get(spec.source, spec.source))
+        if weight is None:
+            if spec.source not in tied:
+                missing.append(spec)
+        elif weight.shape != spec.shape:
+            misshapen.append(
+                f"{spec.source} is {list(weight.shape)} in {weight.file.name}, expected {list(spec.shape)}"
+            )
+        else:
+            assigned[spec.source] = weight
+    expected = {*sources, *tied}
+    unexpected = [name for name in stored if name not in expected and not ignorable(name)]
+    if missing or unexpected or misshapen:
+        raise CheckpointError(_describe(checkpoint, missing, unexpected, misshapen))
+    for alias, source in tied.items():
+        if alias in stored:
+            _check_tie(stored[alias], stored[source])
+    return assigned
+
+
+def _check_tie(alias: Weight, source: Weight) -> None:
+    equal = alias.dtype == source.dtype and alias.shape == source.shape
+    for start in range(0, source.num_bytes if equal else 0, _COMPARED_BYTES):
+        part = slice(start, start + _COMPARED_BYTES)
+        equal = equal and np.array_equal(alias.data[part], source.data[part])
+    if not equal:
+        raise CheckpointError(
+            f"{alias.file}: {alias.name} ({alias.dtype} {list(alias.shape)}) differs from {source.name} "
+            f"({source.dtype} {list(source.shape)}), although config.json ties them: set tie_word_embeddings "
+            f"to false if the model has a head of its own, else remove {alias.name} from the file"
+        )
+
+
+def _describe(
+    checkpoint: Checkpoint, missing: Sequence[WeightSpec], unexpected: Sequence[str], misshapen: Sequence[str]
+) -> str:
+    """A line that says what does not fit and why, then a line for each kind of fault."""
+    stored = checkpoint.weights
+    lists = {
+        "missing": [f"{spec.source} {list(spec.shape)}" for spec in missing],
+        "unexpected": [f"{shown(name)} {list(stored[name].shape)} in {stored[name].file.name}" for name in unexpected],
+        "of another shape": misshapen,
+    }
+    counts = ", ".join(f"{len(faults)} {kind}" for kind, faults in lists.items() if faults)
+    reason = likely_reason([spec.source for spec in missing], unexpected, bool(misshapen))
+    details = [f"\n  {kind}: {listed(faults)}" for kind, faults in lists.items() if faults]
+    summary = f"{checkpoint.path}: the tensors are not those of its config.json: {counts}; {reason}"
+    return "".join([summary, *details])

@@ -1,0 +1,46 @@
+"""Opening files that somebody else named: only regular ones, and only those of the model's own folder."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from karat.errors import CheckpointError, KaratError
+
+
+def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple[BinaryIO, int]:
+    """The file at `path`, opened for reading, and its size at this moment; raises `error`."""
+    try:
+        # Without O_NONBLOCK, opening a named pipe would wait for its writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as fault:
+        reason = fault.strerror if isinstance(fault, OSError) else fault
+        raise error(f"{path}: cannot be opened ({reason}); does it exist, and may you read it?") from fault
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise error(f"{path}: is no regular file; expected one of the model's files")
+    return os.fdopen(descriptor, "rb"), status.st_size
+
+
+def member(folder: Path, name: str) -> Path | None:
+    """The file `name` of `folder`, None if there is none; raises CheckpointError if a link leads out of it.
+
+    Links within the folder are followed, and those of a hub cache, `<cache>/<repo>/snapshots/<commit>`, to its
+    two stores of blobs. Raises OSError if the folder cannot be searched.
+    """
+    path = folder / name
+    if not path.exists():
+        if path.is_symlink():
+            raise CheckpointError(f"{path}: is a link to {path.readlink()}, which is not there; download it again")
+        return None
+    home, target = folder.resolve(), path.resolve()
+    homes = [home]
+    if home.parent.name == "snapshots":
+        homes += [(home.parent.parent / "blobs").resolve(), (home.parent.parent.parent / "blobs").resolve()]
+    if not any(target.is_relative_to(home) for home in homes):
+        raise CheckpointError(
+            f"{path}: is a link out of the folder, to {target}; a model may only use its own files: copy or "
+            "hard-link it there"
+        )
+    return path

@@ -1,0 +1,154 @@
+"""A model as a Hugging Face folder: config.json beside `model.safetensors` or shards and their index."""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from karat.checkpoint.files import member, open_regular
+from karat.checkpoint.safetensors import MAX_NAME_LEN, MAX_TENSORS, read_safetensors
+from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
+from karat.checkpoint.weights import Weight
+from karat.checkpoint.wording import listed, shown
+from karat.errors import CheckpointError, ConfigError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}\.safetensors", re.ASCII)
+_ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FolderCheckpoint:
+    """A Checkpoint: the folder as it was given, its two configs as written, its weights, memory-mapped."""
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any] | None
+    weights: Mapping[str, Weight]
+
+
+def open_folder(path: Path) -> FolderCheckpoint:
+    """Opens and checks the model in the folder `path`; reads the configs and headers but no weight.
+
+    Raises ConfigError for config.json and generation_config.json, CheckpointError for everything else.
+    """
+    try:
+        if not path.is_dir():
+            raise CheckpointError(f"{path}: is no folder; expected one with config.json and {SINGLE}")
+        files = _weight_files(path)
+        if (config := member(path, "config.json")) is None:
+            raise ConfigError(
+                f"{path}: has no config.json, which says what model the weights are; download it beside them"
+            )
+        generation_config = member(path, "generation_config.json")
+        return FolderCheckpoint(
+            path,
+            read_json(config),
+            read_json(generation_config) if generation_config else None,
+            _read_shards(path, files) if files else read_safetensors(path / SINGLE),
+        )
+    except OSError as fault:
+        raise CheckpointError(f"{path}: cannot be read ({fault.strerror}); may you read it?") from fault
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The index's weight_map (tensor -> file name); every file name is one of the index's own folder.
+
+    Raises CheckpointError.
+    """
+    files: dict[str, str] = {}
+    names: dict[str, str] = {}  # one string for each file, not one for each tensor
+    try:
+        file, size = open_regular(path)
+        with file:
+            if size > MAX_INDEX_BYTES:
+                raise JsonError(f"{size} bytes; expected at most {MAX_INDEX_BYTES}")
+            stream = JsonStream(file, size)
+            for key in stream.members():
+                if key != "weight_map":
+                    stream.value()
+                    continue
+                for tensor in stream.members():
+                    name = stream.string()
+                    files[tensor] = names.setdefault(name, name)
+                    if len(tensor) > MAX_NAME_LEN or len(files) > 2 * MAX_TENSORS:
+                        raise JsonError(f"more or longer names than any model has, at {shown(tensor)}")
+            stream.finish()
+    except JsonError as fault:
+        raise CheckpointError(f"{path}: is no index: {fault}; download it again") from fault
+    if not files:
+        raise CheckpointError(f"{path}: names no tensor in its weight_map; download it again")
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise CheckpointError(
+                f"{path}: puts tensors into {shown(name)}; expected a plain name like 'model-00001-of-00002"
+                ".safetensors', of a file in the same folder"
+            )
+    return files
+
+
+def refusal(place: str, names: Collection[str]) -> str | None:
+    """Why `place`, which has the files `names`, is no model that Karat reads, and what to do; None if it may be."""
+    if adapters := [name for name in names if name in _ADAPTERS]:
+        return (
+            f"{place}: has {adapters[0]}, a LoRA adapter; Karat runs whole models: merge the adapter into its base "
+            "model and give the merged folder, or remove the adapter's files to run the base model alone"
+        )
+    if SINGLE in names or INDEX in names:
+        return None
+    if shards := [name for name in names if name.endswith(".safetensors")]:
+        return f"{place}: has {shown(shards[0])} but neither {SINGLE} nor {INDEX}, which says what is where"
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
+        return (
+            f"{place}: has its weights only as {shown(pickles[0])}, a pickle, which can run any code when it "
+            "is loaded; Karat reads safetensors only: look for a safetensors revision of the model, or convert "
+            "it in a sandbox with transformers (from_pretrained, then save_pretrained)"
+        )
+    if ggufs := [name for name in names if name.endswith(".gguf")]:
+        return f"{place}: has {shown(ggufs[0])}; GGUF is not read yet: take the safetensors files of the model"
+    found = listed([shown(name) for name in names]) or "nothing"
+    return f"{place}: expected {SINGLE} or {INDEX}, found {found}; is this the model?"
+
+
+def _weight_files(folder: Path) -> Mapping[str, str]:
+    """Where the index puts each tensor (tensor -> file name), empty if there is only `model.safetensors`."""
+    if reason := refusal(str(folder), sorted(file.name for file in folder.iterdir())):
+        raise CheckpointError(reason)
+    single, index = member(folder, SINGLE), member(folder, INDEX)
+    if index is None:
+        return {}
+    files = read_index(index)
+    if single and SINGLE not in files.values():
+        raise CheckpointError(f"{folder}: has both {SINGLE} and an index of other files; remove one of the two")
+    return files
+
+
+def _read_shards(folder: Path, files: Mapping[str, str]) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
+    faults: list[str] = []
+    for file, num_listed in Counter(files.values()).items():
+        if (path := member(folder, file)) is None:
+            raise CheckpointError(
+                f"{folder}: has no {file}, into which the index puts {num_listed} tensors; download it too"
+            )
+        shard = read_safetensors(path)
+        for name in shard:
+            if name in weights:
+                faults.append(f"{shown(name)} is in {weights[name].file.name} and in {file}")
+            elif name not in files:
+                faults.append(f"{shown(name)} is in {file} but not in the index")
+            elif files[name] != file:
+                faults.append(f"{shown(name)} is in {file}, not in {files[name]}")
+        weights |= shard
+    faults += [f"{shown(name)} is not in {file}" for name, file in files.items() if name not in weights]
+    if faults:
+        raise CheckpointError(
+            f"{folder / INDEX}: {len(faults)} tensors are not where it says: {listed(faults)}; "
+            "the files are of different versions: download all of them again"
+        )
+    return weights

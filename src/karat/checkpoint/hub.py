@@ -1,0 +1,138 @@
+"""Fetching a model from the Hugging Face hub.
+
+The network, the cache and the variables HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are
+huggingface_hub's own; here is what to fetch, and what to tell who cannot have it.
+"""
+
+import errno
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import tqdm
+
+from karat.checkpoint.folder import INDEX, SINGLE, read_index, refusal
+from karat.checkpoint.wording import shown
+from karat.errors import HubError, UsageError
+
+_PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.+/-]{{1,255}}))?", re.ASCII)
+
+# What says what a model is, except its weights. Never code, never pickles.
+_DESCRIPTION = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "adapter_config.json",  # to be refused by name
+    INDEX,
+)
+# The library's error is an OSError and an error of the HTTP client, of which different versions use different ones.
+_CLIENT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
+_FAULTS = (_CLIENT_ERROR, OSError, RuntimeError, ValueError)
+
+
+class _Quiet(tqdm):
+    """A progress bar that is never shown."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+
+def pull(model: str, *, revision: str | None = None, force: bool = False, progress: bool = True) -> Path:
+    """The folder in the hub's cache with the snapshot of `org/name` or `org/name@revision`, made complete.
+
+    Fetched are the description, then the weights (with a bar, if `progress` and on a terminal); `force` fetches
+    again what the cache has. Without a network, a snapshot that is complete is good as it is. Raises HubError.
+    """
+    match = HUB_NAME.fullmatch(model)
+    if match is None:
+        raise HubError(f"{shown(model)}: is no name of the hub; expected org/name or org/name@revision")
+    repo, named_revision = match.groups()
+    if revision and named_revision:
+        raise UsageError(f"{model}: has a revision, and {shown(revision)} was given too; give one")
+    revision = revision or named_revision or constants.DEFAULT_REVISION
+    if ".." in repo + revision or "--" in repo or revision.startswith("/"):
+        raise HubError(f"{shown(model)}: no name or revision of the hub has '..' or '--' in it; check the spelling")
+
+    def fetch(commit: str, names: Sequence[str], bar: type[tqdm] | None) -> Path:
+        return Path(
+            snapshot_download(repo, revision=commit, allow_patterns=list(names), force_download=force, tqdm_class=bar)
+        )
+
+    try:
+        folder = fetch(revision, _DESCRIPTION, _Quiet)
+        index = folder / INDEX
+        wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
+        # The snapshot's folder is named by its commit; config.json is in every model, so that something matches.
+        fetch(folder.name, ["config.json", *wanted], None if progress else _Quiet)
+        missing = [name for name in wanted if not (folder / name).exists()]
+        if not missing:
+            return folder
+        present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
+    except _FAULTS as fault:
+        raise HubError(f"{model}: {_explain(fault, repo, revision)}") from fault
+    raise HubError(
+        refusal(model, present)
+        or f"{model}: its index names {missing[0]}, which the model lacks; tell its authors, or try another revision"
+    )
+
+
+def _explain(fault: BaseException, repo: str, revision: str) -> str:
+    """What happened, and what to do about it."""
+    hub = constants.ENDPOINT
+    uncached = ""
+    if isinstance(fault, LocalEntryNotFoundError):
+        uncached = f", and the cache ({constants.HF_HUB_CACHE}) does not have all of it"
+        fault = fault.__cause__ or fault
+    match fault:
+        case GatedRepoError():
+            return (
+                f"is gated: ask its authors for access at {hub}/{repo}, then set HF_TOKEN to a token of yours "
+                "(or run `hf auth login`)"
+            )
+        case RevisionNotFoundError():
+            return f"has no revision {shown(revision)}: see {hub}/{repo}/tree/main for what there is"
+        case RepositoryNotFoundError():
+            return (
+                f"there is no such model on {hub}, or it is private: check the spelling, or set HF_TOKEN; if you "
+                f"meant a folder, there is none at ./{repo}"
+            )
+        case OfflineModeIsEnabled():
+            return f"HF_HUB_OFFLINE is set{uncached}: unset it and fetch the model once with `karat pull {repo}`"
+        case HfHubHTTPError():
+            return f"{hub} answered {_status(fault.response.status_code)}"
+        case LocalEntryNotFoundError():
+            return f"the hub could not be asked{uncached}: run `karat pull {repo}` while online"
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return (
+                f"the disk of {constants.HF_HUB_CACHE} is full: free some space, or set HF_HOME to a folder on "
+                "a larger disk"
+            )
+        case PermissionError() | OSError(errno=errno.EROFS):
+            return f"{constants.HF_HUB_CACHE} cannot be written to: set HF_HOME to a folder of yours"
+        case _ if isinstance(fault, _CLIENT_ERROR):
+            return f"{hub} cannot be reached ({fault}){uncached}: check the network, its proxy and HF_ENDPOINT"
+    return f"could not be fetched ({type(fault).__name__}: {fault}){uncached}: try again"
+
+
+def _status(code: int) -> str:
+    if code in (401, 403):
+        return f"{code}: is HF_TOKEN right, and may it read this model?"
+    if code == 429:
+        return "429, too many requests: wait some minutes; with HF_TOKEN the limit is higher"
+    return f"{code}: try again later" if code >= 500 else f"{code}: is HF_ENDPOINT right?"

@@ -1,0 +1,80 @@
+"""Why tensors and config.json do not fit together: the usual mistakes, told from the names alone."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+# (what an unexpected name contains, what the file then is and what to do)
+_KINDS: Sequence[tuple[str, str]] = (
+    (r"lora_|\.base_layer\.", "these are a LoRA adapter's: merge it into its base model first"),
+    (
+        r"\.(qweight|qzeros|g_idx|scales|weight_scale(_inv)?|weight_packed|absmax|quant_map|SCB)$",
+        "these are a quantised model's (GPTQ, AWQ, FP8, …), not read yet: use the unquantised original",
+    ),
+    (r"^blk\.\d", "these are GGUF names: use the model's original Hugging Face files"),
+    (
+        r"\.attention\.w[qkvo]\.|\.feed_forward\.w\d\.|tok_embeddings",
+        "these are the names of Meta's and Mistral's own releases: use the Hugging Face version of the model",
+    ),
+    (
+        r"(qkv_proj|gate_up_proj|query_key_value|c_attn|W_pack)\.",
+        "here projections are fused, as in Phi-3 or GPT-2",
+    ),
+    (r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.", "these are a mixture-of-experts model's"),
+    (r"vision|visual|image|audio", "these are a multimodal model's: only text models are read"),
+    (r"\.[qk]_norm\.", "these are the query and key norms of Qwen3: is model_type in config.json right?"),
+    (
+        r"\.bias$",
+        "config.json announces no such biases: check model_type, attention_bias and mlp_bias there",
+    ),
+)
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool) -> str:
+    """One clause that says what probably happened and what to do; not all three may be empty."""
+    if missing and (reason := _prefix(missing, unexpected)):
+        return reason
+    for pattern, reason in _KINDS:
+        if any(re.search(pattern, name) for name in unexpected):
+            return reason
+    if list(missing) == ["lm_head.weight"]:
+        return (
+            "the output head is absent, and config.json does not tie it to the embedding: if the model shares"
+            ' the two, set "tie_word_embeddings": true there; else the file is incomplete: download it again'
+        )
+    if missing and all(name.endswith(".bias") for name in missing):
+        return "config.json announces these biases: check model_type, attention_bias and mlp_bias there"
+    if missing and all(re.search(r"\.[qk]_norm\.", name) for name in missing):
+        return "the query and key norms of Qwen3 are absent: is model_type in config.json right?"
+    if not missing and unexpected and all(_LAYER.search(name) for name in unexpected):
+        layers = sorted({int(match[1]) for name in unexpected if (match := _LAYER.search(name))})
+        return f"config.json has none of these in layers {layers[0]} to {layers[-1]}: is num_hidden_layers right?"
+    if missing and not unexpected:
+        return "the file is incomplete, or config.json is another model's: download both again"
+    if any_misshapen and not missing and not unexpected:
+        return "config.json is that of a model of another size, or was edited: download it again"
+    return "weights and config.json are of different models: download both again"
+
+
+def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
+    """The reason, if most missing tensors are there under a longer or a shorter name."""
+    wanted, present = set(missing), set(unexpected)
+    longer = Counter(
+        name[: dot + 1] for name in unexpected for dot in _dots(name) if name[dot + 1 :] in wanted
+    ).most_common(1)
+    if longer and 2 * longer[0][1] >= len(missing):
+        return f"most are there with {longer[0][0]!r} before the name: save the model without its wrapper"
+    shorter = Counter(
+        name[: dot + 1] for name in missing for dot in _dots(name) if name[dot + 1 :] in present
+    ).most_common(1)
+    if shorter and 2 * shorter[0][1] >= len(missing):
+        return (
+            f"most are there without {shorter[0][0]!r} before the name: this is a model's body saved without "
+            "its head: save the whole model (…ForCausalLM)"
+        )
+    return None
+
+
+def _dots(name: str) -> list[int]:
+    return [match.start() for match in re.finditer(r"\.", name)]

@@ -1,0 +1,197 @@
+"""Reader of the safetensors format (https://huggingface.co/docs/safetensors).
+
+A file is its header's length (8 bytes, little-endian), a JSON header {name: {dtype, shape, data_offsets}} and
+the data, every byte of which belongs to one tensor. Only the header is read; the data is memory-mapped. Files
+are untrusted: every rule of the format is checked before a tensor is handed out, and refusing one takes less
+than 256 MB of memory whatever its header says.
+"""
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from karat.checkpoint.files import open_regular
+from karat.checkpoint.strict_json import JsonError, JsonStream
+from karat.checkpoint.weights import ITEM_BYTES, StoredType, Weight
+from karat.checkpoint.wording import shown
+from karat.errors import CheckpointError
+
+# Bits an element takes, for every type the format knows.
+DTYPE_BITS: Mapping[str, int] = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+# Ours, far above any model, so that even a header full of valid entries stays small in memory.
+MAX_TENSORS = 1 << 17
+MAX_NAME_LEN = 256
+MAX_DIMS = 8
+MAX_METADATA = 8 << 20  # characters, plus 64 for each entry
+_INT64_MAX = (1 << 63) - 1
+
+_FOREIGN = {
+    b"version ": "it is a Git LFS pointer, not the weights: run `git lfs pull` there",
+    b"PK\x03\x04": "it is a PyTorch (pickle) archive under a wrong name",
+    b"GGUF": "it is a GGUF file under a wrong name",
+    b"<": "it looks like a web page: the download failed or needs a login",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a header says of one tensor; its bytes are [begin, end) of the file. Checked against the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """All a file says of itself: entries in the order of the header, and the free-text metadata."""
+
+    entries: Mapping[str, TensorEntry]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Reads and checks the header of a safetensors file of any types; raises CheckpointError."""
+    file, size = open_regular(path)
+    with file:
+        return _read_header(path, file, size)
+
+
+def read_safetensors(path: Path) -> dict[str, Weight]:
+    """The tensors of a file by name, memory-mapped; raises CheckpointError, also for types not computed on.
+
+    The sizes hold for the file as it was opened. A file that another process shortens later ends this process
+    with SIGBUS at the first lost page, as with any mapping: replace models by renaming, never in place.
+    """
+    file, size = open_regular(path)
+    with file:
+        header = _read_header(path, file, size)
+        others = [name for name, entry in header.entries.items() if entry.dtype not in ITEM_BYTES]
+        if others:
+            raise CheckpointError(
+                f"{path}: tensor {shown(others[0])} is {header.entries[others[0]].dtype}"
+                + (f" (and {len(others) - 1} more are of such types)" if others[1:] else "")
+                + f"; expected {', '.join(ITEM_BYTES)}: use the unquantised original of this model, or "
+                "convert it to bfloat16"
+            )
+        try:
+            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as fault:  # ValueError: the file has become shorter
+            raise CheckpointError(f"{path}: cannot be mapped ({fault}); is something writing to it?") from fault
+    data = np.frombuffer(mapping, dtype=np.uint8)
+    return {
+        name: Weight(name, cast(StoredType, entry.dtype), entry.shape, data[entry.begin : entry.end], path)
+        for name, entry in header.entries.items()
+    }
+
+
+def _read_header(path: Path, file: BinaryIO, size: int) -> Header:
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise CheckpointError(
+            f"{path}: has {size} bytes; a safetensors file begins with the 8 bytes of its header's length: "
+            "download it again"
+        )
+    header_len = int.from_bytes(prefix, "little")
+    limit = min(size - 8, MAX_HEADER_BYTES)
+    if not 2 <= header_len <= limit:
+        reasons = [reason for magic, reason in _FOREIGN.items() if prefix.startswith(magic)]
+        raise CheckpointError(
+            f"{path}: states a header of {header_len} bytes; a file of {size} bytes can have 2 to {limit}: "
+            + (reasons[0] if reasons else "it is truncated or no safetensors file; download it again")
+        )
+    num_data_bytes = size - 8 - header_len
+    try:
+        entries, metadata = _parse(JsonStream(file, header_len), num_data_bytes)
+        _check_layout(entries, num_data_bytes)
+    except JsonError as fault:
+        raise CheckpointError(f"{path}: {fault}; download it again, or save the model anew") from fault
+    start = 8 + header_len
+    return Header(
+        {name: TensorEntry(e.dtype, e.shape, start + e.begin, start + e.end) for name, e in entries.items()},
+        metadata,
+    )
+
+
+def _parse(stream: JsonStream, num_data_bytes: int) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """The header's entries (offsets still relative to the data) and its metadata."""
+    entries: dict[str, TensorEntry] = {}
+    metadata: dict[str, str] = {}
+    for name in stream.members():
+        if name == "__metadata__":
+            budget = MAX_METADATA
+            for key in stream.members():
+                metadata[key] = stream.string()
+                budget -= 64 + len(key) + len(metadata[key])
+                if budget < 0:
+                    raise JsonError(f"the header has more than {MAX_METADATA} characters of __metadata__")
+            continue
+        if len(name) > MAX_NAME_LEN:
+            raise JsonError(f"tensor name {shown(name)} has {len(name)} characters; expected at most {MAX_NAME_LEN}")
+        if len(entries) == MAX_TENSORS:
+            raise JsonError(f"the header names more than {MAX_TENSORS} tensors")
+        try:
+            entries[name] = _entry(stream.value(), num_data_bytes)
+        except JsonError as fault:
+            raise JsonError(f"tensor {shown(name)}: {fault}") from None
+    stream.finish()
+    return entries, metadata
+
+
+def _entry(value: Any, num_data_bytes: int) -> TensorEntry:
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        got = sorted(value) if isinstance(value, dict) else value
+        raise JsonError(f"expected an object of dtype, shape and data_offsets, found {shown(got)}")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise JsonError(f"type {shown(dtype)} is unknown; the format has {', '.join(DTYPE_BITS)}")
+    if not _are_sizes(shape):
+        raise JsonError(f"shape {shown(shape)}; expected a list of integers from 0 to 2**63 - 1")
+    if len(shape) > MAX_DIMS:
+        raise JsonError(f"{len(shape)} dimensions; expected at most {MAX_DIMS}")
+    num_bits = DTYPE_BITS[dtype]
+    for size in shape:
+        num_bits *= max(size, 1)
+        if num_bits > _INT64_MAX:
+            raise JsonError(f"shape {shown(shape)} of {dtype} overflows 64 bits")
+    if 0 in shape:
+        num_bits = 0
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise JsonError(f"data_offsets {shown(offsets)}; expected [begin, end] with 0 <= begin <= end")
+    begin, end = offsets
+    if end > num_data_bytes:
+        raise JsonError(
+            f"its data ends at byte {end}, but the file has {num_data_bytes} bytes of data: it is truncated"
+        )
+    if (end - begin) * 8 != num_bits:
+        raise JsonError(f"{end - begin} bytes of data; {dtype} of shape {shape} takes {num_bits / 8:.12g}")
+    return TensorEntry(dtype, tuple(shape), begin, end)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _INT64_MAX for value in values)
+
+
+def _check_layout(entries: Mapping[str, TensorEntry], num_data_bytes: int) -> None:
+    """Every byte of the data belongs to exactly one tensor."""
+    position, previous = 0, ""
+    for name in sorted(entries, key=lambda name: (entries[name].begin, entries[name].end)):
+        entry = entries[name]
+        if entry.begin < position:
+            raise JsonError(f"tensors {shown(previous)} and {shown(name)} overlap at byte {entry.begin} of the data")
+        if entry.begin > position:
+            raise JsonError(f"{entry.begin - position} bytes before tensor {shown(name)} belong to no tensor")
+        position, previous = entry.end, name
+    if position < num_data_bytes:
+        raise JsonError(f"{num_data_bytes - position} bytes after the last tensor belong to no tensor")

@@ -1,0 +1,187 @@
+"""JSON from files nobody vouches for: no duplicate keys, no surprises of size, depth or encoding.
+
+`read_json` is for small documents (config.json); `JsonStream` walks large objects (a safetensors header, a
+shard index) member by member, so that the memory taken depends on what was accepted and not on what was sent.
+"""
+
+import codecs
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Never
+
+from karat.checkpoint.files import open_regular
+from karat.checkpoint.wording import shown
+from karat.errors import ConfigError, KaratError
+
+# Python objects take up to 25 times the text they are parsed from; this keeps any refusal below about 100 MB.
+PIECE_LIMIT = 4 << 20
+_CHUNK = 1 << 20
+_MAX_DIGITS = 40  # tokenizer_config.json writes 10**30 for "no limit"
+_SPACE = " \t\n\r"
+
+
+class JsonError(ValueError):
+    """Text that is not the JSON it should be. Callers turn it into their own error and name the file."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise JsonError(f"the key {shown(name)} comes twice in one object")
+            seen.add(name)
+    return members
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise JsonError(f"an integer of {len(digits)} digits; expected at most {_MAX_DIGITS}")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise JsonError(f"the number {shown(text)} is beyond the range of a double")
+    return value
+
+
+def _no_constant(name: str) -> Never:
+    raise JsonError(f"{name} is not JSON; write a finite number")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_int=_integer, parse_float=_finite, parse_constant=_no_constant
+)
+
+
+def read_json(path: Path, error: type[KaratError] = ConfigError) -> dict[str, Any]:
+    """The object in the file at `path`, at most PIECE_LIMIT bytes of strict JSON; raises `error`."""
+    file, size = open_regular(path, error)
+    with file:
+        if size > PIECE_LIMIT:
+            raise error(f"{path}: has {size} bytes; expected at most {PIECE_LIMIT}: is this the right file?")
+        stream = JsonStream(file, size)
+        try:
+            value = stream.value()
+            stream.finish()
+        except JsonError as fault:
+            raise error(f"{path}: {fault}; correct it or download it again") from fault
+    if not isinstance(value, dict):
+        raise error(f"{path}: holds {shown(value)}; expected a JSON object {{…}}; download it again")
+    return value
+
+
+class JsonStream:
+    """Walks the one JSON object in the next `num_bytes` bytes of `file`; every method raises JsonError.
+
+        for name in stream.members():      # the value of each member must be taken before the next
+            value = stream.value()
+        stream.finish()
+
+    A piece (a string, or the value of a member) longer than PIECE_LIMIT characters is a fault.
+    """
+
+    def __init__(self, file: BinaryIO, num_bytes: int) -> None:
+        self._file = file
+        self._num_unread = num_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8")("strict").decode
+        self._text = ""
+        self._pos = 0
+        self._num_dropped = 0
+
+    def members(self) -> Iterator[str]:
+        """The names of the object that begins here, in order; a name that comes twice is a fault."""
+        seen: set[str] = set()
+        self._take("{")
+        if self._next() == "}":
+            self._pos += 1
+            return
+        while True:
+            name = self.string()
+            if name in seen:
+                raise JsonError(f"the key {shown(name)} comes twice")
+            seen.add(name)
+            self._take(":")
+            yield name
+            if self._take(",}") == "}":
+                return
+
+    def string(self) -> str:
+        """The string that begins here."""
+        if self._next() != '"':
+            raise self._fault("expected a string in double quotes")
+        value = self.value()
+        assert isinstance(value, str)
+        return value
+
+    def value(self) -> Any:
+        """The value that begins here, whatever it is."""
+        self._next()
+        self._fill(PIECE_LIMIT)
+        try:
+            value, end = _DECODER.raw_decode(self._text, self._pos)
+            if self._text.find("\\u", self._pos, end) >= 0:
+                json.dumps(value, ensure_ascii=False).encode()
+        except json.JSONDecodeError as fault:
+            self._pos = fault.pos
+            raise self._fault(fault.msg) from None
+        except UnicodeEncodeError:
+            raise self._fault("half of a character (a lone surrogate)") from None
+        except RecursionError:
+            raise self._fault("nested too deeply") from None
+        self._pos = end
+        return value
+
+    def finish(self) -> None:
+        """Nothing but white space may follow."""
+        if self._next():
+            raise self._fault("something follows the object")
+
+    def _take(self, wanted: str) -> str:
+        found = self._next()
+        if not found or found not in wanted:
+            raise self._fault("expected " + " or ".join(map(repr, wanted)))
+        self._pos += 1
+        return found
+
+    def _next(self) -> str:
+        """The next character that is not white space, left in place; '' at the end."""
+        while True:
+            self._fill(1)
+            while self._pos < len(self._text):
+                if self._text[self._pos] not in _SPACE:
+                    return self._text[self._pos]
+                self._pos += 1
+            if not self._num_unread:
+                return ""
+
+    def _fill(self, num_chars: int) -> None:
+        """Makes `num_chars` characters available from here, or all that are left."""
+        if len(self._text) - self._pos >= num_chars or not self._num_unread:
+            return
+        pieces = [self._text[self._pos :]]
+        num_available = len(pieces[0])
+        self._num_dropped += self._pos
+        self._text, self._pos = "", 0
+        while num_available < num_chars and self._num_unread:
+            try:
+                chunk = self._file.read(min(_CHUNK, self._num_unread))
+            except OSError as fault:
+                raise JsonError(f"reading failed: {fault.strerror}") from fault
+            self._num_unread -= len(chunk)
+            if not chunk:
+                raise JsonError("the file ended while it was read")
+            try:
+                pieces.append(self._decode(chunk, not self._num_unread))
+            except UnicodeDecodeError:
+                raise JsonError("not UTF-8") from None
+            num_available += len(pieces[-1])
+        self._text = "".join(pieces)
+
+    def _fault(self, what: str) -> JsonError:
+        found = shown(self._text[self._pos : self._pos + 20])
+        return JsonError(f"{what}, found {found} at character {self._num_dropped + self._pos}")
