@@ -1,0 +1,240 @@
+"""Every op on every executor against torch in float64, over random shapes.
+
+Tolerance: an output that is a sum of n products may be off by (n + 8) roundings of the executor's dtype, each relative
+to the sum of the products' magnitudes; the other ops by 8 roundings of their result. Softmax and rotation add their
+own few. The bound is the worst case, so it holds for any order of summation.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.config import RopeConfig
+from karat.errors import ExecutorError, NumericsError
+from karat.ops.api import CacheSpec, Ops
+from karat.ops.native import NativeOps, unavailable_reason
+from karat.ops.reference import ReferenceOps
+
+torch = pytest.importorskip("torch", reason="the independent implementation")
+F = torch.nn.functional
+
+EXECUTORS = [
+    pytest.param(ReferenceOps("float64"), id="reference-float64"),
+    pytest.param(ReferenceOps("float32"), id="reference-float32"),
+]
+if unavailable_reason() is None:
+    EXECUTORS.append(pytest.param(NativeOps(), id="native"))
+else:
+    EXECUTORS.append(pytest.param(None, id="native", marks=pytest.mark.skip(reason=str(unavailable_reason()))))
+
+every_executor = pytest.mark.parametrize("ops", EXECUTORS)
+sizes = st.integers(1, 70)
+seeds = st.integers(0, 2**32 - 1)
+Array = NDArray[np.floating]
+
+
+def draw(seed: int, *shapes: tuple[int, ...], dtype: str) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def exact(x: Array) -> Any:
+    return torch.from_numpy(np.asarray(x, np.float64))
+
+
+def check(ops: Ops, got: Any, want: Any, bound: Any) -> None:
+    value = ops.read(got)
+    assert value.dtype == np.dtype(ops.dtype)
+    assert value.shape == tuple(want.shape)
+    rounding = np.finfo(ops.dtype).eps / 2
+    assert (np.abs(value - want.numpy()) <= rounding * np.asarray(bound)).all()
+
+
+def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0, vocab: int = 50) -> ForwardBatch:
+    """Sequences of `lens` tokens whose last `new` are in the step, on shuffled blocks."""
+    rng = np.random.default_rng(seed)
+    counts = [-(-n // block_size) for n in lens]
+    order = list(rng.permutation(sum(counts) + 2))
+    tables = np.full((len(lens), max(counts)), -1, np.int32)
+    for i, count in enumerate(counts):
+        tables[i, :count] = [order.pop() for _ in range(count)]
+    positions = np.concatenate([np.arange(n - m, n) for n, m in zip(lens, new, strict=True)])
+    owner = np.repeat(np.arange(len(lens)), new)
+    slots = tables[owner, positions // block_size] * block_size + positions % block_size
+    return ForwardBatch(
+        token_ids=rng.integers(0, vocab, len(positions)).astype(np.int32), positions=positions.astype(np.int32),
+        slots=slots.astype(np.int32), query_starts=np.concatenate(([0], np.cumsum(new))).astype(np.int32),
+        context_lens=np.array(lens, np.int32), block_tables=tables,
+        logit_rows=np.flatnonzero(rng.random(len(positions)) < 0.5).astype(np.int32), block_size=block_size,
+    )  # fmt: skip
+
+
+@every_executor
+@given(rows=sizes, outs=sizes, ins=sizes, biased=st.booleans(), seed=seeds)
+def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: int) -> None:
+    x, w, b = draw(seed, (rows, ins), (outs, ins), (outs,), dtype=ops.dtype)
+    got = ops.linear(x, w, b if biased else None, name="op")
+    want = F.linear(exact(x), exact(w), exact(b) if biased else None)
+    check(ops, got, want, (ins + 8) * (np.abs(x) @ np.abs(w).T + np.abs(b)))
+
+
+@every_executor
+@given(rows=sizes, n=sizes, scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=seeds)
+def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
+    x, w = draw(seed, (rows, n), (n,), dtype=ops.dtype)
+    x = x * np.dtype(ops.dtype).type(scale)
+    want = F.rms_norm(exact(x), (n,), exact(w), eps=1e-5)
+    check(ops, ops.rms_norm(x, w, 1e-5, name="op"), want, (n + 8) * np.abs(want.numpy()))
+
+
+@every_executor
+@given(tokens=sizes, heads=st.integers(1, 4), groups=st.integers(1, 3), half=st.integers(1, 9), biased=st.booleans(),
+       seed=seeds)  # fmt: skip
+def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
+    """Three plain linears, bit for bit."""
+    d = 2 * half
+    x, q, k, v = draw(seed, (tokens, 11), (heads * groups * d, 11), (heads * d, 11), (heads * d, 11), dtype=ops.dtype)
+    bias_q, bias_k, bias_v = draw(seed + 1, (len(q),), (len(k),), (len(v),), dtype=ops.dtype)
+    biases = (bias_q, bias_k, bias_v) if biased else None
+    results = ops.qkv(x, (q, k, v), biases, head_dim=d, names=("q", "k", "v"))
+    for got, w, b in zip(results, (q, k, v), biases or (None,) * 3, strict=True):
+        alone = ops.read(ops.linear(x, w, b, name="op")).reshape(tokens, -1, d)
+        np.testing.assert_array_equal(ops.read(got), alone)
+
+
+@every_executor
+@given(tokens=sizes, ins=sizes, outs=sizes, biased=st.booleans(), seed=seeds)
+def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed: int) -> None:
+    """Two plain linears, bit for bit."""
+    x, gate, up, b_gate, b_up = draw(seed, (tokens, ins), (outs, ins), (outs, ins), (outs,), (outs,), dtype=ops.dtype)
+    results = ops.gate_up(x, (gate, up), (b_gate, b_up) if biased else None, names=("gate", "up"))
+    for got, w, b in zip(results, (gate, up), (b_gate, b_up), strict=True):
+        np.testing.assert_array_equal(ops.read(got), ops.read(ops.linear(x, w, b if biased else None, name="op")))
+
+
+@every_executor
+@given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), seed=seeds)
+def test_silu_mul(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
+    gate, up = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
+    gate = gate * np.dtype(ops.dtype).type(scale)
+    want = F.silu(exact(gate)) * exact(up)
+    underflow = 1e6 * np.finfo(ops.dtype).tiny  # below it, torch returns zero
+    bound = 16 * np.abs(want.numpy()) + underflow / np.finfo(ops.dtype).eps
+    check(ops, ops.silu_mul(gate, up, name="op"), want, bound)
+
+
+@every_executor
+@given(rows=sizes, n=sizes, seed=seeds)
+def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
+    x, y = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
+    want = exact(x) + exact(y)
+    check(ops, ops.add(x, y, name="op"), want, np.abs(want.numpy()))
+
+
+@every_executor
+@given(lens=st.lists(st.integers(1, 30), min_size=1, max_size=3), hidden=sizes, seed=seeds)
+def test_embedding_and_rows(ops: Ops, lens: list[int], hidden: int, seed: int) -> None:
+    (table,) = draw(seed, (50, hidden), dtype=ops.dtype)
+    batch = batch_of(lens, lens, seed=seed)
+    step = ops.begin(batch)
+    x = ops.embedding(step, table, name="op")
+    np.testing.assert_array_equal(ops.read(x), F.embedding(torch.from_numpy(batch.token_ids), exact(table)).numpy())
+    rows = ops.read(ops.select_rows(x, step, name="op"))
+    np.testing.assert_array_equal(rows, table[batch.token_ids[batch.logit_rows]])
+
+
+@every_executor
+@given(length=st.integers(1, 40), heads=st.integers(1, 5), half=st.integers(1, 20), seed=seeds)
+def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
+    """As multiplication of complex numbers, x[i] + j·x[i + head_dim/2]."""
+    new = 1 + seed % length
+    step = ops.begin(batch_of([length], [new]))
+    rope = RopeConfig(theta=500.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=32,
+                      attention_factor=1.3)  # fmt: skip
+    table: Any = ops.rope_table(rope, head_dim=2 * half, num_positions=64)
+    (x,) = draw(seed, (new, heads, 2 * half), dtype=ops.dtype)
+    turn = torch.complex(exact(table.cos), exact(table.sin))[length - new : length, None]
+    turned = torch.complex(exact(x[..., :half]), exact(x[..., half:])) * turn
+    want = torch.cat((turned.real, turned.imag), dim=-1)
+    size = 1.3 * (np.abs(x[..., :half]) + np.abs(x[..., half:]))
+    check(ops, ops.rope(x, table, step, name="op"), want, 4 * np.concatenate((size, size), axis=-1))
+
+
+@every_executor
+@given(data=st.data(), kv_heads=st.integers(1, 3), group=st.integers(1, 3), half=st.integers(1, 8), seed=seeds)
+@settings(max_examples=60)
+def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
+    """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN."""
+    lens = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    new = [data.draw(st.integers(1, n)) for n in lens]
+    window = data.draw(st.none() | st.integers(1, 45))
+    d, heads = 2 * half, kv_heads * group
+    everything, step_batch = batch_of(lens, lens, seed=seed), batch_of(lens, new, seed=seed)
+    cache: Any = ops.new_cache(CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d,
+                                         dtype=ops.dtype))  # fmt: skip
+    if hasattr(cache, "k"):
+        cache.k[:], cache.v[:] = np.nan, np.nan
+    total = sum(lens)
+    q, k, v = draw(seed, (total, heads, d), (total, kv_heads, d), (total, kv_heads, d), dtype=ops.dtype)
+    ops.kv_write(k, v, cache, 1, ops.begin(everything))
+    starts = np.concatenate(([0], np.cumsum(lens)))
+    rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
+    got = ops.read(ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b"))
+    at = 0
+    for i, (n, m) in enumerate(zip(lens, new, strict=True)):
+        part = slice(starts[i], starts[i + 1])
+        query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
+        mask = (key <= query) & (key > query - (window or n + 1))
+        want = F.scaled_dot_product_attention(
+            exact(q[part][n - m :]).transpose(0, 1), exact(k[part]).transpose(0, 1).repeat_interleave(group, 0),
+            exact(v[part]).transpose(0, 1).repeat_interleave(group, 0), attn_mask=mask, scale=0.37,
+        ).transpose(0, 1).reshape(m, heads * d)  # fmt: skip
+        largest = np.abs(q).max() * np.abs(k).max() * d * 0.37
+        bound = (8 * (d + n) + 4 * largest * (d + 8)) * np.abs(v).max()
+        check(ops, got[at : at + m], want, bound)
+        at += m
+
+
+@every_executor
+@pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "float32"])
+@given(values=st.lists(st.floats(-60000, 60000, width=32), min_size=4, max_size=4))
+def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[float]) -> None:
+    """A single key has weight 1, so attention returns V as the cache holds it."""
+    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4,
+                                    dtype=kv_dtype))  # fmt: skip
+    step = ops.begin(ForwardBatch(
+        token_ids=np.zeros(1, np.int32), positions=np.zeros(1, np.int32), slots=np.zeros(1, np.int32),
+        query_starts=np.array([0, 1], np.int32), context_lens=np.ones(1, np.int32),
+        block_tables=np.zeros((1, 1), np.int32), logit_rows=np.zeros(1, np.int32), block_size=4,
+    ))  # fmt: skip
+    v = np.array(values, ops.dtype).reshape(1, 1, 4)
+    ops.kv_write(np.ones_like(v), v, cache, 0, step)
+    out = ops.read(ops.paged_attention(np.ones_like(v), cache, 0, step, scale=1.0, window=None, name="a.b"))
+    want = torch.tensor(values, dtype=torch.float32).to(getattr(torch, kv_dtype)).double()
+    np.testing.assert_array_equal(out[0].astype(np.float64), want.numpy())
+
+
+@every_executor
+def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
+    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2,
+                                    dtype="float16"))  # fmt: skip
+    k = np.ones((1, 2, 2), ops.dtype)
+    k[0, 1, 0] = 70000
+    with pytest.raises(NumericsError, match=r"K of layer 0, KV head 1, token 0 .*70000 .*kv-dtype"):
+        ops.kv_write(k, np.ones_like(k), cache, 0, ops.begin(batch_of([1], [1])))
+
+
+@every_executor
+def test_shapes_outside_the_contract_are_refused(ops: Ops) -> None:
+    x = np.ones((2, 3), ops.dtype)
+    with pytest.raises(ExecutorError, match=r"some\.op"):
+        ops.linear(x, np.ones((5, 4), ops.dtype), name="some.op")
+    with pytest.raises(ExecutorError, match=r"some\.op"):
+        ops.rms_norm(x, np.ones(2, ops.dtype), 1e-6, name="some.op")
+    with pytest.raises(ExecutorError, match=r"some\.op"):
+        ops.add(x, np.ones((1, 3), ops.dtype), name="some.op")

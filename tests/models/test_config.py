@@ -1,0 +1,134 @@
+"""config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from karat.config import ModelConfig
+from karat.errors import ConfigError
+from karat.models.registry import FAMILIES, read_config
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": [2, 3], "use_cache": True,
+    "initializer_range": 0.02, "attention_dropout": 0.0,
+}  # fmt: skip
+EXTRA: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
+    "mistral": {"sliding_window": 64, "head_dim": 12},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2},
+    "qwen3": {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "head_dim": 12,
+              "attention_bias": False},
+}  # fmt: skip
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def raw_config(family: str, **changes: Any) -> dict[str, Any]:
+    raw = {"model_type": family, "architectures": [FAMILIES[family].architecture], **COMMON, **EXTRA[family], **changes}
+    return copy.deepcopy({key: value for key, value in raw.items() if value is not ...})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
+    four = raw_config(family, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN}, torch_dtype="bfloat16")
+    five = raw_config(family, rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, **YARN}, dtype="bfloat16")
+    config = read_config(four)
+    assert config == read_config(five)
+    assert config.rope.theta == 1e6
+    assert config.rope.rope_type == "yarn"
+    assert config.rope.attention_factor == pytest.approx(1.1386294361119891, abs=1e-15)
+    assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, (2, 3))
+
+
+def test_windows() -> None:
+    def windows(family: str, **changes: Any) -> tuple[int | None, ...]:
+        return read_config(raw_config(family, **changes)).layer_windows
+
+    assert windows("llama") == (None,) * 4
+    assert windows("mistral") == (64,) * 4
+    assert windows("mistral", sliding_window=None) == (None,) * 4
+    assert windows("mistral", sliding_window=...) == (4096,) * 4
+    assert windows("qwen2") == (None,) * 4
+    assert windows("qwen3") == (None, None, 64, 64)
+    mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert windows("qwen3", layer_types=mixed) == (64, None, None, 64)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"model_type": "gpt2"}, "model_type='gpt2'"),
+    ("llama", {"model_type": ...}, "model_type=None"),
+    ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ("qwen2", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ("llama", {"hidden_act": 3}, "hidden_act=3: expected str"),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+    ("qwen2", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5"),
+    ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "twist": 1}}, "twist=1"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("llama", {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, "disagree"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "by layer type"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
+                                "original_max_position_embeddings": 64}}, "low_freq_factor=4.0"),
+    ("llama", {"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
+    ("llama", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+    ("llama", {"quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
+    ("llama", {"sliding_window": 64}, "sliding_window=64"),
+    ("mistral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("mistral", {"attention_bias": True}, "attention_bias=True"),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window is in force"),
+    ("qwen2", {"layer_types": ["full_attention"] * 3}, "list of 4 types"),
+    ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "'chunked_attention'"),
+    ("qwen3", {"head_dim": ...}, "head_dim is missing"),
+    ("qwen3", {"head_dim": 7}, "head_dim=7"),
+    ("llama", {"num_attention_heads": 3, "head_dim": 8}, "num_attention_heads=3"),
+    ("qwen2", {"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size=32"),
+    ("llama", {"hidden_size": True}, "hidden_size=True: expected int"),
+    ("llama", {"hidden_size": 32.5}, "hidden_size=32.5: expected int"),
+    ("llama", {"num_hidden_layers": 0}, "num_layers=0"),
+    ("llama", {"vocab_size": ...}, "vocab_size is missing"),
+    ("llama", {"rms_norm_eps": 0}, "rms_norm_eps=0"),
+    ("llama", {"torch_dtype": "int8"}, "'int8'"),
+    ("llama", {"eos_token_id": "two"}, "'two'"),
+    ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+    ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+    ("qwen2", {"embedding_multiplier": 12.0, "logits_scaling": 8.0}, "2 unknown keys"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
+def test_refused_by_name(family: str, changes: dict[str, Any], message: str) -> None:
+    read_config(raw_config(family))
+    with pytest.raises(ConfigError) as caught:
+        read_config(raw_config(family, **changes))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_key_is_read_known_or_refused(family: str) -> None:
+    """No key of a file can be changed to nonsense without an error, unless it is on the list of harmless ones."""
+    raw = raw_config(family)
+    harmless = {"architectures", "use_cache", "initializer_range", "attention_dropout", "pretraining_tp"}
+    for key in raw.keys() - harmless:
+        with pytest.raises(ConfigError):
+            read_config({**raw, key: {"nonsense": 1}})
+
+
+def test_transformers_own_files_are_read(tmp_path: Any) -> None:
+    """What the installed transformers writes for a default configuration of each family, with its own reading of it."""
+    transformers = pytest.importorskip("transformers")
+    import json
+
+    for family in FAMILIES:
+        config = transformers.AutoConfig.for_model(family, architectures=[FAMILIES[family].architecture])
+        config.save_pretrained(tmp_path / family)
+        ours = read_config(json.loads((tmp_path / family / "config.json").read_text()))
+        assert isinstance(ours, ModelConfig)
+        assert ours.num_layers == config.num_hidden_layers
+        assert ours.head_dim == getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        assert ours.tie_word_embeddings == config.tie_word_embeddings
+        assert ours.rope.theta == config.rope_parameters["rope_theta"]

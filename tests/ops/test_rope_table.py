@@ -1,0 +1,79 @@
+"""RoPE tables: frequencies against transformers' own, cosine and sine against exact arithmetic."""
+
+import random
+from decimal import Decimal, localcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.config import RopeConfig
+from karat.ops.rope_table import cos_sin, cos_sin_table, inverse_frequencies
+
+
+def exact_cos_sin(angle: float) -> tuple[Decimal, Decimal]:
+    """By Taylor series in 120 digits, with no range reduction: slow, obvious, independent."""
+    with localcontext() as context:
+        context.prec = 120
+        x = Decimal(angle)
+        cos, sin, term, k = Decimal(0), Decimal(0), Decimal(1), 0
+        while abs(term) > Decimal(10) ** -40 or k < abs(x):
+            sign = -1 if k % 4 >= 2 else 1
+            if k % 2:
+                sin += sign * term
+            else:
+                cos += sign * term
+            k += 1
+            term = term * x / k
+        return cos, sin
+
+
+@given(st.floats(0, 60, width=32) | st.integers(0, 40).map(lambda k: float(np.float32(k * np.pi / 2))))
+def test_cos_sin_are_exact_to_the_last_bit_of_float64(angle: float) -> None:
+    cos, sin = cos_sin(np.array([angle]))
+    exact_cos, exact_sin = exact_cos_sin(angle)
+    assert abs(Decimal(float(cos[0])) - exact_cos) < Decimal("3e-16")
+    assert abs(Decimal(float(sin[0])) - exact_sin) < Decimal("3e-16")
+
+
+@given(st.floats(0, 2.0**20, width=32))
+def test_large_angles(angle: float) -> None:
+    """Against the C library, which reduces exactly: positions up to a million."""
+    cos, sin = cos_sin(np.array([angle]))
+    assert abs(cos[0] - np.cos(np.float64(angle))) < 4e-16
+    assert abs(sin[0] - np.sin(np.float64(angle))) < 4e-16
+
+
+def test_table_is_rounded_once() -> None:
+    rope = RopeConfig(theta=10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64,
+                      attention_factor=1.25)  # fmt: skip
+    wide = cos_sin_table(rope, head_dim=20, num_positions=300, dtype=np.dtype(np.float64))
+    narrow = cos_sin_table(rope, head_dim=20, num_positions=300, dtype=np.dtype(np.float32))
+    assert narrow.cos.dtype == narrow.sin.dtype == np.float32
+    np.testing.assert_array_equal(narrow.cos, wide.cos.astype(np.float32))
+    np.testing.assert_array_equal(narrow.sin, wide.sin.astype(np.float32))
+    np.testing.assert_allclose(np.hypot(wide.cos, wide.sin), 1.25, rtol=1e-15)
+
+
+@pytest.mark.parametrize("index", range(40))
+def test_frequencies_equal_transformers(index: int) -> None:
+    """Within a few last bits: torch's float32 power is not always rounded correctly."""
+    pytest.importorskip("torch")
+    from tests.support.random_models import draw_rope
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rng = random.Random(index)
+    raw: dict[str, Any] = draw_rope(rng)
+    head_dim = rng.choice([8, 20, 34, 64, 80, 128])
+    theirs = LlamaRotaryEmbedding(
+        LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim, rope_parameters=raw)
+    )
+    from karat.models.reader import ConfigReader, read_rope
+
+    rope = read_rope(ConfigReader({"rope_parameters": raw}), 512)
+    ours = inverse_frequencies(rope, head_dim)
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=4 * 2.0**-23)
+    assert rope.attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-15)

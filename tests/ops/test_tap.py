@@ -1,0 +1,63 @@
+"""A tap sees every op under its canonical name and changes nothing."""
+
+import random
+
+import numpy as np
+import pytest
+
+from karat.ops.reference import ReferenceOps
+from karat.ops.tap import Tap
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from tests.support import forward, random_models  # noqa: E402
+
+
+@pytest.mark.parametrize("family", random_models.FAMILIES)
+def test_records_are_what_transformers_modules_return(family: str) -> None:
+    """Every tapped name that is a module of transformers' model has that module's output (float32, loose: 1e-3)."""
+    rng = random.Random(f"tap-{family}")
+    config = random_models.draw_config(rng, family) | {"num_hidden_layers": 2}
+    config.pop("layer_types", None)
+    hf = random_models.build(config, 7)
+    ids = [rng.randrange(config["vocab_size"]) for _ in range(50)]
+    theirs: dict[str, torch.Tensor] = {}
+    for name, module in hf.named_modules():
+        module.register_forward_hook(
+            lambda _module, _args, out, name=name: theirs.update({name: out[0] if isinstance(out, tuple) else out})
+        )
+    with torch.no_grad():
+        hf(torch.tensor([ids]))
+
+    model = forward.from_transformers(config, hf, ReferenceOps("float32"))
+    tap = Tap(model.ops)
+    (plain,) = forward.run(model, [ids])
+    (tapped,) = forward.run(model, [ids], ops=tap)
+    np.testing.assert_array_equal(plain, tapped)
+    shared = {name for name in tap.records if name in theirs}
+    expected = {"model.embed_tokens", "model.norm", "lm_head"} | {
+        f"model.layers.{i}{part}"
+        for i in range(2)
+        for part in ("", ".input_layernorm", ".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj",
+                     ".self_attn.o_proj", ".post_attention_layernorm", ".mlp.gate_proj", ".mlp.up_proj",
+                     ".mlp.down_proj")
+    }  # fmt: skip
+    assert expected <= shared
+    if family == "qwen3":
+        assert "model.layers.1.self_attn.q_norm" in shared
+    for name in shared:
+        (ours,) = tap.records[name]
+        other = theirs[name].detach().numpy().reshape(ours.shape)
+        assert np.abs(ours - other).max() <= 1e-3 * np.abs(other).max(), name
+    (weights,) = tap.records["model.layers.0.self_attn.weights"]
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    assert weights.shape == (config["num_attention_heads"], 50, 50)
+    assert not np.triu(weights[0], 1).any()
+
+
+def test_keep_chooses() -> None:
+    config = random_models.draw_config(random.Random(3), "qwen2")
+    model = forward.from_transformers(config, random_models.build(config, 1), ReferenceOps("float64"))
+    tap = Tap(model.ops, keep=lambda name: name.endswith("q_rope"))
+    forward.run(model, [[1, 2, 3]], chunk=2, ops=tap)
+    assert set(tap.records) == {f"model.layers.{i}.self_attn.q_rope" for i in range(config["num_hidden_layers"])}
+    assert [len(x) for x in tap.records["model.layers.0.self_attn.q_rope"]] == [2, 1]
