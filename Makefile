@@ -71,10 +71,10 @@ lint: $(STAMPS)/dev
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
 	@test $(STAMPS)/peers -nt requirements/peers.txt || { \
-	    STAGE_TAIL=1 tools/stage "[4/$(TOTAL)] installing what tests compare with" $(LOGS)/peers.log \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what tests compare with" $(LOGS)/peers.log \
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
 	    && touch $(STAMPS)/peers; } || \
-	    echo "torch cannot be had here (requirements/peers.txt): tests that compare with it will be SKIPPED."
+	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
 
 .PHONY: wheel
 wheel: $(STAMPS)/build-tools

@@ -28,7 +28,7 @@ ROWS = [
     {"check"},
     {"server"},
     {"bench"},
-    {"cli"},
+    {"cli", "__main__"},
 ]
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 
