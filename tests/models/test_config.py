@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from karat.config import ModelConfig
+from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.registry import FAMILIES, read_config
 
@@ -40,6 +40,46 @@ def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
     assert config.rope.rope_type == "yarn"
     assert config.rope.attention_factor == pytest.approx(1.1386294361119891, abs=1e-15)
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, (2, 3))
+
+
+RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (  # a Qwen2.5 release: a window that is stated and not used, a null-free transformers 4 file
+        {"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+         "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+         "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2",
+         "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+         "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936},
+        {"head_dim": 64, "qkv_bias": True, "o_bias": False, "layer_windows": (None,) * 24, "eos_token_ids": (151645,)},
+    ),
+    (  # a Llama 3.2 release: llama3 scaling, explicit head_dim, three end tokens
+        {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+         "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
+         "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+         "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
+         "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+         "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+         "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256},
+        {"rope": RopeConfig(theta=500000.0, rope_type="llama3", factor=32.0, original_max_position_embeddings=8192),
+         "eos_token_ids": (128001, 128008, 128009)},
+    ),
+    (  # a first-generation file: no rope_theta, no KV heads, no biases mentioned
+        {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+         "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 2048,
+         "max_sequence_length": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+         "pad_token_id": 0, "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "torch_dtype": "float16",
+         "transformers_version": "4.28.0.dev0", "use_cache": True, "vocab_size": 32000},
+        {"num_kv_heads": 32, "head_dim": 128, "rope": RopeConfig(theta=10000.0), "qkv_bias": False},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "expected"), RELEASED)
+def test_files_in_the_form_of_releases(raw: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = read_config(raw)
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 def test_windows() -> None:
