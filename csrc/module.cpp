@@ -37,8 +37,8 @@ public:
         if (out.shape(0) != rows || out.shape(1) != n)
             throw std::invalid_argument("rms_norm: out must have the shape of x");
         nb::gil_scoped_release released;
-        karat::DefaultFloatEnv env;  // before eps is rounded to float32
-        kernels_.rms_norm(x.data(), weight.data(), static_cast<float>(eps), out.data(), rows, n);
+        karat::DefaultFloatEnv env;
+        kernels_.rms_norm(x.data(), weight.data(), eps, out.data(), rows, n);
     }
 
 private:

@@ -17,10 +17,10 @@ float sum_of_squares(const float* x, std::size_t n) {
     return lane[0];
 }
 
-void rms_norm(const float* x, const float* weight, float eps, float* out, std::size_t rows, std::size_t n) {
+void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n) {
     for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
         const float mean = sum_of_squares(x, n) / static_cast<float>(n);
-        const float scale = 1.0f / __builtin_sqrtf(mean + eps);
+        const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(eps));
         for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
     }
 }
