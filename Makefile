@@ -40,9 +40,10 @@ demo: $(STAMPS)/karat
 	@echo
 	@echo "Try next:"
 	@echo '  $(BIN)/karat run "One day a fox found a lantern"'
-	@echo "  $(BIN)/karat chat"
-	@echo "  $(BIN)/karat inspect"
-	@echo "  $(BIN)/karat --help"
+	@echo '  $(BIN)/karat run --chat "Tell me a story about a fox and a lantern."'
+	@echo '  $(BIN)/karat chat'
+	@echo '  $(BIN)/karat inspect'
+	@echo '  $(BIN)/karat help'
 
 .PHONY: test
 test: TOTAL := 4
