@@ -1,0 +1,83 @@
+"""ForwardBatch: one forward pass over many sequences, as flat arrays that every executor reads."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardBatch:
+    """The tokens of one step. Sequence i owns rows query_starts[i] to query_starts[i + 1] of every per-token array.
+
+    token_ids     [tokens] int32
+    positions     [tokens] int32   absolute; consecutive within a sequence, ending at context_lens[i] - 1
+    slots         [tokens] int32   where K and V of the token go: block * block_size + offset
+    query_starts  [seqs + 1] int32
+    context_lens  [seqs] int32     keys visible to the last token of the sequence, this step's included
+    block_tables  [seqs, max_blocks] int32   block of each block_size positions; unused entries are -1
+    logit_rows    [rows] int32     rows of the step whose logits are wanted, ascending; may be empty
+    block_size    tokens in a block
+
+    `validate` holds the invariants that keep positions and cache length together; it is O(tokens).
+    """
+
+    token_ids: Int32
+    positions: Int32
+    slots: Int32
+    query_starts: Int32
+    context_lens: Int32
+    block_tables: Int32
+    logit_rows: Int32
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.context_lens)
+
+    def validate(self, *, cached_lens: Int32, num_slots: int, vocab_size: int) -> None:
+        """Raise AssertionError unless the batch continues sequences that hold `cached_lens` [seqs] tokens already.
+
+        `cached_lens` must come from who keeps the cache, not from who made the batch: the two are checked against
+        each other here, on every step.
+        """
+        num_tokens, num_seqs, size = self.num_tokens, self.num_seqs, self.block_size
+        assert num_tokens > 0 and num_seqs > 0, "an empty batch"
+        for name in (
+            "token_ids", "positions", "slots", "query_starts", "context_lens", "block_tables", "logit_rows",
+        ):  # fmt: skip
+            assert getattr(self, name).dtype == np.int32, f"{name} is not int32"
+        assert self.positions.shape == self.slots.shape == (num_tokens,), "per-token arrays differ in length"
+        assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (
+            "per-sequence arrays differ in length"
+        )
+        query_lens = np.diff(self.query_starts)
+        assert self.query_starts[0] == 0 and self.query_starts[-1] == num_tokens and (query_lens > 0).all(), (
+            "query_starts do not cut the tokens into sequences"
+        )
+        assert cached_lens.shape == (num_seqs,) and (cached_lens + query_lens == self.context_lens).all(), (
+            "context_lens ≠ cache length + new tokens"
+        )
+        owner = np.repeat(np.arange(num_seqs), query_lens)
+        offset = np.arange(num_tokens) - self.query_starts[:-1][owner]
+        assert (self.positions == cached_lens[owner] + offset).all(), "positions do not continue the cache"
+        used = np.arange(self.block_tables.shape[1]) * size < self.context_lens[:, None]  # [seqs, max_blocks]
+        assert self.block_tables.shape[1] * size >= self.context_lens.max(), "a block table ends before its sequence"
+        blocks = self.block_tables[used]
+        assert blocks.min() >= 0 and (blocks.max() + 1) * size <= num_slots, "a block outside the cache"
+        assert (self.block_tables[~used] == -1).all(), "an unused entry of a block table is not -1"
+        assert (self.slots == self.block_tables[owner, self.positions // size] * size + self.positions % size).all(), (
+            "slots ≠ block table"
+        )
+        assert len(np.unique(self.slots)) == num_tokens, "two tokens go to one slot"
+        assert self.token_ids.min() >= 0 and self.token_ids.max() < vocab_size, "a token id outside the vocabulary"
+        rows = self.logit_rows
+        assert (np.diff(rows) > 0).all() and (len(rows) == 0 or (rows[0] >= 0 and rows[-1] < num_tokens)), (
+            "logit_rows are not ascending rows of the step"
+        )

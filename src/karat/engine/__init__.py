@@ -1,0 +1,1 @@
+"""Generation: scheduling, sampling, the engine, and the LLM object around it."""

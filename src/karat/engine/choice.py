@@ -1,0 +1,182 @@
+"""One choice of a request: its tokens, text and log-probabilities, and how it ends. And who only reads logits."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.engine.logprobs import token_logprobs
+from karat.engine.sampler import choose, require_finite
+from karat.engine.sequence import Sequence
+from karat.errors import CapacityError, NumericsError
+from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
+from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
+
+
+class Reader(Protocol):
+    """Who wants a sequence's logits. Rows [positions, vocab] are of consecutive positions, and lent for the call."""
+
+    sequence: Sequence
+
+    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
+        """Logits of prompt positions from `first` on, the last of the prompt excepted; each comes once."""
+
+    def read_last(self, row: NDArray[np.floating]) -> bool:
+        """Logits [vocab] of the last token so far; appends the next one, or returns True: nothing more is wanted."""
+
+    def fail(self, error: NumericsError) -> None:
+        """The sequence ends here because its numbers are not to be used."""
+
+
+class Choice:
+    """Samples one continuation. New text and tokens are collected until `take_chunk`."""
+
+    def __init__(self, request: Request, index: int, sequence: Sequence, tokenizer: Tokenizer, max_tokens: int) -> None:
+        params = request.params
+        self.sequence = sequence
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self._request = request
+        self._max_tokens = max_tokens
+        self._decode_one = lambda token_id: tokenizer.decode_continuation([token_id])
+        self._stop_ids = request.end_token_ids if not params.ignore_eos else frozenset[int]()
+        self._stop_ids |= frozenset(params.stop_token_ids)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=request.prompt_token_ids
+        )
+        self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self._stop_reason: str | int | None = None
+        self._error: str | None = None
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_taken = (0, 0)  # pieces of text and tokens that chunks have carried
+
+    @property
+    def request_id(self) -> str:
+        return self._request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sequence.token_ids) - self.sequence.prompt_len
+
+    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
+        k, reported = self._request.params.prompt_logprobs, self.prompt_logprobs
+        assert k is not None and reported is not None and len(reported) == first + 1, "prompt logits out of order"
+        for position, row in enumerate(rows, start=first):
+            require_finite(row, position)
+            token_id = self._request.prompt_token_ids[position + 1]
+            reported.append(token_logprobs(row, token_id, k, self._decode_one))
+
+    def read_last(self, row: NDArray[np.floating]) -> bool:
+        params, token_ids = self._request.params, self.sequence.token_ids
+        require_finite(row, len(token_ids) - 1)
+        token_id = choose(
+            row, params, token_ids=token_ids, prompt_len=self.sequence.prompt_len, seed=self._request.seed,
+            choice=self.index, barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
+        )  # fmt: skip
+        if params.logprobs is not None:
+            self._logprobs.append(token_logprobs(row, token_id, params.logprobs, self._decode_one))
+        token_ids.append(token_id)
+        self._follow(token_id)
+        return self.finish_reason is not None
+
+    def fail(self, error: NumericsError) -> None:
+        self._error = f"choice {self.index}: {error}"
+        self._finish("error")
+
+    def abort(self) -> None:
+        """End because nobody waits any more."""
+        self._finish("abort")
+
+    def take_chunk(self) -> StreamChunk | None:
+        """What is new since the last call; None if nothing is."""
+        num_pieces, num_tokens = self._num_taken
+        token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + num_tokens :])
+        text = "".join(self._text[num_pieces:])
+        if not (token_ids or text or self.finish_reason):
+            return None
+        self._num_taken = (len(self._text), num_tokens + len(token_ids))
+        return StreamChunk(
+            index=self.index, text=text, token_ids=token_ids, finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason, logprobs=self._reported(num_tokens), error=self._error,
+        )  # fmt: skip
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index, text="".join(self._text),
+            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len :]), finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason, logprobs=self._reported(0), error=self._error,
+        )  # fmt: skip
+
+    def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:
+        return None if self._request.params.logprobs is None else tuple(self._logprobs[start:])
+
+    def _follow(self, token_id: int) -> None:
+        """Text and end of the choice after one more token."""
+        params = self._request.params
+        if token_id in self._stop_ids:
+            if params.include_stop_str_in_output:
+                self._emit(self._detokenizer.push(token_id))
+            self._finish("stop", token_id)
+            return
+        text = self._detokenizer.push(token_id)
+        if self.num_tokens <= params.min_tokens:
+            self._text.append(text)
+        else:
+            self._emit(text)
+        if self.finish_reason is None and self.num_tokens == self._max_tokens:
+            self._finish("length")
+
+    def _emit(self, text: str) -> None:
+        """Let text out as far as it is no beginning of a stop string; a whole stop string ends the choice."""
+        text, matched = self._matcher.push(text)
+        self._text.append(text)
+        if matched is not None:
+            self.finish_reason, self._stop_reason = "stop", matched
+
+    def _finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
+        """End for this reason, with all text that was held back."""
+        self._emit(self._detokenizer.finish())
+        self._text.append(self._matcher.finish())
+        self.finish_reason, self._stop_reason = reason, stop_reason
+
+
+class LogitsReader:
+    """Collects the logits of every position of a text; generates nothing. When `done`, `error` says if it failed."""
+
+    def __init__(self, sequence: Sequence, logits: NDArray[np.floating]) -> None:
+        self.sequence = sequence
+        self.logits = logits  # [tokens, vocab], filled position by position
+        self.done = False
+        self.error: NumericsError | None = None
+
+    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
+        self.logits[first : first + len(rows)] = rows
+
+    def read_last(self, row: NDArray[np.floating]) -> bool:
+        self.logits[-1] = row
+        self.done = True
+        return True
+
+    def fail(self, error: NumericsError) -> None:
+        self.error = error
+        self.done = True
+
+
+def resolve_max_tokens(request: Request, max_model_len: int) -> int:
+    """How many tokens a choice may have: max_tokens, or the rest of the context; CapacityError if they do not fit."""
+    params, prompt_len = request.params, len(request.prompt_token_ids)
+    rest = max_model_len - prompt_len
+    if rest < 1:
+        raise CapacityError(
+            f"the prompt has {prompt_len} tokens, and the context of {max_model_len} must hold at least one more; "
+            "shorten the prompt, or load the model with a larger max_model_len if it allows that"
+        )
+    for name, value in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+        if value > rest:
+            raise CapacityError(
+                f"{name}={value} after a prompt of {prompt_len} tokens: the context of {max_model_len} leaves {rest}; "
+                f"lower {name} or shorten the prompt"
+            )
+    return params.max_tokens or rest

@@ -1,0 +1,145 @@
+"""What a checkpoint says about generation: default sampling, and the tokens that end a text.
+
+Sampling defaults are those of transformers' `generate` for the same folder: what generation_config.json says, and where
+it says nothing, transformers' own default: greedy unless do_sample is true, and then top_k 50. The one exception is the
+length, which transformers limits to 20 tokens in all and Karat by the context.
+
+The tokens that end a text are those of eos_token_id in generation_config.json or, where it names none, in config.json,
+which are what ends `generate`; and the tokenizer's own eos_token beside them, because a chat model's configs may still
+name only the end token of its base model. In a conversation, the special token with which the chat template closes an
+answer (such as <|im_end|>) ends it too, whatever the configs say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from karat.config import ModelConfig
+from karat.errors import ConfigError, RequestError, TemplateError
+from karat.request import SamplingParams, shown
+from karat.text import Tokenizer
+
+_WHERE = "generation_config.json"
+_TOP_K = 50  # transformers' default where it samples
+
+# Name there -> name of the field of SamplingParams.
+_ALWAYS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "repetition_penalty": "repetition_penalty",
+    "stop_strings": "stop",
+}
+_WHEN_SAMPLING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# Say nothing about which tokens come: bookkeeping, the form of the output, how fast it is computed.
+_HARMLESS = frozenset(
+    """
+    _from_model_config assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id
+    cache_config cache_implementation compile_config decoder_start_token_id diversity_penalty early_stopping
+    disable_compile eos_token_id do_sample is_assistant length_penalty max_cache_len max_matching_ngram_size
+    num_assistant_tokens num_assistant_tokens_schedule output_attentions output_hidden_states output_logits
+    output_scores pad_token_id prefill_chunk_size prompt_lookup_num_tokens renormalize_logits return_dict_in_generate
+    return_legacy_cache target_lookbehind transformers_version use_cache
+    """.split()
+)
+# Switched off by these values, absent or null.
+_OFF: Mapping[str, tuple[object, ...]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "guidance_scale": (1.0,),
+    "min_length": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "penalty_alpha": (0.0,),
+    "remove_invalid_values": (False,),
+    "min_p": (0.0,),
+    "sequence_bias": ({}, []),
+    "suppress_tokens": ([],),
+    "temperature": (1.0,),
+    "token_healing": (False,),
+    "top_k": (0, _TOP_K),
+    "top_p": (1.0,),
+    "trust_remote_code": (False,),
+    "typical_p": (1.0,),
+    "use_mtp": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Sampling where the caller gives none, and the tokens that end any text.
+
+    `notice` says in one line what of generation_config.json was applied and what was not.
+    """
+
+    params: SamplingParams
+    end_token_ids: frozenset[int]
+    notice: str
+
+
+def read_defaults(raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer) -> GenerationDefaults:
+    """Defaults from a generation_config.json (None: there is none). ConfigError for values of the wrong kind."""
+    stated = {key: value for key, value in (raw or {}).items() if value is not None}
+    do_sample = stated.get("do_sample", False)
+    if not isinstance(do_sample, bool):
+        raise ConfigError(f"{_WHERE}: do_sample={shown(do_sample)}: expected true or false")
+    names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
+    params, applied = _read_params({names[key]: value for key, value in stated.items() if key in names}, do_sample)
+    ignored = [
+        f"{key}={shown(value)}"
+        for key, value in sorted(stated.items())
+        if key not in names and key not in _HARMLESS and not any(value == off for off in _OFF.get(key, ()))
+    ]
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    end_ids = {*(_read_ids(stated.get("eos_token_id")) or config.eos_token_ids), *own}
+    ignored += [f"eos_token_id={i} (outside the vocabulary)" for i in sorted(end_ids) if i >= config.vocab_size]
+    notice = f"sampling as {_WHERE} says: " if raw is not None else f"sampling without a {_WHERE}: "
+    notice += ", ".join(applied)
+    if ignored:
+        notice += f"; not applied: {', '.join(ignored)}"
+    return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
+
+
+def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The special token that the chat template writes after an answer, if it is known and writes one."""
+    answer = "An-answer-to-find-again"
+    conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.render_chat(conversation, add_generation_prompt=False)
+    except TemplateError:  # there is none, or it takes no such conversation
+        return frozenset()
+    _, found, after = text.rpartition(answer)
+    first = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
+    return frozenset(first) & tokenizer.special_ids
+
+
+def _read_params(values: dict[str, object], do_sample: bool) -> tuple[SamplingParams, list[str]]:
+    """The parameters, and each that was set, as the notice shows it."""
+    remarks = {}
+    if not do_sample:
+        values["temperature"], remarks["temperature"] = 0.0, "no do_sample"
+    elif "top_k" not in values:
+        values["top_k"], remarks["top_k"] = _TOP_K, "transformers' default"
+    try:
+        params = SamplingParams(**values)  # type: ignore[arg-type]
+    except RequestError as error:
+        raise ConfigError(f"{_WHERE}: {error}") from error
+    usual = SamplingParams()
+    return params, [
+        f"{name}={shown(value)}" + (f" ({remarks[name]})" if name in remarks else "")
+        for name, value in values.items()
+        if getattr(params, name) != getattr(usual, name)
+    ]
+
+
+def _read_ids(value: object) -> tuple[int, ...]:
+    """One id, a list of ids, or nothing."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if type(token_id) is not int or token_id < 0:
+            raise ConfigError(f"{_WHERE}: eos_token_id={shown(value)}: expected a token id or a list of token ids")
+    return tuple(ids)

@@ -1,0 +1,109 @@
+"""From one row of logits to one token.
+
+Pure functions of their arguments: a row is handled alone, sorts are by value and then token id, and the only random
+number is a hash of (seed, choice, position). So a token does not depend on what else is in the batch, on how often a
+sequence was preempted, or on the order of requests. All arithmetic is float64; exp is NumPy's, whose last bit may
+differ between CPUs, so that a drawn token (never a greedy one) may too.
+"""
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.errors import NumericsError
+from karat.request import SamplingParams
+
+Float64 = NDArray[np.float64]
+
+
+def require_finite(logits: NDArray[np.floating], position: int) -> None:
+    """Raise NumericsError unless the logits [vocab] of the token at `position` are all finite."""
+    finite = np.isfinite(logits)
+    if not finite.all():
+        bad = np.flatnonzero(~finite)
+        raise NumericsError(
+            f"the logits after the token at position {position} are not finite: {logits[bad[0]]} at token id {bad[0]} "
+            f"({len(bad)} of {len(logits)} values); the weights are damaged, or a value overflowed on the way"
+        )
+
+
+def choose(
+    logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int, seed: int,
+    choice: int, barred: Collection[int] = (),
+) -> int:  # fmt: skip
+    """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
+
+    `logits` [vocab] are the model's own and must be finite; `barred` tokens are never chosen. NumericsError if nothing
+    is left to choose from.
+    """
+    scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
+    if barred and not np.isfinite(scores.max()):
+        raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
+    if params.temperature == 0:
+        return int(np.argmax(scores))  # the first of equals
+    weights = filtered(scores, params)
+    return draw(weights, uniform(seed, choice, len(token_ids)))
+
+
+def adjusted(
+    logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int,
+    barred: Collection[int] = (),
+) -> Float64:  # fmt: skip
+    """Scores [vocab]: bias, then repetition, frequency and presence penalties; barred tokens are -inf."""
+    scores = logits.astype(np.float64)
+    for token_id, bias in params.logit_bias.items():
+        scores[token_id] += bias
+    if params.repetition_penalty != 1:
+        seen = np.unique(np.array(token_ids, np.int64))
+        value = scores[seen]
+        scores[seen] = np.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
+    if params.frequency_penalty or params.presence_penalty:
+        written, counts = np.unique(np.array(token_ids[prompt_len:], np.int64), return_counts=True)
+        scores[written] -= params.frequency_penalty * counts + params.presence_penalty
+    if barred:
+        scores[list(barred)] = -np.inf
+    return scores
+
+
+def filtered(scores: Float64, params: SamplingParams) -> Float64:
+    """Weights [vocab] proportional to the probabilities left by temperature, top-k, top-p and min-p; the rest is 0.
+
+    The largest is 1. Of equal scores the smaller token ids are kept first. Top-p keeps the most probable tokens up to
+    and including the one with which their share of what top-k left reaches top_p.
+    """
+    with np.errstate(over="ignore"):  # a tiny temperature: everything but the largest becomes 0, which is meant
+        weights: Float64 = np.exp((scores - scores.max()) / params.temperature)
+    if 0 < params.top_k < len(weights):
+        cut = np.partition(scores, -params.top_k)[-params.top_k]
+        ties = np.flatnonzero(scores == cut)
+        num_above = int(np.count_nonzero(scores > cut))
+        weights[scores < cut] = 0
+        weights[ties[params.top_k - num_above :]] = 0
+    if params.top_p < 1:
+        kept = np.flatnonzero(weights)
+        order = kept[np.argsort(-scores[kept], kind="stable")]
+        shares = np.cumsum(weights[order])
+        weights[order[1:][shares[:-1] >= params.top_p * shares[-1]]] = 0
+    weights[weights < params.min_p] = 0
+    return weights
+
+
+def draw(weights: Float64, u: float) -> int:
+    """The token in whose interval u of [0, 1) falls when weights, in order of token ids, share [0, 1) out."""
+    ends = np.cumsum(weights)
+    token_id = int(np.searchsorted(ends, u * ends[-1], side="right"))
+    return min(token_id, int(np.flatnonzero(weights)[-1]))  # u * total may round up to the total
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A multiple of 2^-53 in [0, 1) from a counter-based hash: BLAKE2b (RFC 7693) of three 64-bit integers."""
+    key = b"".join(value.to_bytes(8, "little") for value in (seed, choice, position))
+    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) * 2.0**-53
+
+
+def derived_seed(seed: int, counter: int) -> int:
+    """The seed of request number `counter` of an engine seeded with `seed`, where the request names none."""
+    key = seed.to_bytes(8, "little") + counter.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"karat-request").digest(), "little") >> 1

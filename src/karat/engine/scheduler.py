@@ -1,0 +1,154 @@
+"""Which sequences compute how many tokens in the next step: continuous batching. Pure: no array library, no clock.
+
+Every step serves the running sequences from the oldest to the youngest. Those with one pending token (decode) come
+first in the token budget; what is left goes to prefills, which may be cut into chunks. When blocks run out, the
+youngest gives all of its blocks back and waits to be computed anew. The oldest therefore always gets on, and every
+sequence becomes the oldest: no livelock. Waiting sequences enter in the order of arrival, none overtakes.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from karat.engine.sequence import Sequence
+from karat.errors import CapacityError
+from karat.kv.blocks import BlockPool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next `num_tokens` tokens of a sequence, from position seq.num_computed on."""
+
+    seq: Sequence
+    num_tokens: int
+
+
+class Scheduler:
+    """Decides the steps; owns the blocks of the sequences it runs.
+
+    One cycle is `schedule`, a forward pass, and `advance` for each chunk that was computed. `add` and `remove` come
+    between cycles. Decisions depend on these calls alone.
+    """
+
+    def __init__(
+        self, blocks: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, max_prompt_logits: int
+    ) -> None:
+        """`max_prompt_logits` bounds the prompt positions of a step whose logits are wanted (see Sequence)."""
+        assert 1 <= max_num_seqs <= max_num_batched_tokens and max_prompt_logits >= 1, "limits of the scheduler"
+        self.blocks = blocks
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_prompt_logits = max_prompt_logits
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def check_fits(self, num_tokens: int) -> None:
+        """Raise CapacityError for a sequence that could not be in the cache even alone."""
+        num_blocks, size = self.blocks.num_blocks, self.blocks.block_size
+        if self.blocks.blocks_for(num_tokens) > num_blocks:
+            raise CapacityError(
+                f"the request may grow to {num_tokens} tokens in the KV cache, which holds {num_blocks * size} "
+                f"({num_blocks} blocks of {size}); shorten the prompt or lower max_tokens, or give the cache more room"
+            )
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence, which must be the youngest; CapacityError if it can never fit."""
+        self.check_fits(seq.max_len)
+        newest = self._waiting[-1] if self._waiting else self._running[-1] if self._running else None
+        assert newest is None or newest.seq_id < seq.seq_id, "sequences arrive in the order of their ids"
+        self._waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out a sequence that ended or was aborted, whether it runs or waits."""
+        if seq in self._running:
+            self._running.remove(seq)
+            self.blocks.free(seq.seq_id)
+        else:
+            self._waiting.remove(seq)
+
+    def schedule(self) -> list[Chunk]:
+        """The chunks of the next step, their blocks reserved; empty only if there is no sequence at all."""
+        tokens_left = self._max_num_batched_tokens - sum(seq.num_pending == 1 for seq in self._running)
+        logits_left = self._max_prompt_logits
+        chunks: list[Chunk] = []
+        num_preemptions = self.num_preemptions
+        for seq in list(self._running):
+            if seq not in self._running:
+                break  # preempted, and with it all that are younger
+            decode = seq.num_pending == 1
+            chunk = self._reserve(seq, 1 if decode else tokens_left, logits_left)
+            if chunk:
+                chunks.append(chunk)
+                tokens_left -= 0 if decode else chunk.num_tokens
+                logits_left -= chunk.num_tokens if seq.reads_prompt else 0
+        while (
+            self._waiting
+            and self.num_preemptions == num_preemptions
+            and len(self._running) < self._max_num_seqs
+            and tokens_left > 0
+            and self._has_room_for(self._waiting[0])
+        ):
+            seq = self._waiting[0]
+            if seq.reads_prompt and logits_left == 0:
+                break
+            self._running.append(self._waiting.popleft())
+            self.blocks.allocate(seq.seq_id)
+            chunk = self._reserve(seq, tokens_left, logits_left)
+            assert chunk, "a sequence was admitted without room"
+            chunks.append(chunk)
+            tokens_left -= chunk.num_tokens
+            logits_left -= chunk.num_tokens if seq.reads_prompt else 0
+        assert chunks or not (self._running or self._waiting), "nothing can be scheduled"
+        return chunks
+
+    def advance(self, chunk: Chunk) -> None:
+        """Record that a chunk was computed: its K and V are in the cache."""
+        self.blocks.commit(chunk.seq.seq_id, chunk.num_tokens)
+        chunk.seq.num_computed += chunk.num_tokens
+
+    def check(self) -> None:
+        """Raise AssertionError unless queues, sequences and blocks agree (between cycles)."""
+        self.blocks.check()
+        ids = [seq.seq_id for seq in (*self._running, *self._waiting)]
+        assert ids == sorted(set(ids)), "every running sequence is older than every waiting one, each there once"
+        assert len(self._running) <= self._max_num_seqs and self.blocks.num_seqs == len(self._running), "running"
+        for seq in self._running:
+            assert seq.num_computed == self.blocks.cached_len(seq.seq_id) < len(seq.token_ids), "cache ≠ computed"
+        assert all(seq.num_computed == 0 for seq in self._waiting), "a waiting sequence holds nothing"
+
+    def _has_room_for(self, seq: Sequence) -> bool:
+        """Whether all of it fits, even if each running sequence grows by a block: lest it be preempted at once."""
+        blocks = self.blocks
+        spoken_for = sum(
+            blocks.blocks_for(len(other.token_ids) + blocks.block_size) - len(blocks.table(other.seq_id))
+            for other in self._running
+        )
+        return blocks.blocks_for(seq.num_pending) + spoken_for <= blocks.num_free
+
+    def _reserve(self, seq: Sequence, tokens_left: int, logits_left: int) -> Chunk | None:
+        """As large a chunk as budgets and blocks allow; preempts younger sequences rather than get no block."""
+        wanted = min(seq.num_pending, tokens_left, logits_left if seq.reads_prompt else tokens_left)
+        if wanted == 0:
+            return None
+        while (room := self.blocks.room(seq.seq_id)) == 0 and self._running[-1] is not seq:
+            self._preempt(self._running[-1])
+        num_tokens = min(wanted, room)
+        if num_tokens == 0:
+            return None
+        self.blocks.reserve(seq.seq_id, num_tokens)
+        return Chunk(seq, num_tokens)
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self.blocks.free(seq.seq_id)
+        seq.num_computed = 0
+        self._waiting.appendleft(seq)
+        self.num_preemptions += 1

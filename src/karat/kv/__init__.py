@@ -1,0 +1,1 @@
+"""The KV cache's bookkeeping: which block holds which positions of which sequence."""

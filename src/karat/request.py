@@ -1,0 +1,224 @@
+"""What a caller asks for and what comes back: sampling parameters, requests and outputs. Field names follow vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from karat.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_LOGPROBS = 64  # alternatives per token; more is refused rather than clamped
+MAX_CHOICES = 64
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
+MAX_IDS = 1024  # of logit_bias and of stop_token_ids
+MAX_SEED = 2**63 - 1
+MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when a choice ends. A wrong value raises RequestError naming the field.
+
+    n choices are made of one prompt, each with draws of its own.
+
+    Scores are the model's logits plus logit_bias, then penalised: repetition_penalty is that of CTRL (arXiv
+    1909.05858: positive scores of tokens in prompt or output are divided by it, negative ones multiplied); for tokens
+    of the output, frequency_penalty is taken off once for each time they occur and presence_penalty once.
+
+    temperature 0 is greedy: the largest score, ties to the smallest token id. Otherwise scores are divided by it, and
+    what is drawn from is narrowed in this order: top_k keeps the k largest (0 or -1: all), top_p the fewest most
+    probable ones that hold this share of what top_k left, min_p those at least this fraction as probable as the most
+    probable. Then one draw, keyed by (seed, choice index, absolute position), decides. seed None: derived from the
+    engine's seed and the number of the request.
+
+    A choice ends after max_tokens (None: as many as the context has room for); with an end token of the model, unless
+    ignore_eos; with one of stop_token_ids; with a stop string. Until min_tokens tokens are out, end and stop tokens
+    are not chosen, and stop strings count in the text after them only. The text stops before the stop string or the
+    token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
+
+    logprobs=k reports the chosen token and the k most probable ones, under the model's own distribution (before
+    bias, penalties and temperature); prompt_logprobs=k the same for the prompt.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        self._int("n", 1, MAX_CHOICES)
+        self._number("temperature", 0, 100)
+        self._int("top_k", 0, MAX_COUNT, "a positive integer, or 0 for all")
+        self._number("top_p", 0, 1, above=True)
+        self._number("min_p", 0, 1)
+        self._number("repetition_penalty", 0, 100, above=True)
+        self._number("presence_penalty", -2, 2)
+        self._number("frequency_penalty", -2, 2)
+        bias: object = self.logit_bias
+        self._require(
+            "logit_bias",
+            isinstance(bias, Mapping) and len(bias) <= MAX_IDS
+            and all(_is_int(k, 0, MAX_COUNT) and _is_number(v, -100, 100) for k, v in bias.items()),
+            f"at most {MAX_IDS} token ids with numbers from -100 to 100",
+        )  # fmt: skip
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for name, least, most in (
+            ("seed", 0, MAX_SEED), ("max_tokens", 1, MAX_COUNT),
+            ("logprobs", 0, MAX_LOGPROBS), ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):  # fmt: skip
+            if getattr(self, name) is not None:
+                self._int(name, least, most, f"None or an integer from {least} to {most}")
+        limit = MAX_COUNT if self.max_tokens is None else self.max_tokens
+        self._int("min_tokens", 0, limit, f"an integer from 0 to max_tokens={self.max_tokens}")
+        self._require(
+            "stop",
+            isinstance(self.stop, tuple) and len(self.stop) <= MAX_STOPS
+            and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in self.stop),
+            f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
+        )  # fmt: skip
+        self._require(
+            "stop_token_ids",
+            isinstance(self.stop_token_ids, tuple) and len(self.stop_token_ids) <= MAX_IDS
+            and all(_is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
+            f"at most {MAX_IDS} token ids",
+        )  # fmt: skip
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+
+    def _normalise(self) -> None:
+        """The spellings that callers may use: one stop string, lists, and -1 for all of top_k."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if _is_int(self.top_k, -1, -1):
+            object.__setattr__(self, "top_k", 0)
+
+    def _require(self, name: str, condition: bool, expected: str) -> None:
+        if not condition:
+            raise RequestError(f"{name}={shown(getattr(self, name))}: expected {expected}")
+
+    def _int(self, name: str, least: int, most: int, expected: str | None = None) -> None:
+        span = f"an integer from {least} to {most}"
+        self._require(name, _is_int(getattr(self, name), least, most), expected or span)
+
+    def _number(self, name: str, least: float, most: float, *, above: bool = False) -> None:
+        value = getattr(self, name)
+        span = f"a number above {least}, at most {most}" if above else f"a number from {least} to {most}"
+        self._require(name, _is_number(value, least, most) and not (above and value == least), span)
+
+
+def _is_int(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_number(value: object, least: float, most: float) -> bool:
+    """Comparisons alone: they are false for NaN, and exact for integers that no float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def shown(value: object) -> str:
+    """What came, as an error message shows it: at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return f"a {type(value).__name__} that is too long to print"
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued, with everything resolved that params leave open.
+
+    `seed` is the one that draws are keyed by; `end_token_ids` are the model's own, which ignore_eos ignores.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    prompt: str | None = None
+    end_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural log-probability of a token under the model's own distribution.
+
+    Rank 1 is the most probable; of equally probable tokens the smaller id comes first. decoded_token is the token
+    decoded alone, special tokens included; part of a character shows as U+FFFD.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+TokenLogprobs = Mapping[int, Logprob]  # token id -> Logprob: the chosen token and the k most probable
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice. finish_reason is None while it still grows.
+
+    "stop" comes with the stop string or the token id that ended it as stop_reason, "error" with a message in `error`;
+    "length" is max_tokens or the end of the context. logprobs has one entry for each of token_ids.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """Everything known of a request; `prompt_logprobs[0]` is None because nothing precedes the first token."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """New text and tokens of one choice, in order. The last chunk of a choice has a finish_reason.
+
+    Text lags behind the tokens while it may be part of a character or of a stop string.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
