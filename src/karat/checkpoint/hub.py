@@ -6,6 +6,7 @@ huggingface_hub's own; here is what to fetch, and what to tell who cannot have i
 
 import errno
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ _DESCRIPTION = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "adapter_config.json",  # to be refused by name
     INDEX,
 )
@@ -56,8 +58,9 @@ class _Quiet(tqdm):
 def pull(model: str, *, revision: str | None = None, force: bool = False, progress: bool = True) -> Path:
     """The folder in the hub's cache with the snapshot of `org/name` or `org/name@revision`, made complete.
 
-    Fetched are the description, then the weights (with a bar, if `progress` and on a terminal); `force` fetches
-    again what the cache has. Without a network, a snapshot that is complete is good as it is. Raises HubError.
+    Fetched are the description, then the weights (with bars, if `progress` and on a terminal). Without a network, a
+    snapshot that is complete is good as it is; but `force`, which fetches again what the cache has, needs the hub.
+    Raises HubError.
     """
     match = HUB_NAME.fullmatch(model)
     if match is None:
@@ -75,11 +78,15 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
         )
 
     try:
+        if force:
+            HfApi().model_info(repo, revision=revision)  # raises where snapshot_download would make do with the cache
         folder = fetch(revision, _DESCRIPTION, _Quiet)
         index = folder / INDEX
         wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
-        # The snapshot's folder is named by its commit; config.json is in every model, so that something matches.
-        fetch(folder.name, ["config.json", *wanted], None if progress else _Quiet)
+        if force or not all((folder / name).exists() for name in wanted):
+            # The folder is named by the commit; config.json is in every model, so that there always is a match.
+            shows = progress and sys.stderr.isatty()
+            fetch(folder.name, ["config.json", *wanted], None if shows else _Quiet)
         missing = [name for name in wanted if not (folder / name).exists()]
         if not missing:
             return folder
@@ -126,7 +133,7 @@ def _explain(fault: BaseException, repo: str, revision: str) -> str:
         case PermissionError() | OSError(errno=errno.EROFS):
             return f"{constants.HF_HUB_CACHE} cannot be written to: set HF_HOME to a folder of yours"
         case _ if isinstance(fault, _CLIENT_ERROR):
-            return f"{hub} cannot be reached ({fault}){uncached}: check the network, its proxy and HF_ENDPOINT"
+            return f"the connection to {hub} failed ({fault}){uncached}: check the network and HF_ENDPOINT"
     return f"could not be fetched ({type(fault).__name__}: {fault}){uncached}: try again"
 
 

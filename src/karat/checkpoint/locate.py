@@ -14,7 +14,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
     """
     try:
         path = Path(model).expanduser()
-        exists = path.exists()
+        exists = model != "" and path.exists()
     except (OSError, RuntimeError, ValueError):  # too long, no such home, a null character
         exists = False
     if exists and path.is_dir():

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 # (what an unexpected name contains, what the file then is and what to do)
 _KINDS: Sequence[tuple[str, str]] = (
@@ -22,13 +23,10 @@ _KINDS: Sequence[tuple[str, str]] = (
     ),
     (r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.", "these are a mixture-of-experts model's"),
     (r"vision|visual|image|audio", "these are a multimodal model's: only text models are read"),
-    (r"\.[qk]_norm\.", "these are the query and key norms of Qwen3: is model_type in config.json right?"),
-    (
-        r"\.bias$",
-        "config.json announces no such biases: check model_type, attention_bias and mlp_bias there",
-    ),
 )
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_BIAS = re.compile(r"\.bias$")
+_NORM = re.compile(r"\.[qk]_norm\.")
+_LAYER = re.compile(r"\.layers\.(\d{1,9})\.")
 
 
 def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool) -> str:
@@ -43,11 +41,13 @@ def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshap
             "the output head is absent, and config.json does not tie it to the embedding: if the model shares"
             ' the two, set "tie_word_embeddings": true there; else the file is incomplete: download it again'
         )
-    if missing and all(name.endswith(".bias") for name in missing):
+    if _all(_BIAS, missing) and not unexpected:
         return "config.json announces these biases: check model_type, attention_bias and mlp_bias there"
-    if missing and all(re.search(r"\.[qk]_norm\.", name) for name in missing):
-        return "the query and key norms of Qwen3 are absent: is model_type in config.json right?"
-    if not missing and unexpected and all(_LAYER.search(name) for name in unexpected):
+    if _all(_BIAS, unexpected) and not missing:
+        return "config.json announces no such biases: check model_type, attention_bias and mlp_bias there"
+    if _all(_NORM, missing) or _all(_NORM, unexpected):
+        return "these are the query and key norms of Qwen3: is model_type in config.json right?"
+    if _all(_LAYER, unexpected) and not missing:
         layers = sorted({int(match[1]) for name in unexpected if (match := _LAYER.search(name))})
         return f"config.json has none of these in layers {layers[0]} to {layers[-1]}: is num_hidden_layers right?"
     if missing and not unexpected:
@@ -55,6 +55,10 @@ def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshap
     if any_misshapen and not missing and not unexpected:
         return "config.json is that of a model of another size, or was edited: download it again"
     return "weights and config.json are of different models: download both again"
+
+
+def _all(pattern: re.Pattern[str], names: Sequence[str]) -> bool:
+    return bool(names) and all(pattern.search(name) for name in names)
 
 
 def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
@@ -77,4 +81,5 @@ def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
 
 
 def _dots(name: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"\.", name)]
+    """Where a prefix may end: no wrapper has more than four parts."""
+    return [match.start() for match in islice(re.finditer(r"\.", name), 4)]

@@ -30,7 +30,7 @@ DTYPE_BITS: Mapping[str, int] = {
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # Ours, far above any model, so that even a header full of valid entries stays small in memory.
 MAX_TENSORS = 1 << 17
-MAX_NAME_LEN = 256
+MAX_NAME_LEN = 192
 MAX_DIMS = 8
 MAX_METADATA = 8 << 20  # characters, plus 64 for each entry
 _INT64_MAX = (1 << 63) - 1
@@ -111,21 +111,16 @@ def _read_header(path: Path, file: BinaryIO, size: int) -> Header:
             f"{path}: states a header of {header_len} bytes; a file of {size} bytes can have 2 to {limit}: "
             + (reasons[0] if reasons else "it is truncated or no safetensors file; download it again")
         )
-    num_data_bytes = size - 8 - header_len
+    data_start = 8 + header_len
     try:
-        entries, metadata = _parse(JsonStream(file, header_len), num_data_bytes)
-        _check_layout(entries, num_data_bytes)
+        header = _parse(JsonStream(file, header_len), data_start, size)
+        _check_layout(header.entries, data_start, size)
     except JsonError as fault:
         raise CheckpointError(f"{path}: {fault}; download it again, or save the model anew") from fault
-    start = 8 + header_len
-    return Header(
-        {name: TensorEntry(e.dtype, e.shape, start + e.begin, start + e.end) for name, e in entries.items()},
-        metadata,
-    )
+    return header
 
 
-def _parse(stream: JsonStream, num_data_bytes: int) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """The header's entries (offsets still relative to the data) and its metadata."""
+def _parse(stream: JsonStream, data_start: int, size: int) -> Header:
     entries: dict[str, TensorEntry] = {}
     metadata: dict[str, str] = {}
     for name in stream.members():
@@ -142,14 +137,14 @@ def _parse(stream: JsonStream, num_data_bytes: int) -> tuple[dict[str, TensorEnt
         if len(entries) == MAX_TENSORS:
             raise JsonError(f"the header names more than {MAX_TENSORS} tensors")
         try:
-            entries[name] = _entry(stream.value(), num_data_bytes)
+            entries[name] = _entry(stream.value(), data_start, size)
         except JsonError as fault:
             raise JsonError(f"tensor {shown(name)}: {fault}") from None
     stream.finish()
-    return entries, metadata
+    return Header(entries, metadata)
 
 
-def _entry(value: Any, num_data_bytes: int) -> TensorEntry:
+def _entry(value: Any, data_start: int, size: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         got = sorted(value) if isinstance(value, dict) else value
         raise JsonError(f"expected an object of dtype, shape and data_offsets, found {shown(got)}")
@@ -161,8 +156,8 @@ def _entry(value: Any, num_data_bytes: int) -> TensorEntry:
     if len(shape) > MAX_DIMS:
         raise JsonError(f"{len(shape)} dimensions; expected at most {MAX_DIMS}")
     num_bits = DTYPE_BITS[dtype]
-    for size in shape:
-        num_bits *= max(size, 1)
+    for dim in shape:
+        num_bits *= max(dim, 1)
         if num_bits > _INT64_MAX:
             raise JsonError(f"shape {shown(shape)} of {dtype} overflows 64 bits")
     if 0 in shape:
@@ -170,28 +165,26 @@ def _entry(value: Any, num_data_bytes: int) -> TensorEntry:
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise JsonError(f"data_offsets {shown(offsets)}; expected [begin, end] with 0 <= begin <= end")
     begin, end = offsets
-    if end > num_data_bytes:
-        raise JsonError(
-            f"its data ends at byte {end}, but the file has {num_data_bytes} bytes of data: it is truncated"
-        )
+    if data_start + end > size:
+        raise JsonError(f"its data ends at byte {data_start + end} of a file of {size} bytes, which is truncated")
     if (end - begin) * 8 != num_bits:
         raise JsonError(f"{end - begin} bytes of data; {dtype} of shape {shape} takes {num_bits / 8:.12g}")
-    return TensorEntry(dtype, tuple(shape), begin, end)
+    return TensorEntry(dtype, tuple(shape), data_start + begin, data_start + end)
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= _INT64_MAX for value in values)
 
 
-def _check_layout(entries: Mapping[str, TensorEntry], num_data_bytes: int) -> None:
+def _check_layout(entries: Mapping[str, TensorEntry], data_start: int, size: int) -> None:
     """Every byte of the data belongs to exactly one tensor."""
-    position, previous = 0, ""
+    position, previous = data_start, ""
     for name in sorted(entries, key=lambda name: (entries[name].begin, entries[name].end)):
         entry = entries[name]
         if entry.begin < position:
-            raise JsonError(f"tensors {shown(previous)} and {shown(name)} overlap at byte {entry.begin} of the data")
+            raise JsonError(f"tensors {shown(previous)} and {shown(name)} overlap at byte {entry.begin}")
         if entry.begin > position:
             raise JsonError(f"{entry.begin - position} bytes before tensor {shown(name)} belong to no tensor")
         position, previous = entry.end, name
-    if position < num_data_bytes:
-        raise JsonError(f"{num_data_bytes - position} bytes after the last tensor belong to no tensor")
+    if position < size:
+        raise JsonError(f"the last {size - position} bytes belong to no tensor")

@@ -7,6 +7,7 @@ shard index) member by member, so that the memory taken depends on what was acce
 import codecs
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Never
@@ -17,9 +18,10 @@ from karat.errors import ConfigError, KaratError
 
 # Python objects take up to 25 times the text they are parsed from; this keeps any refusal below about 100 MB.
 PIECE_LIMIT = 4 << 20
+MAX_MEMBERS = 1 << 18
 _CHUNK = 1 << 20
 _MAX_DIGITS = 40  # tokenizer_config.json writes 10**30 for "no limit"
-_SPACE = " \t\n\r"
+_BLANK = re.compile(r"[ \t\n\r]+")
 
 
 class JsonError(ValueError):
@@ -82,7 +84,8 @@ class JsonStream:
             value = stream.value()
         stream.finish()
 
-    A piece (a string, or the value of a member) longer than PIECE_LIMIT characters is a fault.
+    A piece (a string, or the value of a member) longer than PIECE_LIMIT characters is a fault, and so are more than
+    MAX_MEMBERS members.
     """
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
@@ -104,6 +107,8 @@ class JsonStream:
             name = self.string()
             if name in seen:
                 raise JsonError(f"the key {shown(name)} comes twice")
+            if len(seen) == MAX_MEMBERS:
+                raise JsonError(f"an object of more than {MAX_MEMBERS} members")
             seen.add(name)
             self._take(":")
             yield name
@@ -128,6 +133,8 @@ class JsonStream:
                 json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as fault:
             self._pos = fault.pos
+            if self._num_unread and fault.msg.startswith("Unterminated"):
+                raise self._fault(f"a string of more than {PIECE_LIMIT} characters") from None
             raise self._fault(fault.msg) from None
         except UnicodeEncodeError:
             raise self._fault("half of a character (a lone surrogate)") from None
@@ -152,12 +159,10 @@ class JsonStream:
         """The next character that is not white space, left in place; '' at the end."""
         while True:
             self._fill(1)
-            while self._pos < len(self._text):
-                if self._text[self._pos] not in _SPACE:
-                    return self._text[self._pos]
-                self._pos += 1
-            if not self._num_unread:
-                return ""
+            if blank := _BLANK.match(self._text, self._pos):
+                self._pos = blank.end()
+            if self._pos < len(self._text) or not self._num_unread:
+                return self._text[self._pos : self._pos + 1]
 
     def _fill(self, num_chars: int) -> None:
         """Makes `num_chars` characters available from here, or all that are left."""

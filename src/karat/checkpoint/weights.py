@@ -34,10 +34,11 @@ class Weight:
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
         """A new array [*shape] of `dtype` (float32 or float64); exact, as every stored type is a subset."""
         if self.dtype == "BF16":
-            bits = self.data.view("<u2").astype(np.uint32) << np.uint32(16)
-            return bits.view(np.float32).astype(dtype, copy=False).reshape(self.shape)
-        stored = self.data.view("<f4" if self.dtype == "F32" else "<f2")
-        return stored.astype(dtype).reshape(self.shape)
+            stored = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            stored = self.data.view("<f4" if self.dtype == "F32" else "<f2")
+        with np.errstate(invalid="ignore"):  # signalling NaN
+            return stored.astype(dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""How much memory a refusal takes, measured in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LIMIT_MB = 256
+
+_PROGRAM = """
+import resource, sys
+from pathlib import Path
+from karat import checkpoint
+from karat.errors import KaratError
+try:
+    getattr(checkpoint, sys.argv[1])(Path(sys.argv[2]))
+except KaratError as fault:
+    message = str(fault)
+status = Path("/proc/self/status")  # on Linux, ru_maxrss begins with the parent's
+if status.exists():
+    print(next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+else:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(message)
+"""
+
+
+def refused_within_limit(path: Path, function: str) -> str:
+    """The message with which the function of karat.checkpoint refuses `path`, taking less than LIMIT_MB."""
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, function, path], capture_output=True, text=True, check=True
+    )
+    peak_kb, message = result.stdout.split("\n", 1)
+    print(f"{int(peak_kb) >> 10} MB: {message}")
+    assert int(peak_kb) < LIMIT_MB << 10
+    assert len(message) < 2 * len(str(path)) + 1000
+    return message
+
+
+def numbered(pattern: bytes, count: int, start: bytes = b"{", end: bytes = b"") -> Iterator[bytes]:
+    """`pattern` with n = 0, 1, …, between `start` and `end`."""
+    yield start
+    for number in range(count):
+        yield (b"," if number else b"") + pattern % {b"n": number}
+    yield end

@@ -1,0 +1,414 @@
+"""Models from a hub on loopback: what is fetched, what is not, and what is said when it fails.
+
+huggingface_hub reads its variables when it is imported, so the clients are processes of their own.
+"""
+
+import errno
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
+from karat.checkpoint import hub as hub_module
+from karat.checkpoint import open_folder, resolve
+from karat.checkpoint.hub import pull
+from karat.errors import CheckpointError, HubError, UsageError
+from tests.checkpoint.builders import f32, official, raw
+from tests.checkpoint.fake_hub import TOKEN, FakeHub, Model, running_hub
+
+A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+CONFIG = b'{"model_type": "llama"}'
+SINGLE = {
+    "config.json": CONFIG,
+    "tokenizer.json": b'{"version": "1.0"}',
+    "additional_chat_templates/tools.jinja": b"{{ tools }}",
+    "model.safetensors": official({"a": f32((2, 3))}),
+    "README.md": b"# A fox",
+    "modeling_fox.py": b"raise SystemExit",
+    "pytorch_model.bin": b"\x80\x04.",
+    "consolidated.safetensors": b"the same again",
+    "onnx/config.json": b"{}",
+    "onnx/model.safetensors": b"another",
+}
+SHARDED = {
+    "config.json": CONFIG,
+    "model.safetensors.index.json": json.dumps({"weight_map": {"a": A, "b": B}}).encode(),
+    A: official({"a": f32((2, 3))}),
+    B: official({"b": f32((4,))}),
+    "model-00001-of-00009.safetensors": b"from an earlier upload",
+}
+
+PROGRAM = """
+import json, sys, time
+time.sleep = lambda seconds: None  # between the library's attempts
+from karat.checkpoint.hub import pull
+from karat.errors import KaratError
+for model, options in json.loads(sys.argv[1]):
+    try:
+        print(json.dumps(["OK", str(pull(model, **options))]))
+    except KaratError as fault:
+        print(json.dumps([type(fault).__name__, str(fault)]))
+"""
+
+Outcome = tuple[str, str]
+
+
+def environment(hub: FakeHub, home: Path, **variables: str) -> dict[str, str]:
+    own = {name for name in os.environ if name.startswith("HF_") or name.lower().endswith("proxy")}
+    kept = {name: value for name, value in os.environ.items() if name not in own}
+    return kept | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | variables
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[FakeHub]:
+    with running_hub() as hub:
+        yield hub
+
+
+class Client:
+    """Runs `pull` in a process with a cache of its own."""
+
+    def __init__(self, hub: FakeHub, home: Path) -> None:
+        self.hub = hub
+        self.home = home
+        self.stderr = ""
+
+    def pull(self, *models: str, options: Mapping[str, object] | None = None, **variables: str) -> list[Outcome]:
+        """What became of each model: "OK" and its folder, or the error's name and message."""
+        calls = json.dumps([[model, options or {}] for model in models])
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM, calls],
+            env=environment(self.hub, self.home, **variables),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.stderr = result.stderr
+        return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
+
+    def folder(self, model: str, options: Mapping[str, object] | None = None, **variables: str) -> Path:
+        """Pulls one model, which succeeds."""
+        ((kind, text),) = self.pull(model, options=options, **variables)
+        assert kind == "OK", text
+        return Path(text)
+
+    def refused(self, model: str, options: Mapping[str, object] | None = None, **variables: str) -> str:
+        """Pulls one model, which does not succeed."""
+        ((kind, text),) = self.pull(model, options=options, **variables)
+        assert kind == "HubError", text
+        assert text.startswith(f"{model}: ")
+        return text
+
+
+@pytest.fixture
+def client(running: FakeHub, tmp_path: Path) -> Client:
+    running.models = {"org/fox": Model({"main": SINGLE}), "org/owl": Model({"main": SHARDED})}
+    running.status = None
+    running.cut = {}
+    running.requests.clear()
+    return Client(running, tmp_path / "home")
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+class TestFetching:
+    def test_single_file(self, client: Client) -> None:
+        folder = client.folder("org/fox")
+        description = {"config.json", "tokenizer.json", "additional_chat_templates/tools.jinja"}
+        assert names(folder) == description | {"model.safetensors"}
+        assert folder.is_relative_to(client.home / "hub" / "models--org--fox" / "snapshots")
+        assert open_folder(folder).weights["a"].shape == (2, 3)
+        assert client.stderr == ""
+
+    def test_shards_of_the_index_and_no_others(self, client: Client) -> None:
+        folder = client.folder("org/owl")
+        assert names(folder) == {"config.json", "model.safetensors.index.json", A, B}
+        assert open_folder(folder).weights.keys() == {"a", "b"}
+
+    def test_complete_snapshot_is_not_fetched_again(self, client: Client) -> None:
+        folder = client.folder("org/fox")
+        client.hub.requests.clear()
+        assert client.folder("org/fox") == folder
+        assert client.hub.fetched() == []
+        assert client.folder("org/fox", {"force": True}) == folder
+        assert client.hub.fetched().count("model.safetensors") == 1
+
+    def test_complete_snapshot_without_network(self, client: Client) -> None:
+        folder = client.folder("org/owl")
+        client.hub.requests.clear()
+        assert client.folder("org/owl", HF_HUB_OFFLINE="1") == folder
+        assert client.hub.requests == []
+        assert client.folder("org/owl", HF_ENDPOINT="http://127.0.0.1:9") == folder
+        client.hub.status = 503
+        assert client.folder("org/owl") == folder
+
+    def test_revisions(self, client: Client) -> None:
+        changed = SINGLE | {"model.safetensors": official({"a": f32((5,))})}
+        client.hub.models["org/fox"].revisions["v2"] = changed
+        commit = client.hub.models["org/fox"].commit("v2")
+        results = client.pull("org/fox", "org/fox@v2", f"org/fox@{commit}")
+        results += client.pull("org/fox", options={"revision": "v2"})
+        assert [kind for kind, _ in results] == ["OK"] * 4
+        shapes = [open_folder(Path(folder)).weights["a"].shape for _, folder in results]
+        assert shapes == [(2, 3), (5,), (5,), (5,)]
+        assert {Path(folder).name for _, folder in results[1:]} == {commit}
+
+    def test_new_commits_are_noticed(self, client: Client) -> None:
+        client.folder("org/fox")
+        client.hub.models["org/fox"] = Model({"main": SINGLE | {"model.safetensors": official({"a": f32((7,))})}})
+        assert open_folder(client.folder("org/fox")).weights["a"].shape == (7,)
+
+    def test_cache_of_its_own(self, client: Client, tmp_path: Path) -> None:
+        assert client.folder("org/fox", HF_HUB_CACHE=str(tmp_path / "cache")).is_relative_to(tmp_path / "cache")
+
+    def test_token(self, client: Client) -> None:
+        client.hub.models["org/fox"].gated = True
+        client.hub.models["org/owl"].private = True
+        assert [kind for kind, _ in client.pull("org/fox", "org/owl", HF_TOKEN=TOKEN)] == ["OK", "OK"]
+
+    def test_adapter_is_refused_by_name(self, client: Client) -> None:
+        client.hub.models["org/fox"] = Model({"main": SINGLE | {"adapter_config.json": b"{}"}})
+        with pytest.raises(CheckpointError, match=r"has adapter_config.json, a LoRA adapter"):
+            open_folder(client.folder("org/fox"))
+
+    def test_bars_on_a_terminal(self, client: Client) -> None:
+        for progress in (True, False):
+            terminal, stderr = pty.openpty()
+            termios.tcsetwinsize(stderr, (24, 80))
+            client.hub.models["org/fox"] = Model({"main": SINGLE | {"config.json": b'{"a": %d}' % progress}})
+            subprocess.run(
+                [sys.executable, "-c", PROGRAM, json.dumps([["org/fox", {"progress": progress, "force": True}]])],
+                env=environment(client.hub, client.home),
+                stderr=stderr,
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            os.write(stderr, b"END")
+            shown = os.read(terminal, 1 << 16)
+            assert (b"%" in shown) == progress
+            assert (shown == b"END") != progress
+            os.close(terminal)
+            os.close(stderr)
+
+
+class TestBrokenConnections:
+    def test_resumes(self, client: Client) -> None:
+        """The client counts what it has in chunks of 10 MiB: the rest is asked for from there."""
+        content = official({"a": f32((3_000_000,))})
+        client.hub.models["org/fox"] = Model({"main": SINGLE | {"model.safetensors": content}})
+        client.hub.cut["model.safetensors"] = [11_000_000]
+        folder = client.folder("org/fox")
+        assert (folder / "model.safetensors").read_bytes() == content
+        assert f"model.safetensors from {10 << 20}" in client.hub.fetched()
+
+    def test_gives_up(self, client: Client) -> None:
+        client.hub.cut["model.safetensors"] = [10] * 20
+        message = client.refused("org/fox")
+        assert f"the connection to {client.hub.endpoint} failed (" in message
+        snapshot = next((client.home / "hub" / "models--org--fox" / "snapshots").iterdir())
+        assert "model.safetensors" not in names(snapshot)
+        # What came before the failure is no model, on-line or off.
+        assert "the cache" in client.refused("org/fox", HF_HUB_OFFLINE="1")
+        client.hub.cut.clear()
+        assert open_folder(client.folder("org/fox")).weights["a"].shape == (2, 3)
+
+    def test_no_answer(self, client: Client) -> None:
+        message = client.refused("org/fox", HF_ENDPOINT="http://127.0.0.1:9")
+        assert "the connection to http://127.0.0.1:9 failed (" in message
+        assert f"and the cache ({client.home / 'hub'}) does not have all of it: check the network" in message
+
+    @pytest.mark.parametrize(
+        ("status", "expected"),
+        [
+            (500, "answered 500: try again later"),
+            (503, "answered 503: try again later"),
+            (429, "answered 429, too many requests: wait some minutes; with HF_TOKEN the limit is higher"),
+            (403, "answered 403: is HF_TOKEN right, and may it read this model?"),
+            (404, "answered 404: is HF_ENDPOINT right?"),
+        ],
+    )
+    def test_status(self, client: Client, status: int, expected: str) -> None:
+        client.hub.status = status
+        assert f"{client.hub.endpoint} {expected}" in client.refused("org/fox")
+
+
+class TestRefusals:
+    def test_unknown(self, client: Client) -> None:
+        message = client.refused("org/wolf")
+        assert f"there is no such model on {client.hub.endpoint}, or it is private: check the spelling" in message
+        assert "if you meant a folder, there is none at ./org/wolf" in message
+
+    def test_unknown_revision(self, client: Client) -> None:
+        message = client.refused("org/fox@v9")
+        assert f"has no revision 'v9': see {client.hub.endpoint}/org/fox" in message
+
+    def test_gated(self, client: Client) -> None:
+        client.hub.models["org/fox"].gated = True
+        message = client.refused("org/fox")
+        assert f"is gated: ask its authors for access at {client.hub.endpoint}/org/fox, then set HF_TOKEN" in message
+
+    def test_private(self, client: Client) -> None:
+        client.hub.models["org/fox"].private = True
+        assert "or it is private" in client.refused("org/fox")
+
+    def test_wrong_token(self, client: Client) -> None:
+        assert "answered 401: is HF_TOKEN right" in client.refused("org/fox", HF_TOKEN="hf_wrong")
+
+    def test_offline(self, client: Client) -> None:
+        message = client.refused("org/fox", HF_HUB_OFFLINE="1")
+        assert f"HF_HUB_OFFLINE is set, and the cache ({client.home / 'hub'}) does not have all of it" in message
+        assert "fetch the model once with `karat pull org/fox`" in message
+        assert client.hub.requests == []
+
+    @pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+    def test_force_needs_the_hub(self, client: Client, variables: dict[str, str]) -> None:
+        client.folder("org/fox")
+        assert "org/fox: " in client.refused("org/fox", {"force": True}, **variables)
+
+    def test_only_pickles(self, client: Client) -> None:
+        client.hub.models["org/fox"] = Model({"main": {"config.json": CONFIG, "pytorch_model.bin": b"\x80\x04."}})
+        message = client.refused("org/fox")
+        assert "has its weights only as 'pytorch_model.bin', a pickle" in message
+        assert "pytorch_model.bin" not in client.hub.fetched()
+        assert client.stderr == ""
+
+    def test_no_model_at_all(self, client: Client) -> None:
+        client.hub.models["org/fox"] = Model({"main": {"README.md": b"", "data.csv": b""}})
+        message = client.refused("org/fox")
+        assert "expected model.safetensors or model.safetensors.index.json, found 'README.md', 'data.csv'" in message
+
+    def test_adapter_alone(self, client: Client) -> None:
+        client.hub.models["org/fox"] = Model(
+            {"main": {"adapter_config.json": b"{}", "adapter_model.safetensors": raw({})}}
+        )
+        assert "has adapter_config.json, a LoRA adapter" in client.refused("org/fox")
+
+    def test_shard_that_the_model_lacks(self, client: Client) -> None:
+        client.hub.models["org/owl"] = Model({"main": {name: SHARDED[name] for name in SHARDED if name != B}})
+        assert f"its index names {B}, which the model lacks" in client.refused("org/owl")
+
+    def test_hostile_index(self, client: Client) -> None:
+        index = json.dumps({"weight_map": {"a": "../../../secret.safetensors"}}).encode()
+        client.hub.models["org/owl"] = Model({"main": SHARDED | {"model.safetensors.index.json": index}})
+        ((kind, message),) = client.pull("org/owl")
+        assert kind == "CheckpointError"
+        assert "expected a plain name" in message
+
+
+class TestFaultsOfTheMachine:
+    @pytest.mark.parametrize(
+        ("fault", "expected"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), "is full: free some space, or set HF_HOME"),
+            (OSError(errno.EDQUOT, "Disk quota exceeded"), "is full: free some space, or set HF_HOME"),
+            (PermissionError(errno.EACCES, "Permission denied"), "cannot be written to: set HF_HOME"),
+            (OSError(errno.EROFS, "Read-only file system"), "cannot be written to: set HF_HOME"),
+            (OSError("wrong size"), "could not be fetched (OSError: wrong size): try again"),
+            (RuntimeError("xet"), "could not be fetched (RuntimeError: xet): try again"),
+            (HfHubHTTPError.__bases__[0]("no route"), "failed (no route): check the network and HF_ENDPOINT"),
+        ],
+    )
+    def test_fault(self, monkeypatch: pytest.MonkeyPatch, fault: Exception, expected: str) -> None:
+        def failing(*_: object, **__: object) -> None:
+            raise fault
+
+        monkeypatch.setattr(hub_module, "snapshot_download", failing)
+        with pytest.raises(HubError) as caught:
+            pull("org/fox")
+        assert expected in str(caught.value)
+        assert caught.value.__cause__ is fault
+
+
+class TestNames:
+    @pytest.fixture(autouse=True)
+    def no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            pytest.fail("the hub was asked")
+
+        monkeypatch.setattr(hub_module, "snapshot_download", fail)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "fox",
+            "",
+            "org/",
+            "/fox",
+            "a/b/c",
+            "../fox",
+            "../x/y",
+            "./org/fox",
+            "org/..",
+            "org/.fox",
+            "org/fox.",
+            "-org/fox",
+            "org/fo x",
+            "org/fox\n",
+            "org/fox@",
+            "org/fox@v1@v2",
+            "org/fox@\n",
+            "org/fox?x=1",
+            "org/fox#1",
+            "org\\fox",
+            "https://hub/org/fox",
+            "org/f\N{LATIN SMALL LETTER O WITH DIAERESIS}x",
+            "org/" + "x" * 300,
+            "org/fox\0",
+            "~nobody-of-this-name/fox",
+        ],
+    )
+    def test_no_name(self, name: str) -> None:
+        for function in (resolve, pull):
+            with pytest.raises(HubError, match="org/name or org/name@revision"):
+                function(name)
+
+    @pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "a--b/fox", "org/fox@../../x", "org/fox@/etc/passwd"])
+    def test_name_that_leaves_the_cache(self, name: str) -> None:
+        with pytest.raises(HubError, match="check the spelling"):
+            resolve(name)
+
+    def test_two_revisions(self) -> None:
+        with pytest.raises(UsageError, match="org/fox@v1: has a revision, and 'v2' was given too"):
+            pull("org/fox@v1", revision="v2")
+
+
+class TestLocal:
+    def test_folder_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "org" / "fox").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        assert resolve("org/fox") == Path("org/fox")
+        assert resolve(tmp_path) == tmp_path
+
+    def test_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "fox").mkdir()
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert resolve("~/fox") == tmp_path / "fox"
+
+    def test_file(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").touch()
+        with pytest.raises(CheckpointError, match=f"is a file; expected the folder .*: give {tmp_path}"):
+            resolve(tmp_path / "model.safetensors")
+
+    def test_path_that_does_not_exist(self) -> None:
+        with pytest.raises(CheckpointError, match="org/fox: does not exist; expected a folder"):
+            resolve(Path("org/fox"))
+
+    def test_revision_of_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="is a local folder, which has no revision 'v1'; leave it out"):
+            resolve(tmp_path, revision="v1")
+
+    def test_needs_no_hub_library(self, tmp_path: Path) -> None:
+        program = (
+            "import sys; from karat.checkpoint import resolve\n"
+            f"resolve({str(tmp_path)!r}); sys.exit('huggingface_hub' in sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)
