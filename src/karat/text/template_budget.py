@@ -1,0 +1,97 @@
+"""What a chat template may use up: every operation that makes or scans values pays here before it runs."""
+
+import re
+import sys
+import time
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from typing import Any
+
+import jinja2.exceptions
+import jinja2.utils
+
+# What a render may use: a base, and so much for each byte of the conversation. Released templates use up to 15 bytes a
+# byte of 2,000 messages; those that copy the list of messages at each message use more the more there are.
+BASE_BYTES, BYTES_PER_BYTE = 64 * 1024**2, 256
+BASE_CPU_S, CPU_S_PER_BYTE = 2.0, 1e-6  # of the rendering thread: a busy machine does not fail a template
+MAX_DEPTH = 100  # of a list in a list in a list
+VALUE_BYTES, ITEM_BYTES = 64, 8  # an object, and a reference to one in a container
+
+# The width of a conversion: five digits, `*`, or a nested replacement field.
+_WIDE_CONVERSION = {
+    "%": re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*?(\*|\d{5})"),
+    "{": re.compile(r"\{[^{}]*:[^{}]*(\{|\d{5})"),
+}
+
+
+class LimitError(jinja2.exceptions.TemplateRuntimeError):
+    """The template asked for more time or memory than it may have."""
+
+
+class Budget:
+    """What a template may use up while it renders a conversation of `num_bytes`: memory made or scanned, and time.
+
+    Time is counted on the thread that makes the budget, so a budget must stay on it.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
+        self.left = BASE_BYTES + BYTES_PER_BYTE * num_bytes
+        self.cpu_s = BASE_CPU_S + CPU_S_PER_BYTE * num_bytes
+        self.deadline = time.thread_time() + self.cpu_s
+
+    def pay(self, num_bytes: int = 0) -> None:
+        """Raises `LimitError` when the memory or the time is used up."""
+        self.left -= num_bytes
+        if self.left < 0:
+            raise LimitError("it makes more or larger values than a chat prompt needs")
+        if time.thread_time() > self.deadline:
+            raise LimitError(f"it runs for more than {self.cpu_s:.1f} s")
+
+    def pay_value(self, value: object, depth: int = 0) -> int:
+        """Pays for all that `value` holds, each reference anew as printing and comparing would; returns the sum."""
+        if depth > MAX_DEPTH:
+            raise LimitError(f"it nests values more than {MAX_DEPTH} deep")
+        if isinstance(value, jinja2.utils.Namespace):
+            raise LimitError("it prints or compares a namespace")
+        children: Iterable[object] = ()
+        if isinstance(value, Mapping):
+            children = (part for item in value.items() for part in item)
+        elif isinstance(value, list | tuple | set | frozenset | ItemsView | ValuesView):
+            children = value
+        cost = shallow_size(value)
+        self.pay(cost)
+        return cost + sum(self.pay_value(child, depth + 1) for child in children)
+
+    def pay_product(self, value: object, factors: Iterable[object]) -> None:
+        """Pays for an operation that may repeat `value` by each of `factors`: a number, or the length of a text."""
+        self.pay(shallow_size(value) * (1 + sum(map(_factor, factors))))
+
+    def pay_format(self, template: str, mark: str, values: object) -> None:
+        """Pays for `template % values` or `template.format(values)`, whose conversions start with `mark`."""
+        if _WIDE_CONVERSION[mark].search(template.replace(mark * 2, "")):
+            raise LimitError("it formats to a width of more than 9999 or to one that it computes")
+        self.pay(self.pay_value(values) * template.count(mark))
+
+    def listed(self, value: object) -> object:
+        """`value`, or the list of what it yields if it can be iterated but once."""
+        return list(self.each(value)) if isinstance(value, Iterator) else value
+
+    def each(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yields `items`, checking the limits at each."""
+        for item in items:
+            self.pay()
+            yield item
+
+
+def shallow_size(value: object) -> int:
+    """About the bytes `value` takes, without what the elements of a container hold."""
+    if isinstance(value, str | bytes):
+        return sys.getsizeof(value)
+    if isinstance(value, list | tuple | set | frozenset | Mapping | range | ItemsView | ValuesView):
+        return VALUE_BYTES + ITEM_BYTES * len(value)
+    return VALUE_BYTES
+
+
+def _factor(value: object) -> int:
+    if isinstance(value, tuple | list):
+        return sum(map(_factor, value))
+    return len(value) if isinstance(value, str) else int(abs(value)) if isinstance(value, int | float) else 0

@@ -1,0 +1,283 @@
+"""The Jinja environment in which chat templates run: a template is part of a checkpoint, and checkpoints are untrusted.
+
+Jinja's immutable sandbox keeps a template away from Python's internals and from the caller's data, but lets it burn
+time and memory without end. Here every operation that allocates or scans in proportion to its operands first pays for
+them from a `Budget`; the syntax tree is rewritten so that loops, `~`, comparisons and slices, which Jinja compiles to
+plain Python, pay too. A step between two payments is bounded by what was paid, so both limits hold.
+
+One environment serves one render and owns its budget: nothing is shared between threads.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from types import BuiltinMethodType, CodeType, MethodType
+from typing import Any, NoReturn, cast
+
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.utils
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from karat.text.template_budget import Budget, LimitError, shallow_size
+
+MAX_INT_BITS = 100_000
+
+# Filters that cost no more than the number of elements, whatever the elements hold.
+_SHALLOW_FILTERS = frozenset(
+    "attr count d default first items last length list map reject rejectattr reverse safe select selectattr".split()
+)
+# Filters and str methods whose result grows with a number or a string given to them, and a factor for the slow ones.
+_AMPLIFIERS = frozenset("batch center expandtabs indent join ljust rjust round slice tojson wordwrap zfill".split())
+# Filters that go through all that the value yields, and compare, hash or add it.
+_CONSUMING_FILTERS = frozenset("batch groupby join max min slice sort sum unique".split())
+_SLOW_FILTERS = frozenset("pprint title urlencode wordcount wordwrap".split())
+_SLOWNESS = 16
+# A prompt is a function of the conversation; a number's bytes make numbers of any size; the rest is slow by design.
+_MISSING_FILTERS = ("random", "striptags", "urlize", "xmlattr")
+_UNSAFE_METHODS = frozenset("encode from_bytes to_bytes translate".split())
+_COMPARING_TESTS = frozenset("== != < <= > >= eq equalto ge greaterthan gt in le lessthan lt ne".split())
+
+
+class _Metering(NodeTransformer):
+    """Sends the operands of what Jinja compiles to bare Python through the filters `%paid` and `%each`."""
+
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
+        self.generic_visit(node)
+        if isinstance(node, nodes.Concat):
+            node.nodes = [_through("%paid", operand) for operand in node.nodes]
+        elif isinstance(node, nodes.Compare):
+            node.expr = _through("%paid", node.expr)
+            for operand in node.ops:
+                operand.expr = _through("%paid", operand.expr)
+        elif isinstance(node, nodes.Pair):
+            node.key = _through("%paid", node.key)  # hashed
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            node.node = _through("%paid_shallow", node.node)
+        elif isinstance(node, nodes.For):
+            node.iter = _through("%each", node.iter)
+        return node
+
+
+def _through(name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
+
+
+class GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it renders its body.
+
+    A call block like transformers' own, because that gives the body a scope of its own.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(lineno)
+
+    def _body(self, caller: Macro) -> Any:
+        return caller()
+
+
+class _Dict:
+    """The global `dict`: callable, without the attributes of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """The global `namespace`, without attributes that start with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called `self`
+        self, *rest = args
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"it stores {name!r} in a namespace; names must not start with `_`")
+
+
+class Refusal(jinja2.exceptions.TemplateError):
+    """The template itself refused the conversation, with `raise_exception`."""
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise Refusal(str(message))
+
+
+class SandboxEnvironment(ImmutableSandboxedEnvironment):
+    """Renders as transformers' environment does, within `budget`; `functions` are further globals.
+
+    `lipsum` and the filters of `_MISSING_FILTERS` do not exist here.
+    """
+
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(
+        self, budget: Budget, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, jinja2.ext.loopcontrols],
+            finalize=self._paid,
+        )
+        self.budget = budget
+        self.filters |= filters
+        for name in _MISSING_FILTERS:
+            del self.filters[name]
+        for name, function in self.filters.items():
+            self.filters[name] = self._metered_filter(name, function)
+        self.filters |= {"%each": budget.each, "%paid": self._paid, "%paid_shallow": self._paid_shallow}
+        for name in _COMPARING_TESTS:
+            self.tests[name] = self._metered_test(cast(Callable[..., bool], self.tests[name]))
+        del self.globals["lipsum"]
+        self.globals |= {"raise_exception": _raise_exception, "dict": _Dict(), "namespace": _Namespace, **functions}
+
+    def compile_metered(self, source: str) -> tuple[CodeType, str]:
+        """Code for `Template.from_code` in any `SandboxEnvironment`, and what `source` spells itself, joined by NUL.
+
+        Raises what Jinja and Python's compiler raise.
+        """
+        tree = self.parse(source)
+        literals = {node.data for node in tree.find_all(nodes.TemplateData)}
+        literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return self.compile(_Metering().visit(tree)), "\0".join(sorted(literals))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Joins what a macro, a call or a `set` block has put out."""
+        text = "".join(self.budget.each(parts))
+        self.budget.pay(shallow_size(text))
+        return text
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):  # hashed
+            self.budget.pay_value(argument)
+        return super().getitem(obj, argument)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            self.budget.pay_format(left, "%", right)
+        elif operator == "*" and not (isinstance(left, int | float) and isinstance(right, int | float)):
+            for value, times in ((left, right), (right, left)):
+                if isinstance(times, int):
+                    self.budget.pay(shallow_size(value) * max(times, 0))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() * right)
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int):
+            _check_bits(result.bit_length())
+        self.budget.pay(shallow_size(result))
+        return result
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        @wraps(wrapped)
+        def metered(*args: Any, **kwargs: Any) -> str:
+            self.budget.pay_format(value.__self__, "{", (*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return metered
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(obj, Macro):
+            self.budget.pay()
+        elif isinstance(obj, BuiltinMethodType | MethodType):
+            args = self._pay_method(obj.__name__, obj.__self__, args)
+        else:
+            self.budget.pay_value((*args, *kwargs.values()))
+        return self._paid_result(getattr(obj, "__self__", None), super().call(context, obj, *args, **kwargs))
+
+    def _paid(self, value: Any) -> Any:
+        self.budget.pay_value(value)
+        return value
+
+    def _paid_shallow(self, value: Any) -> Any:
+        self.budget.pay(shallow_size(value))
+        return value
+
+    def _paid_result(self, value: Any, result: Any) -> Any:
+        """Pays for `result`, made from `value`: what comes out of a container was in it, what of a text is new."""
+        return self._paid(result) if isinstance(value, str) else self._paid_shallow(result)
+
+    def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        # The value comes first, or second after what Jinja passes: a context, an environment, or an evaluation context.
+        first = int(hasattr(function, "jinja_pass_arg"))
+
+        @wraps(function)
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            passed, value, rest = args[:first], args[first], args[first + 1 :]
+            options = (*rest, *kwargs.values())
+            if name in _SHALLOW_FILTERS:
+                self._paid_shallow(value)
+            else:
+                if name in _CONSUMING_FILTERS:
+                    value = self.budget.listed(value)
+                self.budget.pay_value(value)
+                self._pay_operation(name, value, options)
+            return self._paid_result(value, function(*passed, value, *rest, **kwargs))
+
+        return metered
+
+    def _metered_test(self, function: Callable[..., bool]) -> Callable[..., bool]:
+        @wraps(function)
+        def metered(*args: Any) -> bool:
+            self.budget.pay_value(args)
+            return function(*args)
+
+        return metered
+
+    def _pay_method(self, name: str, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Pays for the method `name` of `owner`; returns the arguments to call it with."""
+        args = tuple(self.budget.listed(arg) for arg in args)
+        self._paid_shallow(owner)
+        if isinstance(owner, str):
+            if name == "join":
+                self.budget.pay_product(args[0] if args else (), (owner,))
+            else:
+                self._pay_operation(name, owner, args)
+        total = self.budget.pay_value(args)
+        if isinstance(owner, list | tuple) and name in ("count", "index"):
+            self.budget.pay(total * len(owner))
+        return args
+
+    def _pay_operation(self, name: str, value: Any, args: tuple[Any, ...]) -> None:
+        """Pays for what the filter or str method `name` makes of `value`, itself paid for."""
+        pay = self.budget.pay
+        if name in _AMPLIFIERS:
+            self.budget.pay_product(value, args)
+        if name in _SLOW_FILTERS:
+            self.budget.pay_product(value, (_SLOWNESS,))
+        if name == "replace" and len(args) >= 2:
+            pay(str(value).count(str(args[0])) * len(str(args[1])))
+        elif name == "sum" and any(isinstance(arg, list | tuple) for arg in args):  # each step copies the sum so far
+            pay(self.budget.pay_value(value) * len(value))
+        elif name == "format" and isinstance(value, str):
+            self.budget.pay_format(value, "%", args)
+
+
+def _check_bits(num_bits: int) -> None:
+    if num_bits > MAX_INT_BITS:
+        raise LimitError(f"it computes an integer of more than {MAX_INT_BITS} bits")

@@ -1,0 +1,268 @@
+"""Text to token ids and back: the `tokenizers` library, loaded from a checkpoint's folder as transformers loads it."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from karat.errors import RequestError, TemplateError, TokenizerError
+from karat.text.chat_template import ChatTemplate
+from karat.text.control_tokens import ControlTokens
+from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Decoders under which a text only grows at its end as tokens are added: what `IncrementalDetokenizer` builds on.
+_GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters for which byte-level BPE writes the 256 bytes: printable ones for themselves, the rest shifted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+_BYTE_OF_CHAR = _byte_alphabet()
+
+
+class Tokenizer:
+    """A tokenizer and its chat template. Immutable; threads may share it.
+
+    `vocab_size` counts added tokens; a model's embedding may have more rows, whose ids have no token. `special_ids` are
+    what `decode` skips. `special_tokens` maps roles such as `bos_token` to tokens. `is_byte_level` tells byte-level BPE
+    from SentencePiece and other kinds.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._backend = files.backend
+        self._templates = files.templates
+        self._control_tokens = files.control_tokens
+        self.special_tokens = dict(files.special_tokens)
+        self.vocab_size: int = self._backend.get_vocab_size()
+        ids = {role: self._backend.token_to_id(token) for role, token in self.special_tokens.items()}
+        self.bos_token_id = ids.get("bos_token")
+        self.eos_token_id = ids.get("eos_token")
+        added = self._backend.get_added_tokens_decoder().items()
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        steps = _decoder_steps(self._backend.decoder)
+        _check_decoder(steps)
+        self.is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
+        self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Loads tokenizer.json of `folder`, with special tokens and chat templates of the files beside it.
+
+        Raises `TokenizerError` for what is missing, corrupt or unsupported. Never runs code of the checkpoint.
+        """
+        return cls(read_tokenizer_files(folder))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens that it spells become their ids.
+
+        `add_special_tokens` adds what tokenizer.json puts around a text, such as BOS. Raises `RequestError` for a text
+        that is not valid Unicode.
+        """
+        if found := _SURROGATE.search(text):
+            raise RequestError(
+                f"character {found.start()} of the text is half a surrogate pair ({found[0]!r}); expected valid "
+                "Unicode; decode the text correctly or take it out"
+            )
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_continuation(self, ids: Sequence[int]) -> str:
+        """Text of `ids` inside a text rather than at its start, where SentencePiece drops a space; none are skipped."""
+        return self._backend.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_len :]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of `token`, spelled as in the vocabulary; None if it has none."""
+        return self._backend.token_to_id(token)
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether `token_id` has a token; `decode` passes over one that has none."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def id_to_token(self, token_id: int) -> str:
+        """The vocabulary's spelling of `token_id`. Raises `TokenizerError` if it has none."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            raise TokenizerError(f"there is no token {token_id}; expected an id the tokenizer knows; check the ids")
+        return token
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What `token_id` adds to a text, in UTF-8 or, for part of a character, a part of it; empty without a token."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            try:
+                return bytes(_BYTE_OF_CHAR[char] for char in token)
+            except KeyError:  # an added token, spelled as it is
+                return token.encode()
+        byte = self.fallback_byte(token_id)
+        return self.decode_continuation([token_id]).encode() if byte is None else bytes([byte])
+
+    def fallback_byte(self, token_id: int) -> int | None:
+        """The byte that a token such as `<0xE2>` stands for, where the decoder joins such tokens to characters."""
+        token = self._backend.id_to_token(token_id) if self._has_byte_tokens else None
+        found = _BYTE_TOKEN.fullmatch(token) if token is not None else None
+        return int(found[1], 16) if found else None
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The ordinary chat template; None if the folder has none. Raises `TemplateError` if it does not compile."""
+        return self._compile("default") if "default" in self._templates else None
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        now: Callable[[], datetime] | datetime = datetime.now,
+        **extra: Any,
+    ) -> str:
+        """The prompt for `messages`, see `ChatTemplate.render`; with `tools`, by the template named `tool_use` if any.
+
+        Encode it with `add_special_tokens=False`, or let `encode_chat` do so.
+        """
+        return self._template_for(tools).render(
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            now=now,
+            **extra,
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        now: Callable[[], datetime] | datetime = datetime.now,
+        sanitize_control_tokens: bool = False,
+        **extra: Any,
+    ) -> list[int]:
+        """Token ids of the rendered prompt: special tokens are those of the template, none is added (or doubled).
+
+        By default, as in transformers, a special token spelled in a message becomes its id as well: a user can write
+        `<|im_end|>` and open a turn of their own. With `sanitize_control_tokens` such tokens in messages, tools,
+        documents and `extra` stay text; those are the special tokens and the added tokens the template itself spells.
+        What a template builds from a role (`'<|' + role + '|>'`) is not covered: check roles before.
+        """
+        conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **extra}
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}
+        if not sanitize_control_tokens:
+            return self.encode(self.render_chat(**conversation, **options), add_special_tokens=False)
+        control = ControlTokens(self._tokens_to_sanitize(self._template_for(tools)))
+        prompt = self.render_chat(**control.mark(conversation), **options)
+        ids: list[int] = []
+        for index, (piece, is_marked) in enumerate(control.split(prompt)):
+            ids += self._encode_piece(piece, as_text=is_marked, at_start=index == 0)
+        return ids
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        return self._compile("tool_use")
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        if tools is not None and "tool_use" in self._templates:
+            return self._tool_template
+        if self.chat_template is not None:
+            return self.chat_template
+        names = f" but those named {', '.join(sorted(self._templates))}" if self._templates else ""
+        raise TemplateError(f"the model has no chat template{names}; expected one; use a chat model, or complete text")
+
+    def _compile(self, name: str) -> ChatTemplate:
+        return ChatTemplate(self._templates[name], **self.special_tokens)
+
+    def _tokens_to_sanitize(self, template: ChatTemplate) -> list[str]:
+        """Special tokens, and the added tokens the folder lists, or else those the template writes."""
+        listed = self._control_tokens
+        return [
+            token.content
+            for token in self._backend.get_added_tokens_decoder().values()
+            if token.special
+            or (
+                token.content in listed
+                if listed is not None
+                else token.content in template.literal_text and not token.content.isspace()
+            )
+        ]
+
+    def _encode_piece(self, piece: str, *, as_text: bool, at_start: bool) -> list[int]:
+        """Ids of one piece of a prompt, without the space SentencePiece puts before a text unless `at_start`."""
+
+        def encode(text: str) -> list[int]:
+            return self._encode_as_text(text) if as_text else self.encode(text, add_special_tokens=False)
+
+        if at_start or not piece:
+            return encode(piece)
+        newline = self.encode("\n", add_special_tokens=False)
+        ids = encode("\n" + piece)
+        ids = ids[len(newline) :] if ids[: len(newline)] == newline else encode(piece)
+        if as_text and self.token_to_id(piece) in ids:
+            raise RequestError(
+                f"the conversation holds {piece!r}, which this tokenizer cannot write as text; "
+                "expected a conversation without it; take it out"
+            )
+        return ids
+
+    def _encode_as_text(self, text: str) -> list[int]:
+        """Ids of `text` in which no added token is seen."""
+        backend = self._backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        words = [text]
+        if backend.pre_tokenizer is not None:
+            words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """An ordinary token, to stand before others in `decode_continuation`."""
+        for token_id in range(self.vocab_size):
+            token = self._backend.id_to_token(token_id)
+            if token is not None and token.isalnum() and token.isascii() and token_id not in self.special_ids:
+                return [token_id]
+        return []
+
+    @cached_property
+    def _anchor_len(self) -> int:
+        return len(self.decode(self._anchor))
+
+
+def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+    """The steps of a decoder of the `tokenizers` library, which gives its own JSON as its state."""
+    if decoder is None:
+        return []
+    state: dict[str, Any] = json.loads(decoder.__getstate__())
+    steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
+    return steps
+
+
+def _check_decoder(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `TokenizerError` unless text only grows at its end, and only by what is decoded, as tokens are added."""
+    names = [step["type"] for step in steps]
+    if names in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+        return
+    fused = names.index("Fuse") + 1 if "Fuse" in names else len(names)
+    for position, step in enumerate(steps):
+        is_known = step["type"] in _GROWING_DECODERS if position < fused else step["type"] == "Strip"
+        if not is_known or step.get("stop"):
+            raise TokenizerError(
+                f"tokenizer.json has the decoder {' > '.join(names)}, of which Karat does not support {step['type']} "
+                "there; expected byte-level BPE or SentencePiece with byte fallback; use another model"
+            )

@@ -1,0 +1,212 @@
+"""A tokenizer as a folder holds it: tokenizer.json and the files around it, read as transformers reads them.
+
+tokenizer.json is the truth for how text becomes ids, so `add_bos_token` and `add_eos_token` of tokenizer_config.json,
+which belong to the slow tokenizers of old, have no effect beside it. What the other files add are the names of special
+tokens, flags of added tokens, and the chat template.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from karat.errors import TokenizerError
+
+MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
+MAX_CONFIG_BYTES = 16 * 1024**2
+
+_NAMED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
+_TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
+_OTHER_KINDS = {
+    "tokenizer.model": "a SentencePiece model",
+    "tekken.json": "a Tekken vocabulary",
+    "tiktoken.model": "a Tiktoken vocabulary",
+    "vocab.json": "a vocabulary with merges apart",
+    "vocab.txt": "a WordPiece vocabulary",
+}
+# Keys of tokenizer_config.json that change the ids or the text when true, and that Karat does not follow.
+_UNSUPPORTED_KEYS = ("fix_mistral_regex", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+
+
+T = TypeVar("T")
+
+
+class TokenizerFiles(NamedTuple):
+    """What the files say. `templates` maps names to sources; the ordinary chat template is called `default`."""
+
+    backend: Backend
+    special_tokens: Mapping[str, str]  # by role: {"bos_token": "<s>", …}
+    templates: Mapping[str, str]
+    control_tokens: frozenset[str] | None  # those the folder lists itself, for `sanitize_control_tokens`
+
+
+def read_tokenizer_files(folder: Path) -> TokenizerFiles:
+    """Reads `folder`. Raises `TokenizerError`, naming the file, for what is missing, corrupt or unsupported."""
+    config_file = folder / "tokenizer_config.json"
+    config = _read_object(config_file) if config_file.is_file() else {}
+    backend = _read_backend(folder, config)
+    for key in _UNSUPPORTED_KEYS:
+        if config.get(key):
+            raise TokenizerError(
+                f"{config_file} sets {key}, which Karat does not follow; expected a tokenizer.json that is right by "
+                "itself; save the tokenizer again with the transformers library"
+            )
+    if config.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
+        raise TokenizerError(
+            f"{config_file} sets clean_up_tokenization_spaces for a {type(backend.model).__name__} model, which would "
+            "change text after it was streamed; expected false; change the file"
+        )
+    try:
+        special_tokens = _add_tokens(backend, config, folder)
+        control_tokens = config.get("chat_control_tokens")
+        return TokenizerFiles(
+            backend,
+            special_tokens,
+            _read_templates(folder, config),
+            None if control_tokens is None else frozenset(_expect(list, control_tokens, "chat_control_tokens")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{config_file} is malformed: {error}; fetch it again") from error
+
+
+def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise _missing(folder, config)
+    try:
+        backend = Backend.from_buffer(_read_bytes(path, MAX_TOKENIZER_BYTES))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is corrupt or of an unknown kind: {error}; fetch it again") from error
+    if backend.padding:
+        config.setdefault("pad_token", backend.padding["pad_token"])
+    backend.no_padding()
+    backend.no_truncation()  # nothing is cut silently
+    backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    return backend
+
+
+def _missing(folder: Path, config: Mapping[str, Any]) -> TokenizerError:
+    if not folder.is_dir():
+        return TokenizerError(f"{folder} is not a folder; expected one with tokenizer.json; check the path")
+    if "auto_map" in config:
+        return TokenizerError(
+            f"{folder} has no tokenizer.json, and its tokenizer_config.json asks for code of the checkpoint to be run "
+            f"(auto_map: {config['auto_map']}); Karat never runs such code; ask the authors for a tokenizer.json"
+        )
+    found = [f"{name}, {kind}" for name, kind in _OTHER_KINDS.items() if (folder / name).is_file()]
+    found += [f"{path.name}, a Tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
+    return TokenizerError(
+        f"{folder} has {found[0] if found else 'no tokenizer'}; expected tokenizer.json; "
+        + (
+            "convert it once with the transformers library: "
+            f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+            if found
+            else "check the folder, or fetch the model again"
+        )
+    )
+
+
+def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Adds to `backend` the tokens that only the other files name; returns the special tokens by role."""
+    declared: dict[int, AddedToken] = {}
+    if "added_tokens_decoder" in config:
+        for index, token in _expect(dict, config["added_tokens_decoder"], "added_tokens_decoder").items():
+            declared[int(index)] = _token(token, f"added token {index}")
+    elif (path := folder / "special_tokens_map.json").is_file():
+        config = {**config, **_read_object(path)}
+    roles, extra = _special_tokens(config)
+    special = {token.content: token for token in [*roles.values(), *extra]}
+    if "added_tokens_decoder" not in config and (path := folder / "added_tokens.json").is_file():
+        for content, index in _read_object(path).items():
+            flag = content in special
+            declared[_expect(int, index, content)] = AddedToken(content, special=flag, normalized=not flag)
+
+    known = backend.get_added_tokens_decoder().values()
+    unchanged = {repr(token) for token in known}
+    added = [token for _, token in sorted(declared.items()) if repr(token) not in unchanged]
+    contents = {token.content for token in [*known, *added]}
+    added += [token for content, token in special.items() if content not in contents]
+    for token in added:
+        token.special = token.special or any(token.content == role.content for role in roles.values())
+    backend.add_tokens(added)
+    for index, token in declared.items():
+        if backend.token_to_id(token.content) != index:
+            raise TokenizerError(
+                f"{folder} gives the added token {token.content!r} the id {index}; tokenizer.json makes it "
+                f"{backend.token_to_id(token.content)}; expected files that agree; fetch the model again"
+            )
+    return {role: token.content for role, token in roles.items()}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
+    """Special tokens by role, and those without one."""
+    named: dict[str, Any] = {
+        key: value
+        for key, value in config.items()
+        if value is not None and (key in _NAMED_TOKENS or (key.endswith("_token") and isinstance(value, str | dict)))
+    }
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        named |= extra
+        extra = []
+    roles = {role: _token(token, role) for role, token in named.items()}
+    return roles, [_token(token, "extra special token") for token in _expect(list, extra, "extra_special_tokens")]
+
+
+def _token(value: object, what: str) -> AddedToken:
+    """A token as files spell it: by itself, for a special one, or with its flags."""
+    if not isinstance(value, dict):
+        return AddedToken(_expect(str, value, what), special=True)
+    flags = {name: _expect(bool, value[name], f"{name} of {what}") for name in _TOKEN_FLAGS if name in value}
+    return AddedToken(_expect(str, value.get("content"), what), **{"special": True, **flags})
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates from files of their own, else from tokenizer_config.json, else from chat_template.json."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (path := folder / "chat_template.jinja").is_file():
+        files["default"] = path
+    if files:
+        return {name: _text(_read_bytes(path, MAX_CONFIG_BYTES), path) for name, path in files.items()}
+    found = config.get("chat_template")
+    if found is None and (path := folder / "chat_template.json").is_file():
+        found = _read_object(path).get("chat_template")
+    if found is None:
+        return {}
+    if isinstance(found, list):
+        found = {_expect(dict, entry, "chat template")["name"]: entry["template"] for entry in found}
+    if isinstance(found, str):
+        found = {"default": found}
+    return {name: _expect(str, source, name) for name, source in _expect(dict, found, "chat_template").items()}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return _expect(dict, json.loads(_text(_read_bytes(path, MAX_CONFIG_BYTES), path)), "the file")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TokenizerError(f"{path} is corrupt: {error}; expected a JSON object; fetch it again") from error
+
+
+def _read_bytes(path: Path, max_bytes: int) -> bytes:
+    try:
+        if (num_bytes := path.stat().st_size) > max_bytes:
+            raise TokenizerError(f"{path} has {num_bytes} bytes; expected at most {max_bytes}; fetch it again")
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _text(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is not UTF-8: {error}; fetch it again") from error
+
+
+def _expect(kind: type[T], value: object, what: str) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is a {type(value).__name__}, expected {kind.__name__}")
+    return value

@@ -1,0 +1,312 @@
+"""What the files of a folder say about its tokenizer, compared with transformers; and what is refused."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from karat.errors import TokenizerError
+from karat.text import Tokenizer
+
+TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+HELLO = [{"role": "user", "content": "Hello"}]
+TEXTS = ["Once upon a time", "<s> x </s>", "<|im_start|>user\nhi<|im_end|>", " <new> <other>a", "  a\n\nb", "é"]
+
+
+def added(content: str, **flags: bool) -> dict[str, Any]:
+    return {
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    } | flags
+
+
+def write(folder: Path, tokenizer_json: Any, **files: Any) -> Path:
+    """A folder with tokenizer.json and others; `a__b` is the file `a.b`, and text is written as it is."""
+    for name, content in {"tokenizer__json": tokenizer_json, **files}.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        path = folder / name.replace("__", ".")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def byte_level(data_dir: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((data_dir / "checkpoint" / "tokenizer.json").read_text(encoding="utf-8"))
+    return data
+
+
+@pytest.fixture(scope="module")
+def pieces(data_dir: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((data_dir / "stories260k" / "tokenizer.json").read_text(encoding="utf-8"))
+    return data
+
+
+EOS = {"eos_token": "<|im_end|>"}
+NEW = {"4096": added("<new>"), "4097": added("<other>", special=False, lstrip=True)}
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {"tokenizer_config__json": EOS | more}
+
+
+BYTE_LEVEL_FOLDERS: dict[str, dict[str, Any]] = {
+    "nothing else": {},
+    "empty config": {"tokenizer_config__json": {}},
+    "end token": config(),
+    "end token as object": config(eos_token={**added("<|im_end|>"), "__type": "AddedToken"}),
+    "null tokens": config(bos_token=None, unk_token=None),
+    "flags without effect": config(bos_token="<|endoftext|>", add_bos_token=True, add_eos_token=True),
+    "new named token": config(pad_token="<new>"),
+    "token of a role of its own": config(image_token="<new>"),
+    "extra tokens": config(extra_special_tokens=["<new>", "<|im_start|>"]),
+    "extra tokens by role": config(extra_special_tokens={"image_token": "<new>"}),
+    "additional tokens": config(additional_special_tokens=["<new>"], extra_special_tokens={}),
+    "declared tokens": config(added_tokens_decoder=NEW),
+    "other flags": config(added_tokens_decoder={"2": added("<|im_end|>", lstrip=True)}),
+    "made special": config(added_tokens_decoder={"39": added("E")}),
+    "made special by role": config(added_tokens_decoder=NEW, sep_token="<other>"),
+    "special tokens map": {**config(eos_token="x"), "special_tokens_map__json": EOS},
+    "special tokens map with objects": {
+        "special_tokens_map__json": {
+            "eos_token": added("<new>", lstrip=True),
+            "additional_special_tokens": ["<other>"],
+        },
+    },
+    "special tokens map unused": {**config(added_tokens_decoder={}), "special_tokens_map__json": {"eos_token": "x"}},
+    "added tokens file": {**config(pad_token="<new>"), "added_tokens__json": {"<new>": 4096, "<other>": 4097}},
+    "clean-up of BPE": config(clean_up_tokenization_spaces=True),
+    "special tokens split": config(split_special_tokens=True),
+    "template in config": config(chat_template=TEMPLATE),
+    "templates in config": config(
+        chat_template=[{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
+    ),
+    "template file": {**config(chat_template="not this"), "chat_template__jinja": TEMPLATE + "é\n"},
+    "template files": {"chat_template__jinja": TEMPLATE, "additional_chat_templates/tool_use__jinja": "tools"},
+}
+
+
+PIECES_FOLDERS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "no post-processor": {"post_processor": None},
+    "truncation and padding": {
+        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        "padding": {
+            "strategy": {"Fixed": 9},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "<unk>",
+        },
+    },
+    "decoder without strip": {
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+    },
+}
+
+
+def assert_same(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = Tokenizer.from_folder(folder)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    assert ours.vocab_size == len(theirs)
+    assert ours.special_tokens == theirs.special_tokens_map
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.special_ids == {i for i, token in theirs.added_tokens_decoder.items() if token.special}
+    for text in TEXTS:
+        for flag in (True, False):
+            ids = ours.encode(text, add_special_tokens=flag)
+            assert ids == theirs.encode(text, add_special_tokens=flag)
+            assert ours.decode(ids, skip_special_tokens=flag) == theirs.decode(ids, skip_special_tokens=flag)
+    for tools in (None, []):
+        if theirs.chat_template is None:
+            assert ours.chat_template is None
+        else:
+            assert ours.render_chat(HELLO, tools=tools) == theirs.apply_chat_template(
+                HELLO, tools=tools, tokenize=False, add_generation_prompt=True
+            )
+
+
+@pytest.mark.parametrize("name", BYTE_LEVEL_FOLDERS)
+def test_files_beside_tokenizer_json(name: str, byte_level: dict[str, Any], tmp_path: Path) -> None:
+    assert_same(write(tmp_path, byte_level, **BYTE_LEVEL_FOLDERS[name]))
+
+
+def test_the_files_make_a_difference(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    plain = Tokenizer.from_folder(write(tmp_path, byte_level))
+    same = set()
+    for name, files in BYTE_LEVEL_FOLDERS.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        other = Tokenizer.from_folder(write(folder, byte_level, **files))
+        facts = [(t.special_tokens, t.special_ids, [t.encode(x) for x in TEXTS], t._templates) for t in (plain, other)]
+        if facts[0] == facts[1]:
+            same.add(name)
+    assert same == {"nothing else", "empty config"}
+
+
+@pytest.mark.parametrize("name", PIECES_FOLDERS)
+def test_parts_of_tokenizer_json(name: str, pieces: dict[str, Any], tmp_path: Path) -> None:
+    config = {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_bos_token": True,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    assert_same(write(tmp_path, pieces | PIECES_FOLDERS[name], tokenizer_config__json=config))
+
+
+def test_a_processors_template_is_the_last_resort(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, byte_level, chat_template__json={"chat_template": "processor"})
+    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "processor"
+    write(tmp_path, byte_level, tokenizer_config__json={"chat_template": "config"})
+    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "config"
+    write(tmp_path, byte_level, chat_template__jinja="file")
+    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "file"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "tokenizer.model",
+            "",
+            r"has tokenizer\.model, a SentencePiece model; expected tokenizer\.json; convert it once",
+        ),
+        ("tekken.json", "{}", "has tekken.json, a Tekken vocabulary"),
+        ("vocab.json", "{}", "has vocab.json, a vocabulary with merges apart"),
+        ("qwen.tiktoken", "", "has qwen.tiktoken, a Tiktoken vocabulary"),
+        ("vocab.txt", "", "has vocab.txt, a WordPiece vocabulary"),
+        ("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["x.py", null]}}', "asks for code of the checkpoint"),
+        ("readme", "", "has no tokenizer; expected tokenizer.json; check the folder"),
+    ],
+)
+def test_other_kinds_are_refused_by_name(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_the_real_sentencepiece_folder_is_refused(data_dir: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"a SentencePiece model; expected tokenizer\.json"):
+        Tokenizer.from_folder(data_dir / "tokenizers/llama2-sentencepiece")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="nowhere is not a folder"):
+        Tokenizer.from_folder(tmp_path / "nowhere")
+
+
+def test_code_is_not_needed_beside_tokenizer_json(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    config = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}, "tokenizer_class": "EvilTokenizer"}
+    write(tmp_path, byte_level, tokenizer_config__json=config)
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of the checkpoint was run')")
+    assert Tokenizer.from_folder(tmp_path).vocab_size == 4096
+
+
+CORRUPT: list[tuple[str, Any, str]] = [
+    ("tokenizer_config", "{", r"tokenizer_config\.json is corrupt: Expecting property name"),
+    ("tokenizer_config", "[]", "tokenizer_config.json is corrupt: the file is a list, expected dict"),
+    ("tokenizer_config", "[" * 100_000, "tokenizer_config.json is corrupt: maximum recursion depth"),
+    ("tokenizer_config", {"bos_token": 7}, "is malformed: bos_token is a int, expected str"),
+    ("tokenizer_config", {"eos_token": {"content": None}}, "eos_token is a NoneType"),
+    ("tokenizer_config", {"extra_special_tokens": "x"}, "extra_special_tokens is a str"),
+    ("tokenizer_config", {"added_tokens_decoder": []}, "added_tokens_decoder is a list"),
+    ("tokenizer_config", {"added_tokens_decoder": {"a": added("x")}}, "is malformed: invalid literal for int"),
+    ("tokenizer_config", {"added_tokens_decoder": {"1": {"color": 1}}}, "added token 1 is a NoneType, expected str"),
+    (
+        "tokenizer_config",
+        {"added_tokens_decoder": {"1": {"content": "x", "special": 1}}},
+        "special of added token 1 is a",
+    ),
+    ("tokenizer_config", {"added_tokens_decoder": {"1": added("<|im_end|>")}}, r"id 1; tokenizer\.json makes it 2"),
+    ("tokenizer_config", {"added_tokens_decoder": {"9999": added("<new>")}}, r"id 9999; tokenizer\.json makes it 4096"),
+    ("tokenizer_config", {"chat_template": 7}, "chat_template is a int"),
+    ("tokenizer_config", {"chat_template": [{"name": "default"}]}, "is malformed: 'template'"),
+    ("tokenizer_config", {"chat_control_tokens": "x"}, "chat_control_tokens is a str"),
+    ("tokenizer_config", {"fix_mistral_regex": True}, "sets fix_mistral_regex, which Karat does not follow"),
+    ("special_tokens_map", "nope", "special_tokens_map.json is corrupt"),
+    ("added_tokens", {"<new>": "1"}, "<new> is a str, expected int"),
+    ("chat_template", "{]", "chat_template.json is corrupt"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), CORRUPT)
+def test_corrupt_files_are_named(
+    name: str, content: Any, message: str, byte_level: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path, byte_level, **{f"{name}__json": content})
+    with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_text_that_is_not_utf_8_is_refused(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, byte_level)
+    (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja is not UTF-8"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_huge_file_is_refused_unread(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, byte_level)
+    with (tmp_path / "tokenizer_config.json").open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json has 1000000000000 bytes; expected at most"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_clean_up_of_other_models_is_refused(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+    data = {**byte_level, "model": model, "added_tokens": [], "pre_tokenizer": None, "decoder": None}
+    assert Tokenizer.from_folder(write(tmp_path, data)).encode("b") == [1]
+    write(tmp_path, data, tokenizer_config__json={"clean_up_tokenization_spaces": True})
+    with pytest.raises(TokenizerError, match="clean_up_tokenization_spaces for a WordLevel model"):
+        Tokenizer.from_folder(tmp_path)
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "culprit"),
+    [
+        ({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True}, "CTC"),
+        ({"type": "BPEDecoder", "suffix": "</w>"}, "BPEDecoder"),
+        ([{"type": "Fuse"}, {"type": "Replace", "pattern": {"String": " ."}, "content": "."}], "Replace"),
+        ([{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 0, "stop": 1}], "Strip"),
+        ([{"type": "Replace", "pattern": {"String": "a"}, "content": "b"}, BYTE_LEVEL], "ByteLevel"),
+    ],
+)
+def test_decoders_that_change_earlier_text_are_refused(
+    decoder: Any, culprit: str, byte_level: dict[str, Any], tmp_path: Path
+) -> None:
+    if isinstance(decoder, list):
+        decoder = {"type": "Sequence", "decoders": decoder}
+    write(tmp_path, byte_level | {"decoder": decoder})
+    with pytest.raises(TokenizerError, match=f"Karat does not support {culprit} there"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_flipped_bytes_end_in_a_tokenizer_or_an_error(data_dir: Path, tmp_path: Path) -> None:
+    # The head of the file and its middle: settings, vocabulary and merges.
+    whole = (data_dir / "stories260k" / "tokenizer.json").read_bytes()
+    chance = random.Random(0)
+    messages = []
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(chance.choice((1, 3))):
+            data[chance.choice((chance.randrange(1800), chance.randrange(len(data))))] = chance.randrange(256)
+        (tmp_path / "tokenizer.json").write_bytes(data[: chance.choice((len(data), chance.randrange(len(data))))])
+        try:
+            Tokenizer.from_folder(tmp_path).encode("Once upon a time")
+        except TokenizerError as error:
+            messages.append(str(error))
+    assert len(messages) > 200
+    assert all("tokenizer.json" in message for message in messages)
