@@ -51,6 +51,7 @@ class Choice:
         self._text: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_taken = (0, 0)  # pieces of text and tokens that chunks have carried
+        self._end_taken = False
 
     @property
     def request_id(self) -> str:
@@ -93,10 +94,12 @@ class Choice:
         """What is new since the last call; None if nothing is."""
         num_pieces, num_tokens = self._num_taken
         token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + num_tokens :])
-        text = "".join(self._text[num_pieces:])
-        if not (token_ids or text or self.finish_reason):
+        ended = self.finish_reason is not None
+        if not token_ids and ended == self._end_taken:
             return None
+        text = "".join(self._text[num_pieces:])
         self._num_taken = (len(self._text), num_tokens + len(token_ids))
+        self._end_taken = ended
         return StreamChunk(
             index=self.index, text=text, token_ids=token_ids, finish_reason=self.finish_reason,
             stop_reason=self._stop_reason, logprobs=self._reported(num_tokens), error=self._error,

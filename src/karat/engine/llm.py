@@ -74,6 +74,9 @@ class LLM:
         _check_int("seed", seed, 0, MAX_SEED)
         _check_int("max_num_seqs", max_num_seqs, 1)
         _check_int("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs)
+        for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes)):
+            if value is not None:
+                _check_int(name, value, 1)
         ops = registry.create(executor, dtype)
         self.path = embedded_model_path() if model is None else resolve(model)
         checkpoint = open_folder(self.path)
@@ -179,14 +182,14 @@ class LLM:
         Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
         more than 1 GiB.
         """
-        ids = tuple(token_ids)
+        ids = _plain_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
         dtype = np.dtype(self.dtype)
         num_bytes = len(ids) * self.config.vocab_size * dtype.itemsize
         if num_bytes > MAX_LOGITS_BYTES:
             raise CapacityError(
-                f"the logits of {len(ids)} tokens would take {num_bytes} bytes, at most {MAX_LOGITS_BYTES} are made at "
+                f"the logits of {len(ids)} tokens would take {num_bytes} bytes; at most {MAX_LOGITS_BYTES} are made at "
                 f"once; give at most {MAX_LOGITS_BYTES // (self.config.vocab_size * dtype.itemsize)} tokens"
             )
         reader = self.engine.add_logits(ids, np.empty((len(ids), self.config.vocab_size), dtype))
@@ -236,7 +239,7 @@ class LLM:
         number = self._num_requests
         self._num_requests += 1
         seed = derived_seed(self._seed, number) if params.seed is None else params.seed
-        request = Request(str(number), tuple(token_ids), params, seed, prompt, end_token_ids)
+        request = Request(str(number), _plain_ids(token_ids), params, seed, prompt, end_token_ids)
         self.engine.check_request(request)
         return request
 
@@ -286,9 +289,23 @@ class LLM:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt is a text or token ids; anything else is a sequence of prompts."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    if isinstance(prompts, str):
+        return [prompts]
+    _require_sequence("prompts", prompts)
+    if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """NumPy's integers as Python's; anything else as it is, for the engine to judge."""
+    _require_sequence("a prompt", token_ids)
+    return tuple(int(i) if isinstance(i, np.integer) else i for i in token_ids)
+
+
+def _require_sequence(name: str, value: object) -> None:
+    if not isinstance(value, Sequence | np.ndarray):
+        raise RequestError(f"{name}={shown(value)}: expected a text, token ids, or a list of them")
 
 
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -44,17 +44,20 @@ def num_cache_blocks(
         if num_bytes is None:
             available = available_bytes()
             num_bytes = min(max_num_seqs * blocks_per_seq * block_bytes, int(CACHE_SHARE * available))
-            limit = f"{CACHE_SHARE:.0%} of the {_mib(available)} of memory that are available"
+            limit = f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available"
         num_blocks = num_bytes // block_bytes
     if num_blocks < blocks_per_seq:
         raise CapacityError(
-            f"a context of max_model_len={max_model_len} tokens takes {_mib(blocks_per_seq * block_bytes)} of "
-            f"{kv_dtype} KV cache, which may have {_mib(num_blocks * block_bytes)} ({limit}): that is "
+            f"a context of max_model_len={max_model_len} tokens takes {_size(blocks_per_seq * block_bytes)} of "
+            f"{kv_dtype} KV cache, which may have {_size(num_blocks * block_bytes)} ({limit}): that is "
             f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache more "
             "(kv_cache_bytes)"
         )
     return num_blocks
 
 
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 1024**2:.1f} MiB"
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"

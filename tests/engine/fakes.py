@@ -1,0 +1,130 @@
+"""A model and a tokenizer small enough to know what they do.
+
+The fake model keeps token ids where K and V would go and reads its context back through the block tables, so that its
+logits are an exact function of what positions, slots and tables say the sequence is: any slip in the bookkeeping
+changes every token after it.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.engine.engine import Engine, EngineConfig, RequestUpdate
+from karat.request import Request, RequestOutput, SamplingParams, StreamChunk
+from karat.text import Tokenizer
+
+STALE = -7  # what a slot holds before it is written
+
+
+def byte_chars() -> list[str]:
+    """The characters in which a byte-level tokenizer.json spells the 256 bytes (the alphabet of GPT-2)."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def piece_tokenizer(pieces: Sequence[bytes], num_special: int = 2) -> Tokenizer:
+    """Token i is pieces[i], some bytes; special tokens <i> come after them and are skipped in text."""
+    chars = byte_chars()
+    vocab = {"".join(chars[byte] for byte in piece): i for i, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens([f"<{len(pieces) + i}>" for i in range(num_special)])
+    with tempfile.TemporaryDirectory() as folder:
+        backend.save(str(Path(folder) / "tokenizer.json"))
+        return Tokenizer.from_folder(Path(folder))
+
+
+BYTES = piece_tokenizer([bytes([i]) for i in range(256)])
+END, OTHER_END = 256, 257
+
+
+class FakeModel:
+    """A runner. `logits_of` gives logits [vocab] after a context; by default, noise keyed by a hash of it."""
+
+    def __init__(
+        self, config: EngineConfig, logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None
+    ) -> None:
+        self.slots = np.full(config.num_blocks * config.block_size, STALE)
+        self.vocab_size = config.vocab_size
+        self.logits_of = logits_of or self.noise
+        self.batches: list[ForwardBatch] = []
+
+    def noise(self, context: tuple[int, ...]) -> NDArray[np.floating]:
+        digest = hashlib.blake2b(repr(context).encode(), digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(digest, "little"))
+        return (rng.standard_normal(self.vocab_size) * 3).astype(np.float32)
+
+    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
+        self.batches.append(batch)
+        self.slots[batch.slots] = batch.token_ids
+        owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
+        rows = [self.logits_of(self.context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]
+        return np.array(rows, np.float32).reshape(-1, self.vocab_size)
+
+    def context(self, batch: ForwardBatch, seq: int, position: int) -> tuple[int, ...]:
+        positions = np.arange(position + 1)
+        blocks = batch.block_tables[seq, positions // batch.block_size]
+        return tuple(self.slots[blocks * batch.block_size + positions % batch.block_size].tolist())
+
+
+def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) -> Callable[..., NDArray[np.floating]]:
+    """Logits of a model that continues a prompt of `prompt_len` tokens with `text`, and then with END for ever."""
+
+    def logits_of(context: tuple[int, ...]) -> NDArray[np.floating]:
+        place = len(context) - prompt_len
+        logits = np.zeros(vocab_size, np.float32)
+        logits[text[place] if place < len(text) else END] = 50
+        return logits
+
+    return logits_of
+
+
+def make_config(**changes: int) -> EngineConfig:
+    sizes = {"vocab_size": 258, "max_model_len": 64, "num_blocks": 64, "block_size": 4, "max_num_seqs": 8,
+             "max_num_batched_tokens": 32}  # fmt: skip
+    return EngineConfig(**(sizes | changes))
+
+
+def make_engine(
+    logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None, tokenizer: Tokenizer = BYTES,
+    **changes: int,
+) -> tuple[Engine, FakeModel]:  # fmt: skip
+    config = make_config(**({"vocab_size": tokenizer.vocab_size} | changes))
+    model = FakeModel(config, logits_of)
+    return Engine(model, tokenizer, config), model
+
+
+def request(
+    name: str, prompt: bytes | Sequence[int], *, seed: int = 0, end: Sequence[int] = (END,), **params: object
+) -> Request:
+    return Request(name, tuple(prompt), SamplingParams(**params), seed, None, frozenset(end))
+
+
+def drive(engine: Engine, max_steps: int = 10_000) -> tuple[dict[str, RequestOutput], dict[str, list[StreamChunk]]]:
+    """Step until nothing is left, checking integrity after each step; outputs and chunks by request."""
+    updates: list[RequestUpdate] = []
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        updates += engine.step()
+        engine.scheduler.check()
+    assert not engine.has_work, "still not done"
+    assert engine.scheduler.blocks.num_free == engine.config.num_blocks, "blocks are left in use"
+    outputs = {update.request_id: update.output for update in updates if update.output}
+    chunks: dict[str, list[StreamChunk]] = {}
+    for update in updates:
+        chunks.setdefault(update.request_id, []).extend(update.chunks)
+    return outputs, chunks
+
+
+def run(engine: Engine, *requests: Request) -> dict[str, RequestOutput]:
+    for item in requests:
+        engine.add_request(item)
+    return drive(engine)[0]

@@ -1,0 +1,292 @@
+"""The sampler against a naive oracle in plain Python, against transformers, and against the laws of chance."""
+
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.engine import sampler
+from karat.errors import NumericsError
+from karat.request import SamplingParams
+
+VOCAB = 12
+
+
+def choose(logits: Any, params: SamplingParams, token_ids: Any = (0, 1), **others: Any) -> int:
+    arguments = {"prompt_len": len(token_ids), "seed": 0, "choice": 0} | others
+    return sampler.choose(np.array(logits, np.float32), params, token_ids=token_ids, **arguments)
+
+
+# A few distinct values, so that ties are common.
+LOGITS = st.lists(st.sampled_from([-4.0, -1.5, 0.0, 0.25, 0.5, 3.0, 9.0]), min_size=VOCAB, max_size=VOCAB)
+TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0, 1e-3, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 2, 3, 7, VOCAB, 99]),
+    top_p=st.sampled_from([1e-6, 0.3, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.7]),
+    presence_penalty=st.sampled_from([0.0, 1.3, -0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.4, -1.1]),
+    logit_bias=st.sampled_from([{}, {0: 5.0}, {3: -100, 4: 1.25}]),
+)
+
+
+def oracle_scores(logits: list[float], params: SamplingParams, token_ids: list[int], prompt_len: int) -> list[float]:
+    output = Counter(token_ids[prompt_len:])
+    scores = []
+    for token_id, logit in enumerate(logits):
+        score = logit + params.logit_bias.get(token_id, 0)
+        if token_id in token_ids:
+            p = params.repetition_penalty
+            score = score / p if score > 0 else score * p
+        score -= params.frequency_penalty * output[token_id]
+        score -= params.presence_penalty if output[token_id] else 0
+        scores.append(score)
+    return scores
+
+
+def oracle_probabilities(scores: list[float], params: SamplingParams) -> dict[int, float]:
+    """Token id to probability of what is left to draw from."""
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    if params.temperature == 0:
+        return {order[0]: 1.0}
+    if params.top_k:
+        order = order[: params.top_k]
+    top = scores[order[0]]
+    weights = {i: math.exp((scores[i] - top) / params.temperature) for i in order}
+    total = math.fsum(weights.values())
+    kept, mass = [], 0.0
+    for i in order:
+        if kept and mass >= params.top_p * total:
+            break
+        kept.append(i)
+        mass += weights[i]
+    kept = [i for i in kept if weights[i] >= params.min_p]
+    total = math.fsum(weights[i] for i in kept)
+    return {i: weights[i] / total for i in kept}
+
+
+@given(LOGITS, PARAMS, TOKENS, st.data())
+def test_scores_and_candidates_are_those_of_the_oracle(
+    logits: list[float], params: SamplingParams, token_ids: list[int], data: st.DataObject
+) -> None:
+    prompt_len = data.draw(st.integers(1, len(token_ids)))
+    want = oracle_scores(logits, params, token_ids, prompt_len)
+    scores = sampler.adjusted(np.array(logits, np.float32), params, token_ids=token_ids, prompt_len=prompt_len)
+    assert scores == pytest.approx(want, abs=1e-12)
+    # The oracle goes on from these very scores: rounding must not decide what ties.
+    expected = oracle_probabilities(scores.tolist(), params)
+    if params.temperature == 0:
+        assert choose(logits, params, token_ids, prompt_len=prompt_len) == next(iter(expected))
+        return
+    weights = sampler.filtered(scores, params)
+    likely = {i: p for i, p in expected.items() if p > 1e-300}
+    assert set(np.flatnonzero(weights)) == set(likely)
+    assert weights.max() == 1
+    for i, p in likely.items():
+        assert weights[i] / weights.sum() == pytest.approx(p, rel=1e-12)
+
+
+@given(LOGITS, PARAMS, TOKENS, st.integers(0, 2**63 - 1))
+def test_a_draw_is_the_inverse_of_the_distribution(
+    logits: list[float], params: SamplingParams, token_ids: list[int], seed: int
+) -> None:
+    """The token is the one in whose interval the keyed number falls, tokens in order of id."""
+    scores = sampler.adjusted(np.array(logits, np.float32), params, token_ids=token_ids, prompt_len=len(token_ids))
+    probabilities = oracle_probabilities(scores.tolist(), params)
+    u = sampler.uniform(seed, 3, len(token_ids))
+    ends = np.cumsum([probabilities.get(i, 0.0) for i in range(VOCAB)])
+    token_id = choose(logits, params, token_ids, seed=seed, choice=3)
+    assert probabilities[token_id] > 0
+    assert ends[token_id] - probabilities[token_id] - 1e-9 <= u <= ends[token_id] + 1e-9
+
+
+def test_greedy_takes_the_smallest_id_of_equals() -> None:
+    greedy = SamplingParams(temperature=0)
+    assert choose([1, 5, 5, 0, 5], greedy) == 1
+    assert choose([-3, -3, -3], greedy) == 0
+    assert choose([0.0, -0.0, 0.0], greedy) == 0
+
+
+def test_greedy_ignores_the_seed_and_the_filters_but_not_the_penalties() -> None:
+    params = SamplingParams(temperature=0, top_k=3, top_p=0.1, min_p=0.5)
+    assert {choose([1, 2, 5, 3], params, seed=s) for s in range(20)} == {2}
+    assert choose([1, 2, 5, 3], SamplingParams(temperature=0, repetition_penalty=2.0), token_ids=(2,)) == 3
+
+
+def test_penalties_by_hand() -> None:
+    logits = np.array([4.0, -4.0, 4.0, -4.0, 1.0], np.float32)
+    token_ids, prompt_len = [0, 1, 2, 2, 3], 2  # prompt 0 1, output 2 2 3
+
+    def scores(**params: float) -> list[float]:
+        adjusted = sampler.adjusted(logits, SamplingParams(**params), token_ids=token_ids, prompt_len=prompt_len)
+        return adjusted.tolist()
+
+    assert scores(repetition_penalty=2.0) == [2, -8, 2, -8, 1], "prompt and output alike"
+    assert scores(presence_penalty=1.5) == [4, -4, 2.5, -5.5, 1], "output only, once"
+    assert scores(frequency_penalty=1.5) == [4, -4, 1, -5.5, 1], "output only, for each time"
+    assert scores(logit_bias={0: -6.0, 4: 2.5}) == [-2, -4, 4, -4, 3.5]
+    assert scores(logit_bias={0: -6.0}, repetition_penalty=2.0) == [-4, -8, 2, -8, 1], "bias first: it turned negative"
+    both = scores(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5)
+    assert both == [2, -8, 2 - 1 - 1.0, -8 - 1 - 0.5, 1], "repetition before presence and frequency"
+
+
+def test_logits_are_left_as_they_are() -> None:
+    logits = np.arange(VOCAB, dtype=np.float64)
+    params = SamplingParams(temperature=0.5, repetition_penalty=2.0, logit_bias={1: 5.0}, top_k=2)
+    sampler.choose(logits, params, token_ids=[1, 2], prompt_len=1, seed=0, choice=0, barred=[3])
+    assert (logits == np.arange(VOCAB)).all()
+
+
+def test_filters_keep_the_smaller_ids_of_equals() -> None:
+    scores = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 1.0])
+
+    def kept(**params: float) -> list[int]:
+        return np.flatnonzero(sampler.filtered(scores, SamplingParams(**params))).tolist()
+
+    assert kept(top_k=3) == [0, 1, 3]
+    assert kept(top_k=1) == [1]
+    assert kept(top_p=0.6) == [0, 1, 3], "e, e, 1 of 2e + 4: 0.58 are too few"
+    assert kept(top_p=0.57) == [1, 3]
+    assert kept(min_p=0.4) == [1, 3]
+    assert kept(min_p=0.3) == [0, 1, 2, 3, 4, 5]
+    assert kept(top_k=4, top_p=0.7) == [1, 3], "of what top-k left"
+
+
+def test_top_p_of_exactly_the_share_needs_no_more() -> None:
+    scores = np.log([0.5, 0.25, 0.25])
+    weights = sampler.filtered(scores, SamplingParams(top_p=0.5))
+    assert np.flatnonzero(weights).tolist() == [0]
+
+
+def test_extreme_temperatures() -> None:
+    logits = [0.0, 1.0, 3.0, 2.99]
+    assert {choose(logits, SamplingParams(temperature=1e-300), seed=s) for s in range(50)} == {2}
+    assert {choose(logits, SamplingParams(temperature=5e-324), seed=s) for s in range(50)} == {2}
+    assert {choose(logits, SamplingParams(temperature=100), seed=s) for s in range(100)} == {0, 1, 2, 3}
+    huge = [3e38, -3e38, 3e38]
+    assert {choose(huge, SamplingParams(), seed=s) for s in range(50)} == {0, 2}
+
+
+def test_barred_tokens_are_never_chosen() -> None:
+    for params in (SamplingParams(temperature=0), SamplingParams(), SamplingParams(logit_bias={2: 100})):
+        assert {choose([0, 1, 50, 2], params, barred=[2, 3], seed=s) for s in range(50)} <= {0, 1}
+
+
+def test_nothing_left_to_choose_from_is_an_error() -> None:
+    with pytest.raises(NumericsError, match="min_tokens=5"):
+        choose([0, 1], SamplingParams(min_tokens=5), barred=[0, 1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_are_named(bad: float) -> None:
+    logits = np.zeros(VOCAB, np.float32)
+    sampler.require_finite(logits, 17)
+    logits[[4, 9]] = bad
+    with pytest.raises(NumericsError, match=rf"position 17 .*{bad} at token id 4 \(2 of 12"):
+        sampler.require_finite(logits, 17)
+
+
+def test_the_draw_depends_on_seed_choice_and_position_and_nothing_else() -> None:
+    logits = np.zeros(1000)
+    base = {"token_ids": [1, 2, 3], "prompt_len": 3, "seed": 5, "choice": 1}
+
+    def drawn(**changes: Any) -> int:
+        return choose(logits, SamplingParams(), **(base | changes))
+
+    assert drawn() == drawn()
+    assert drawn(token_ids=[7, 8, 9], prompt_len=1) == drawn(), "which tokens came before is in the logits alone"
+    assert len({drawn(), drawn(seed=6), drawn(choice=2), drawn(token_ids=[1, 2, 3, 4])}) == 4
+
+
+def test_the_keyed_numbers_never_change() -> None:
+    """They are part of what a seed promises: the same tokens tomorrow, on another machine, in another version."""
+    assert sampler.uniform(0, 0, 0) == 0.156742553465558
+    assert sampler.uniform(2**63 - 1, 63, 2**20) == 0.037819112834881374
+    assert sampler.derived_seed(0, 0) == 7563658379751106640
+    assert sampler.derived_seed(1, 0) != sampler.derived_seed(0, 1)
+
+
+def test_keyed_numbers_are_uniform() -> None:
+    """Chi-square over 64 bins, with keys as they occur: consecutive positions, choices and small seeds."""
+    numbers = [sampler.uniform(s, c, p) for s in range(8) for c in range(4) for p in range(512)]
+    assert all(0 <= u < 1 for u in numbers)
+    counts = np.bincount((np.array(numbers) * 64).astype(int), minlength=64)
+    expected = len(numbers) / 64
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert 26 < chi_square < 120, "63 degrees of freedom: outside with a chance below 1e-5"
+    pairs = np.array(numbers).reshape(-1, 2)
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 0.05, "neighbouring positions"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.5},
+        {"top_k": 4},
+        {"top_p": 0.8},
+        {"min_p": 0.2},
+        {"temperature": 1.7, "top_k": 8, "top_p": 0.9, "min_p": 0.05},
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_they_should(params: dict[str, float]) -> None:
+    """Chi-square of 4,000 draws against the oracle's distribution; seeds are fixed, so it passes always or never."""
+    logits = [random.Random(7).gauss(0, 1.5) for _ in range(VOCAB)]
+    sampling = SamplingParams(**params)
+    scores = np.array(logits, np.float32).astype(float).tolist()
+    expected = oracle_probabilities(scores, sampling)
+    num_draws = 4000
+    counts = Counter(choose(logits, sampling, seed=s, choice=s % 3) for s in range(num_draws))
+    assert set(counts) <= set(expected)
+    chi_square = sum((counts[i] - num_draws * p) ** 2 / (num_draws * p) for i, p in expected.items())
+    freedom = len(expected) - 1
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 4, f"{chi_square:.1f} at {freedom} degrees of freedom"
+
+
+def test_draw_at_the_ends_of_the_interval() -> None:
+    weights = np.array([0.0, 1.0, 0.0, 1e-30, 0.0])
+    assert sampler.draw(weights, 0.0) == 1, "never a token of no weight"
+    assert sampler.draw(weights, 1 - 2**-53) == 1
+    assert sampler.draw(np.array([1.0, 1.0, 0.0]), 0.5) == 1
+    rounding = np.array([0.1] * 10 + [0.0])
+    assert sampler.draw(rounding, 1 - 2**-53) == 9
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_as_transformers_filters(seed: int) -> None:
+    """The same tokens kept, at the same probabilities, on logits without ties."""
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as hf
+
+    rng = np.random.default_rng(seed)
+    vocab = 300
+    logits = rng.standard_normal(vocab) * 3
+    token_ids = rng.integers(0, vocab, 40).tolist()
+    params = SamplingParams(
+        temperature=float(rng.choice([0.4, 0.7, 1.3])), top_k=int(rng.choice([0, 5, 50])),
+        top_p=float(rng.choice([0.5, 0.9, 1.0])), min_p=float(rng.choice([0.0, 0.02, 0.2])),
+        repetition_penalty=float(rng.choice([1.0, 1.3])),
+    )  # fmt: skip
+    processors = [
+        hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
+        hf.TemperatureLogitsWarper(params.temperature),
+        *([hf.TopKLogitsWarper(params.top_k)] if params.top_k else []),
+        *([hf.TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []),
+        *([hf.MinPLogitsWarper(params.min_p)] if params.min_p else []),
+    ]
+    scores = torch.from_numpy(logits.copy())[None]
+    for processor in processors:
+        scores = processor(torch.tensor([token_ids]), scores)
+    want = torch.softmax(scores, dim=-1)[0].numpy()
+    weights = sampler.filtered(sampler.adjusted(logits, params, token_ids=token_ids, prompt_len=30), params)
+    assert (np.flatnonzero(weights) == np.flatnonzero(want)).all()
+    assert weights / weights.sum() == pytest.approx(want, rel=1e-9)

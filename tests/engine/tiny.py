@@ -1,0 +1,61 @@
+"""Writes a small random model as a Hugging Face folder: config, weights, a tokenizer of bytes, a chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import save_file
+
+from karat.models.decoder import weight_specs
+from karat.models.registry import read_config
+
+# Token ids: the 256 bytes, then these.
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|other_end|>")
+ENDOFTEXT, IM_START, IM_END, OTHER_END = range(256, 260)
+VOCAB = 264  # four rows without a token, as real models have
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ prefix }}{% endif %}"
+)
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": VOCAB, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_act": "silu", "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "use_sliding_window": False, "eos_token_id": None, "bos_token_id": None,
+}  # fmt: skip
+
+
+def write_model(
+    folder: Path, *, generation_config: dict[str, Any] | None = None, chat_template: str | None = CHATML,
+    eos_token: str | None = None, seed: int = 0, **config: Any,
+) -> Path:  # fmt: skip
+    """`config` replaces values of CONFIG. Weights are large enough that logits have a deviation above 1."""
+    raw = CONFIG | config
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for spec in weight_specs(read_config(raw)):
+        noise = rng.standard_normal(spec.shape).astype(np.float32)
+        if len(spec.shape) == 1:
+            weights[spec.source] = (1 + 0.3 * noise) if "norm" in spec.source else 0.5 * noise
+        else:
+            weights[spec.source] = noise * 2 / np.float32(np.sqrt(spec.shape[1]))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write(folder / "config.json", raw)
+    if generation_config is not None:
+        write(folder / "generation_config.json", generation_config)
+    tokens = {"chat_template": chat_template, "eos_token": eos_token, "tokenizer_class": "PreTrainedTokenizerFast"}
+    write(folder / "tokenizer_config.json", {name: value for name, value in tokens.items() if value is not None})
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(list(SPECIAL))
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
