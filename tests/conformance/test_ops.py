@@ -5,6 +5,7 @@ to the sum of the products' magnitudes; the other ops by 8 roundings of their re
 own few. The bound is the worst case, so it holds for any order of summation.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,29 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.config import RopeConfig
+from karat.config import FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
+from karat.ops import registry
 from karat.ops.api import CacheSpec, Ops
-from karat.ops.native import NativeOps, unavailable_reason
-from karat.ops.reference import ReferenceOps
 
 torch = pytest.importorskip("torch", reason="the independent implementation")
 F = torch.nn.functional
 
-EXECUTORS = [
-    pytest.param(ReferenceOps("float64"), id="reference-float64"),
-    pytest.param(ReferenceOps("float32"), id="reference-float32"),
-]
-if unavailable_reason() is None:
-    EXECUTORS.append(pytest.param(NativeOps(), id="native"))
-else:
-    EXECUTORS.append(pytest.param(None, id="native", marks=pytest.mark.skip(reason=str(unavailable_reason()))))
+COMPUTE_DTYPES: tuple[FloatName, ...] = ("float32", "float64")
 
-every_executor = pytest.mark.parametrize("ops", EXECUTORS)
+
+def executors() -> Iterator[Any]:
+    """Every executor of the registry in every dtype; one that cannot run here is seen as skipped."""
+    for executor in registry.EXECUTORS:
+        for dtype in COMPUTE_DTYPES:
+            case = f"{executor}-{dtype}"
+            try:
+                yield pytest.param(registry.create(executor, dtype), id=case)
+            except ExecutorError as error:
+                yield pytest.param(None, id=case, marks=pytest.mark.skip(reason=str(error)))
+
+
+every_executor = pytest.mark.parametrize("ops", list(executors()))
 sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**32 - 1)
 Array = NDArray[np.floating]

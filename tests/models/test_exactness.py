@@ -11,6 +11,7 @@ import random
 import numpy as np
 import pytest
 
+from karat.models.registry import FAMILIES
 from karat.ops.reference import ReferenceOps
 from karat.ops.rope_table import inverse_frequencies
 
@@ -21,6 +22,10 @@ from tests.support.float64 import InFloat64  # noqa: E402
 SEED = int(os.environ.get("KARAT_SEED", "20261121"))
 CASES = [(family, index) for index in range(16) for family in random_models.FAMILIES]
 PROMPT_LEN = 200
+
+
+def test_every_family_is_drawn() -> None:
+    assert set(random_models.FAMILIES) == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)

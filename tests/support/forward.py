@@ -60,10 +60,12 @@ def run(
         positions = np.concatenate([np.arange(done[i], done[i] + n) for i, n in zip(live, counts, strict=True)])
         owner = np.repeat(live, counts)
         slots = tables[owner, positions // block_size] * block_size + positions % block_size
+        context_lens = (done[live] + counts).astype(np.int32)
+        in_use = np.arange(tables.shape[1]) < -(-context_lens[:, None] // block_size)
         batch = ForwardBatch(
             token_ids=ids.astype(np.int32), positions=positions.astype(np.int32), slots=slots.astype(np.int32),
             query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-            context_lens=(done[live] + counts).astype(np.int32), block_tables=tables[live],
+            context_lens=context_lens, block_tables=np.where(in_use, tables[live], -1).astype(np.int32),
             logit_rows=np.arange(len(ids), dtype=np.int32), block_size=block_size,
         )  # fmt: skip
         batch.validate(cached_lens=done[live], num_slots=num_blocks * block_size, vocab_size=config.vocab_size)

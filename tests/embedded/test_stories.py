@@ -1,0 +1,82 @@
+"""The test that garbage cannot pass: the shipped model tells stories with words drawn at run time.
+
+The words were never requested in training (training/reserved.py keeps them out), so a story that has one shows that
+the request went through tokenizer, template, every layer, cache and sampler unharmed. KARAT_SEED draws other words.
+"""
+
+import json
+import math
+import os
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat import LLM, SamplingParams
+from karat.config import embedded_model_path
+from training.words import article, contains
+
+SEED = int(os.environ.get("KARAT_SEED", "20261121"))
+NUM_WORDS = 100
+WINDOW = 256  # of the card's definition of held-out loss
+
+RESERVED = Path(__file__).parents[1] / "data" / "reserved_words.json"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(max_num_seqs=32)
+
+
+def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    """At least 80 of 100 stories have their word and end by themselves, drawn by the model's own sampling defaults."""
+    bands: dict[str, list[str]] = json.loads(RESERVED.read_text())
+    assert set(bands) == {"common", "medium", "rare"}
+    rng = random.Random(SEED)
+    asked = [
+        (band, word) for band, count in zip(bands, (34, 33, 33), strict=True) for word in rng.sample(bands[band], count)
+    ]
+    assert len(asked) == NUM_WORDS
+    chats = [[{"role": "user", "content": f"Tell me a story about {article(w)} {w}."}] for _, w in asked]
+    outputs = [output.outputs[0] for output in llm.chat(chats)]
+    hits = dict.fromkeys(bands, 0)
+    for (band, word), output in zip(asked, outputs, strict=True):
+        hits[band] += contains(output.text, word) and output.finish_reason == "stop"
+    with capsys.disabled():
+        print(f"\n  words in stories (seed {SEED}): {sum(hits.values())} of {NUM_WORDS}, by band {hits}")
+    assert sum(hits.values()) >= 80
+    assert sum(output.finish_reason == "stop" for output in outputs) >= 95
+    assert min(len(output.text) for output in outputs) > 100
+    assert len({output.text for output in outputs}) == NUM_WORDS
+
+
+def test_held_out_perplexity_is_the_cards(llm: LLM, data_dir: Path) -> None:
+    """Within 1 % of the figure on the model card, by the card's definition, computed by Karat."""
+    from training.data import END_OF_TEXT, load_documents, split
+
+    card = (embedded_model_path() / "README.md").read_text()
+    stated = re.search(r"^\| all 200 \|.*\| ([\d.]+) \|$", card, re.MULTILINE)
+    assert stated, "the card states no held-out perplexity"
+    _, held_out = split(load_documents(data_dir / "corpus"))
+    total, count = 0.0, 0
+    for document in held_out:
+        ids = [*llm.tokenizer.encode(document.text, add_special_tokens=False), END_OF_TEXT]
+        for start in range(0, len(ids), WINDOW):
+            piece = ids[start : start + WINDOW]
+            if len(piece) > 1:
+                logits = llm.logits(piece[:-1]).astype(np.float64)
+                top = logits.max(axis=-1)
+                norm = top + np.log(np.exp(logits - top[:, None]).sum(axis=-1))
+                total += float((norm - logits[np.arange(len(logits)), piece[1:]]).sum())
+                count += len(logits)
+    assert math.exp(total / count) == pytest.approx(float(stated.group(1)), rel=0.01)
+
+
+def test_greedy_story_is_a_story(llm: LLM) -> None:
+    (output,) = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=300))
+    assert output.outputs[0].finish_reason == "stop"
+    words = re.findall(r"[a-z]+", output.outputs[0].text.lower())
+    assert len(words) > 40
+    assert len(set(words)) > 0.3 * len(words), "it repeats itself"
