@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.config import FloatName, RopeConfig
+from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Ops
@@ -23,13 +23,11 @@ from karat.ops.api import CacheSpec, Ops
 torch = pytest.importorskip("torch", reason="the independent implementation")
 F = torch.nn.functional
 
-COMPUTE_DTYPES: tuple[FloatName, ...] = ("float32", "float64")
-
 
 def executors() -> Iterator[Any]:
-    """Every executor of the registry in every dtype; one that cannot run here is seen as skipped."""
-    for executor in registry.EXECUTORS:
-        for dtype in COMPUTE_DTYPES:
+    """Every executor of the registry in each of its dtypes; one that cannot run here is seen as skipped."""
+    for executor, entry in registry.EXECUTORS.items():
+        for dtype in entry.dtypes:
             case = f"{executor}-{dtype}"
             try:
                 yield pytest.param(registry.create(executor, dtype), id=case)

@@ -61,9 +61,10 @@ def test_table_is_rounded_once() -> None:
 def test_frequencies_equal_transformers(index: int) -> None:
     """Within a few last bits: torch's float32 power is not always rounded correctly."""
     pytest.importorskip("torch")
-    from tests.support.random_models import draw_rope
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from tests.support.random_models import draw_rope
 
     rng = random.Random(index)
     raw: dict[str, Any] = draw_rope(rng)

@@ -1,6 +1,7 @@
 """Executors by name. A new executor is one file beside this one and one line below."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from karat.config import FloatName, Settings
 from karat.errors import ExecutorError
@@ -8,19 +9,33 @@ from karat.ops.api import Ops
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 
-EXECUTORS: Mapping[str, Callable[[FloatName], Ops]] = {
-    "reference": ReferenceOps,
-    "native": lambda dtype: NativeOps(dtype, isa=Settings.from_env().isa),
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """How an executor is made, and the dtypes that it computes in."""
+
+    create: Callable[[FloatName], Ops]
+    dtypes: tuple[FloatName, ...]
+
+
+EXECUTORS: Mapping[str, Executor] = {
+    "reference": Executor(ReferenceOps, ("float32", "float64")),
+    "native": Executor(lambda dtype: NativeOps(dtype, isa=Settings.from_env().isa), ("float32",)),
 }
 
 
 def create(executor: str = "auto", dtype: FloatName = "float32") -> Ops:
-    """An executor that computes in `dtype`.
+    """An executor that computes in `dtype`; ExecutorError if there is none of that name, of that dtype or on this CPU.
 
-    "auto" is native for float32 where the extension is installed, else the reference; `ops.executor` says which.
+    "auto" is native where it has the dtype and the extension is installed, else the reference; `ops.executor` says
+    which.
     """
     if executor == "auto":
-        executor = "native" if dtype == "float32" and unavailable_reason() is None else "reference"
+        native = dtype in EXECUTORS["native"].dtypes and unavailable_reason() is None
+        executor = "native" if native else "reference"
     if executor not in EXECUTORS:
         raise ExecutorError(f"executor={executor!r} is unknown; Karat has auto, {', '.join(EXECUTORS)}")
-    return EXECUTORS[executor](dtype)
+    if dtype not in EXECUTORS[executor].dtypes:
+        able = " and ".join(EXECUTORS[executor].dtypes)
+        raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
+    return EXECUTORS[executor].create(dtype)
