@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from karat.checkpoint.assign import assign
-from karat.checkpoint.weights import Checkpoint
+from karat.checkpoint.weights import Checkpoint, Weight
 from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.weights import WeightLoader
@@ -72,13 +72,18 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
     return config
 
 
+def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weight]:
+    """The weight of every tensor the model needs, none of them read; CheckpointError unless they fit exactly."""
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
+    return assign(weight_specs(config), checkpoint, tied=tied)
+
+
 def build(config: ModelConfig, ops: Ops, checkpoint: Checkpoint, *, num_positions: int) -> Model:
     """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
 
     `num_positions` is the longest sequence that will be run; RoPE tables are that long.
     """
-    tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
-    weights = assign(weight_specs(config), checkpoint, tied=tied)
+    weights = find_weights(config, checkpoint)
     decoder = Decoder(WeightLoader(ops, weights), config)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
     return Model(config, ops, decoder, rope)

@@ -1,0 +1,71 @@
+"""The commands, put together."""
+
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import Annotated
+
+import typer
+
+from karat import __version__
+from karat.cli import chat, env, inspect, pull, run, topics
+from karat.cli.options import Debug, unfolded
+
+_EXAMPLES = """
+Examples
+
+  karat run "Once upon a time"             go on with a text
+  karat run --chat "Tell me a story about a fox and a lantern."
+  karat run org/name --chat "Why is the sky blue?"
+  karat chat                               talk
+  karat inspect                            what is in a model, and the memory it needs
+  karat COMMAND --help                     more on a command
+  karat help exit-codes                    what the exit codes mean
+"""
+
+
+def command() -> typer.core.TyperGroup:
+    """The whole command line, as typer parses it."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog=_EXAMPLES,
+    )
+    app.callback(invoke_without_command=True, help=_flowing(_karat))(_karat)
+    for name, function, examples in _COMMANDS:
+        settings = {"allow_extra_args": name == "run"}  # its words are counted by karat.cli.sources, with a remedy
+        app.command(name, help=_flowing(function), epilog=examples, context_settings=settings)(unfolded(function))
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return group
+
+
+def _karat(
+    ctx: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    debug: Debug = False,
+) -> None:
+    """Run language models whose answers can be trusted.
+
+    MODEL is a folder, or org/name of the Hugging Face hub; left out, it is the small storyteller that comes with Karat.
+    """
+    if show_version:
+        print(f"karat {__version__}")
+    elif ctx.invoked_subcommand is None:
+        ctx.command.make_context("karat", ["--help"])
+
+
+def _flowing(function: Callable[..., None]) -> str:
+    """The docstring with each paragraph on one line, for the help to wrap as wide as the terminal is."""
+    paragraphs = cleandoc(function.__doc__ or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
+    ("run", run.run, run.EXAMPLES),
+    ("chat", chat.chat, chat.EXAMPLES),
+    ("inspect", inspect.inspect, inspect.EXAMPLES),
+    ("pull", pull.pull, pull.EXAMPLES),
+    ("env", env.env, env.EXAMPLES),
+    ("help", topics.show_help, topics.EXAMPLES),
+)

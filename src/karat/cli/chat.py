@@ -1,0 +1,94 @@
+"""`karat chat`: a conversation on the terminal, or through a pipe."""
+
+from typing import Annotated
+
+import typer
+
+from karat.cli.chat_input import ReadLine, is_interactive, line_reader, read_entry
+from karat.cli.chat_session import Session
+from karat.cli.conversation import Conversation
+from karat.cli.exits import one_line
+from karat.cli.generation import load, remark
+from karat.cli.options import LoadOptions, SamplingOptions
+from karat.cli.terminal import note, tell
+from karat.errors import KaratError, UsageError
+from karat.request import SamplingParams
+
+EXAMPLES = """
+Examples
+
+  karat chat                                    with the embedded model
+  karat chat org/name --system "Answer in one sentence."
+  karat chat ./my-model --temperature 0
+  printf 'Hello\\nTell me more.\\n' | karat chat -q
+"""
+
+
+def chat(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.", show_default=False)
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as an option.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all messages.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """Talk with a model; it remembers the conversation.
+
+    Enter sends a line. For several lines, end each but the last with a backslash, or put the text between lines of
+    three quotes (\"\"\" or '''). A line that starts with / is a command: /help lists them; // sends a text that
+    starts with /. Ctrl-C stops an answer, and leaves if pressed twice at the prompt; Ctrl-D or /exit leaves.
+
+    From a pipe, each line or block is a message, only answers go to stdout, and the first error ends the program.
+    """
+    if model is not None and model_option is not None:
+        raise UsageError(f"two models, {model!r} and {model_option!r}; give one")
+    settings = sampling.given()
+    SamplingParams(**settings)  # what is wrong is said before a model is loaded
+    name = model if model is not None else model_option
+    llm = load(name, loading)
+    interactive = is_interactive()
+    session = Session(llm, Conversation(system, settings), quiet=quiet, interactive=interactive)
+    if not quiet:
+        remark(llm, name, settings, loading)
+        if interactive:
+            note("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    _talk(session, interactive=interactive)
+
+
+def _talk(session: Session, *, interactive: bool) -> None:
+    """Takes entries until the end of the input or /exit; errors end it too, unless interactive."""
+    read_line = line_reader()
+    while True:
+        try:
+            entry = _next_entry(read_line) if interactive else read_entry(read_line)
+            if not session.handle(entry):
+                return
+        except EOFError:
+            return
+        except KaratError as error:
+            if not interactive:
+                raise
+            tell(f"karat: error: {one_line(error)}")
+
+
+def _next_entry(read_line: ReadLine) -> str:
+    """From a terminal, where one Ctrl-C takes back what was typed and a second raises KeyboardInterrupt."""
+    hinted = False
+    while True:
+        try:
+            return read_entry(read_line)
+        except KeyboardInterrupt:
+            if hinted:
+                raise
+            hinted = True
+            note("\nCtrl-C once more leaves; so does Ctrl-D or /exit")
+        except EOFError:
+            note("")
+            raise

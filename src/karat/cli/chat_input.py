@@ -1,0 +1,78 @@
+"""What the user of `karat chat` enters, from a terminal or from a pipe, put together to messages of several lines."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from karat.cli.terminal import is_terminal
+from karat.errors import RequestError, UsageError
+
+PROMPT, MORE = "> ", "… "
+_FENCES = ('"""', "'''")
+
+ReadLine = Callable[[str], str]  # shows its argument as the prompt; raises EOFError at the end of the input
+
+
+def read_entry(read_line: ReadLine) -> str:
+    """The next entry that is not blank: one line; or lines that end in a backslash, and one more; or a block.
+
+    A block starts and ends with three quotes of one kind, and has any lines between. Raises EOFError at the end of
+    the input, UsageError if a block is open there.
+    """
+    line = ""
+    while not line.strip():
+        line = read_line(PROMPT)
+    for fence in _FENCES:
+        if line.lstrip().startswith(fence):
+            return _read_block(line.lstrip().removeprefix(fence), fence, read_line)
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        try:
+            lines.append(read_line(MORE))
+        except EOFError:
+            break
+    return "\n".join(lines)
+
+
+def _read_block(line: str, fence: str, read_line: ReadLine) -> str:
+    lines = [line]
+    while not lines[-1].rstrip().endswith(fence):
+        try:
+            lines.append(read_line(MORE))
+        except EOFError:
+            raise UsageError(f"the input ended inside a block; its text was not sent: close it with {fence}") from None
+    lines[-1] = lines[-1].rstrip().removesuffix(fence)
+    return "\n".join(lines).strip("\n")
+
+
+def is_interactive() -> bool:
+    """Whether a person types: only then are there prompts, and life after an error."""
+    return sys.stdin is not None and is_terminal(sys.stdin)
+
+
+def line_reader() -> ReadLine:
+    """Lines of stdin: edited and remembered on a terminal, bare from a pipe."""
+    if not is_interactive():
+        return _read_bare
+    if not is_terminal(sys.stdout):
+        return _read_prompted
+    with suppress(ImportError):  # some builds of Python have none; input() does without
+        import readline  # noqa: F401 - from now on input() edits lines and remembers them
+    return input
+
+
+def _read_prompted(prompt: str) -> str:
+    """With the prompt on stderr, as stdout goes elsewhere."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    return _read_bare(prompt)
+
+
+def _read_bare(prompt: str) -> str:
+    try:
+        line = sys.stdin.buffer.readline().decode() if sys.stdin is not None else ""
+    except UnicodeDecodeError as fault:
+        raise RequestError(f"the text on stdin is not UTF-8 (byte {fault.start}); convert it") from None
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,191 @@
+"""What happens to an entry of a chat: a message is answered, a command obeyed."""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from karat.cli.conversation import Conversation
+from karat.cli.generation import Meter, Task, raise_if_failed
+from karat.cli.interrupts import deferred_interrupt
+from karat.cli.terminal import columns, emit, note, tell
+from karat.errors import CapacityError, KaratError, UsageError
+
+if TYPE_CHECKING:
+    from karat.engine.llm import LLM
+
+_HELP = (
+    ("/help", "this list"),
+    ("/clear", "forget what was said; system message and settings stay"),
+    ("/system TEXT", "what the model is told before all messages; without TEXT, show it; /system - removes it"),
+    ("/set NAME VALUE", "sampling, such as /set temperature 0.5; VALUE default gives it back to the model"),
+    ("/show", "the model, the settings, and how full the context is"),
+    ("/retry", "take the last answer back and answer again"),
+    ("/save FILE", "write the conversation to a new file, as JSON"),
+    ("/exit", "leave; so does Ctrl-D"),
+    ("//text", "send a message that starts with a slash"),
+    ("text \\", "a backslash at its end continues a message on the next line"),
+    ('"""', "so does a block between two lines of three quotes"),
+)
+
+
+class Session:
+    """A conversation with a model. `handle` takes one entry; everything it cannot do raises a KaratError.
+
+    Raises TemplateError at once if the model has no chat template, or none for this system message.
+    """
+
+    def __init__(self, llm: "LLM", conversation: Conversation, *, quiet: bool, interactive: bool) -> None:
+        self._llm = llm
+        self._conversation = conversation
+        self._quiet = quiet
+        self._interactive = interactive
+        self._saved: set[Path] = set()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": self._help,
+            "/clear": self._clear,
+            "/system": self._system,
+            "/set": self._set,
+            "/show": self._show,
+            "/retry": self._retry,
+            "/save": self._save,
+        }
+        self._check_template(conversation.system)
+
+    def handle(self, entry: str) -> bool:
+        """Answers a message or obeys a command; False if the user wants to leave."""
+        if entry.startswith("//"):
+            self._answer(entry[1:])
+            return True
+        if not entry.startswith("/"):
+            self._answer(entry)
+            return True
+        name, _, argument = entry.partition(" ")
+        if name in ("/exit", "/quit"):
+            return False
+        if name not in self._commands:
+            raise UsageError(f"no command {name}; /help lists them, and //… sends a message that starts with a slash")
+        self._commands[name](argument.strip())
+        return True
+
+    def _answer(self, question: str) -> bool:
+        """Answers; keeps question and answer, also if Ctrl-C cut it short. False if there was nothing to keep."""
+        task = self._task(question)
+        meter = Meter(len(task.prompt_ids))
+        pieces: list[str] = []
+        last = None
+        with deferred_interrupt() if self._interactive else nullcontext() as interrupt:
+            for last in meter.watch(task.stream()):
+                pieces.append(last.text)
+                emit(last.text)
+                if interrupt and interrupt.requested:
+                    break
+        emit("\n")
+        assert last is not None, "a stream has at least the chunk that ends it"
+        raise_if_failed(last)
+        answer = "".join(pieces)
+        answered = bool(answer or last.finish_reason)
+        if answered:
+            self._conversation.add(question, answer)
+        self._explain_end(last.finish_reason, meter, kept=answered)
+        return answered
+
+    def _task(self, question: str) -> Task:
+        """The question after all before it, with room for an answer; CapacityError if there is none."""
+        given = dict(self._conversation.settings)
+        task = Task(self._llm, self._conversation.messages(question), given)
+        longest = self._llm.max_model_len
+        room = longest - len(task.prompt_ids)
+        if room < 1:
+            raise CapacityError(
+                f"the context is full: with this message the conversation has {len(task.prompt_ids)} tokens, and there "
+                f"is room for {longest}; the message was not sent: /save keeps a copy, /clear starts over"
+            )
+        if "max_tokens" not in given and (task.params.max_tokens or 0) > room:
+            # The model's own default, which nobody asked for, is no reason to refuse. The end of the answer will tell.
+            task = Task(self._llm, self._conversation.messages(question), {**given, "max_tokens": room})
+        return task
+
+    def _explain_end(self, reason: str | None, meter: Meter, *, kept: bool) -> None:
+        used, longest = meter.num_prompt_tokens + meter.num_tokens, self._llm.max_model_len
+        if reason is None:
+            kept_text = "what there is of the answer is kept; /retry answers anew"
+            note(f"stopped: {kept_text if kept else 'before any text, so the message is not kept'}")
+        elif reason == "length":
+            why = "the context is full: /clear starts over" if used >= longest else "max_tokens is reached: see /set"
+            note(f"the answer is cut off: {why}")
+        if not self._quiet:
+            note(f"{meter.summary(interrupted=reason is None)} · context {used} of {longest}")
+
+    def _check_template(self, system: str | None) -> None:
+        self._llm.tokenizer.render_chat(Conversation(system, {}).messages("Hello"))
+
+    def _help(self, argument: str) -> None:
+        tell(columns(_HELP))
+
+    def _clear(self, argument: str) -> None:
+        self._conversation.clear()
+        note("forgotten")
+
+    def _system(self, argument: str) -> None:
+        if not argument:
+            note(f"system message: {self._conversation.system or 'none'}")
+            return
+        system = None if argument == "-" else argument
+        self._check_template(system)
+        self._conversation.system = system
+        note("system message removed" if system is None else "from now on the model is told that")
+
+    def _set(self, argument: str) -> None:
+        name, _, value = argument.partition(" ")
+        if not value.strip():
+            raise UsageError("/set needs a name and a value, such as /set temperature 0.5; /show lists what is set")
+        self._conversation.set(name, value.strip())
+        note(f"{name} = {value.strip()}")
+
+    def _show(self, argument: str) -> None:
+        talk, llm = self._conversation, self._llm
+        messages = talk.messages()
+        num_tokens = len(llm.tokenizer.encode_chat(messages)) if messages else 0
+        settings = ", ".join(f"{name}={value!r}" for name, value in talk.settings.items())
+        rows = [
+            ("model", str(llm.path)),
+            ("computed by", f"{llm.executor} in {llm.dtype}, KV cache in {llm.kv_dtype}"),
+            ("context", f"{num_tokens} of {llm.max_model_len} tokens, messages answered: {talk.num_turns}"),
+            ("system", talk.system or "none"),
+            ("set here", settings or "nothing"),
+            ("otherwise", llm.defaults_notice or "the usual"),
+        ]
+        tell(columns(rows))
+
+    def _retry(self, argument: str) -> None:
+        question, answer = self._conversation.take_back()
+        replaced = False
+        try:
+            replaced = self._answer(question)
+        finally:
+            if not replaced:
+                self._conversation.add(question, answer)
+        if "seed" in self._conversation.settings:
+            note("the seed is set, so the answer is the same; /set seed default frees it")
+
+    def _save(self, argument: str) -> None:
+        if not argument:
+            raise UsageError("/save needs the name of a file")
+        path = Path(argument).expanduser()
+        content = {
+            "model": str(self._llm.path),
+            "settings": self._conversation.settings,
+            "messages": self._conversation.messages(),
+        }
+        try:
+            with path.open("w" if path in self._saved else "x", encoding="utf-8") as file:
+                json.dump(content, file, ensure_ascii=False, indent=2)
+                file.write("\n")
+        except FileExistsError:
+            raise UsageError(f"{path} exists already; give the name of a new file") from None
+        except OSError as fault:
+            raise KaratError(f"{path} cannot be written ({fault.strerror}); give another name") from fault
+        self._saved.add(path)
+        note(f"saved to {path}")

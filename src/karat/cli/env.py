@@ -1,0 +1,121 @@
+"""`karat env`: what is installed here, what this machine can do, and which settings are in force."""
+
+import json
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+
+from karat import __version__
+from karat.cli import machine
+from karat.cli.terminal import bytes_text, columns, emit
+from karat.config import Settings, embedded_model_path
+from karat.errors import KaratError
+
+EXAMPLES = """
+Examples
+
+  karat env              to read, or to put into a report of a bug
+  karat env --json       to compare two machines by program
+"""
+
+_PACKAGES = ("numpy", "tokenizers", "huggingface_hub", "jinja2", "typer", "rich", "msgspec")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@]+(?=@)")
+
+
+def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False) -> None:
+    """Show versions, the processor and its kernels, cores, memory, and settings in force (secrets hidden)."""
+    facts = gather()
+    emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts))
+
+
+def gather() -> dict[str, Any]:
+    """All facts, as JSON has them."""
+    from karat.ops import native
+    from karat.ops.registry import EXECUTORS
+
+    builds = native.supported_isas()
+    chosen = Settings.from_env().isa or (builds[-1] if builds else None)
+    return {
+        "karat": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version_or_none(name) for name in _PACKAGES},
+        "platform": {"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
+        "cpu": {
+            "model": machine.cpu_model(),
+            "features": machine.cpu_features(),
+            "cores": os.cpu_count(),
+            "usable_cores": machine.num_usable_cores(),
+            "cgroup_cores": machine.cgroup_cores(),
+        },
+        "memory_bytes": machine.memory_bytes(),
+        "executors": list(EXECUTORS),
+        "native": {
+            "available": native.unavailable_reason() is None,
+            "reason": native.unavailable_reason(),
+            "kernel_builds": list(builds),
+            "chosen": chosen if chosen in builds else None,
+            "fault": f"KARAT_ISA={chosen} cannot run here" if builds and chosen not in builds else None,
+        },
+        "settings": _settings(),
+        "embedded_model": _embedded_model(),
+    }
+
+
+def _version_or_none(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _settings() -> dict[str, str]:
+    """The variables that change what Karat or huggingface_hub does. Shown here, obeyed elsewhere."""
+    return {
+        name: "(set, hidden)" if _SECRET.search(name) and not name.endswith("_PATH") else _URL_LOGIN.sub("…", value)
+        for name, value in sorted(os.environ.items())
+        if name.startswith(("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_"))
+    }
+
+
+def _embedded_model() -> dict[str, Any]:
+    from karat.checkpoint import open_folder
+
+    path = embedded_model_path()
+    try:
+        checkpoint = open_folder(path)
+    except KaratError as error:
+        return {"path": str(path), "available": False, "reason": str(error)}
+    num_bytes = sum(weight.num_bytes for weight in checkpoint.weights.values())
+    return {"path": str(path), "available": True, "weight_bytes": num_bytes}
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    cpu, native, model = facts["cpu"], facts["native"], facts["embedded_model"]
+    limits = f"{cpu['cores']}, of which this process may use {cpu['usable_cores']}"
+    if cpu["cgroup_cores"] is not None:
+        limits += f", for the time of {cpu['cgroup_cores']:g}"
+    kernels = ", ".join(f"{b} (chosen)" if b == native["chosen"] else b for b in native["kernel_builds"])
+    memory = facts["memory_bytes"]
+    rows = [
+        ("karat", facts["karat"]),
+        ("python", f"{facts['python']} ({sys.implementation.name})"),
+        *((name, number or "not installed") for name, number in facts["packages"].items()),
+        ("system", " ".join(facts["platform"].values())),
+        ("processor", cpu["model"] or "unknown"),
+        ("features", " ".join(cpu["features"]) or "unknown"),
+        ("cores", limits),
+        ("memory", bytes_text(memory) if memory else "unknown"),
+        ("executors", ", ".join(facts["executors"])),
+        ("native extension", "yes" if native["available"] else f"no: {native['reason']}"),
+        ("kernel builds", native["fault"] or kernels or "none"),
+        ("embedded model", f"{model['path']} ({bytes_text(model['weight_bytes'])})" if model["available"]
+         else f"missing: {model['reason']}"),
+        *((name, value) for name, value in facts["settings"].items()),
+    ]  # fmt: skip
+    return columns(rows) + "\n"

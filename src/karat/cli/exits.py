@@ -1,0 +1,84 @@
+"""How a command ends: the exit codes, which are part of the public interface, and the one line that goes with each."""
+
+import traceback
+from collections.abc import Mapping
+
+import typer
+
+from karat.cli.terminal import printable, tell
+from karat.errors import CapacityError, KaratError
+
+OK = 0
+USAGE = 2
+BUG = 70  # EX_SOFTWARE of sysexits.h
+INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+TERMINATED = 143  # 128 + SIGTERM
+
+EXIT_CODES: Mapping[int, str] = {
+    OK: "success",
+    1: "an error without a code of its own, such as output that cannot be written",
+    USAGE: "a command line that cannot be understood",
+    3: "config.json or generation_config.json is malformed, unknown or unsupported",
+    4: "the weights are missing, unexpected, of the wrong shape, truncated or corrupt",
+    5: "the tokenizer or the chat template is missing, corrupt or unsupported",
+    6: "the model could not be fetched: unknown, not permitted, offline, or a failing network",
+    7: "sampling parameters or a prompt that cannot be served as asked",
+    8: "it does not fit into the context, the cache or the memory",
+    9: "the executor is not available here",
+    10: "NaN or infinity where a finite number was required",
+    BUG: "a bug in Karat: please report it with the output of --debug",
+    INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
+    BROKEN_PIPE: "the reader of the output went away, as in `karat run … | head -c 20`",
+    TERMINATED: "stopped by SIGTERM",
+}
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. No Exception, so that only clean-up sees it on its way to `main`."""
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Says on stderr what went wrong, in one line, with the traceback before it if `debug`; returns the exit code.
+
+    Raises BrokenPipeError where stderr has no reader any more.
+    """
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case SystemExit():
+            raise error  # nothing of ours: a library ends the process its own way
+        case BrokenPipeError():
+            return BROKEN_PIPE
+    if debug:
+        tell("".join(traceback.format_exception(error)).rstrip())
+    match error:
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case Terminated():
+            return TERMINATED
+        case typer.TyperException():
+            tell(f"karat: error: {_usage_message(error)}")
+            return USAGE
+        case KaratError():
+            tell(f"karat: error: {one_line(error)}")
+            return error.exit_code
+        case MemoryError():
+            tell("karat: error: out of memory; close other programs, take a smaller model or a smaller --max-model-len")
+            return CapacityError.exit_code
+    hint = "the traceback is above" if debug else "run it again with --debug for the traceback"
+    tell(f"karat: error: {type(error).__name__}: {one_line(error)}; this is a bug in Karat: {hint}, and report it")
+    return BUG
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error and its notes as one printable line."""
+    parts = [str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))]
+    return printable(" ".join(" ".join(parts).split()))
+
+
+def _usage_message(error: typer.TyperException) -> str:
+    """What the option parser found wrong, and where to look it up."""
+    context = getattr(error, "ctx", None)  # set on the exceptions that know their command
+    command = context.command_path if context is not None else "karat"
+    return f"{printable(' '.join(error.format_message().split()).rstrip('.'))}; see `{command} --help`"

@@ -1,0 +1,131 @@
+"""What `run` and `chat` share: loading a model with its remarks, asking it, and measuring the answer."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from karat.cli.options import LoadOptions
+from karat.cli.terminal import note
+from karat.errors import KaratError, NumericsError
+from karat.request import SamplingParams, StreamChunk, TokenLogprobs
+
+if TYPE_CHECKING:
+    from karat.engine.llm import LLM
+
+Message = dict[str, str]
+
+
+def load(model: str | None, options: LoadOptions, reading: str | None = None) -> "LLM":
+    """The model (None: the embedded one); an error also says `reading`, how the command line was understood."""
+    from karat.engine.llm import LLM
+
+    try:
+        return LLM(model, **options.given())
+    except KaratError as error:
+        if reading is not None:
+            error.add_note(reading)
+        raise
+
+
+def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
+    """On stderr: which model answers, by which defaults, and what makes it slow if something does."""
+    from karat.ops import native
+
+    line = f"{model or 'the embedded model'}: {llm.defaults_notice}"
+    if given:
+        line += "; as asked: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
+    note(line)
+    reason = native.unavailable_reason()
+    if reason is not None and options.executor in (None, "auto"):
+        note(f"slow, without native kernels: {reason}")
+
+
+class Task:
+    """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is made.
+
+    Raises RequestError, CapacityError and TemplateError for what cannot be served.
+    """
+
+    def __init__(self, llm: "LLM", prompt: str | list[Message], given: dict[str, Any]) -> None:
+        self.llm = llm
+        self.prompt = prompt
+        self.params = replace(llm.default_params, **given)
+        if isinstance(prompt, str):
+            self.prompt_ids = llm.tokenizer.encode(prompt)
+        else:
+            self.prompt_ids = llm.tokenizer.encode_chat(prompt)
+
+    def stream(self) -> Iterator[StreamChunk]:
+        """The answer as it is generated."""
+        params = replace(self.params, prompt_logprobs=None)  # for which a stream has no place
+        if isinstance(self.prompt, str):
+            return self.llm.stream(self.prompt_ids, params)
+        return self.llm.stream_chat(self.prompt, params)
+
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Computed in a pass of its own, if asked for; they do not depend on what is generated."""
+        if self.params.prompt_logprobs is None:
+            return None
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=self.params.prompt_logprobs)
+        return self.llm.generate(self.prompt_ids, params)[0].prompt_logprobs
+
+
+class Meter:
+    """Counts tokens, and the time that the model takes for them: not what the terminal takes, or the user."""
+
+    def __init__(self, num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0
+        self.prefill_s = 0.0  # until the first token, which is therefore not decode's
+        self.decode_s = 0.0
+        self._begun: set[int] = set()  # choices that have a token
+        self._reasons: set[str] = set()
+
+    def watch(self, chunks: Iterator[StreamChunk]) -> Iterator[StreamChunk]:
+        """The same chunks, measured."""
+        while True:
+            before = perf_counter()
+            chunk = next(chunks, None)
+            elapsed_s = perf_counter() - before
+            if chunk is None:
+                return
+            if self._begun:
+                self.decode_s += elapsed_s
+            else:
+                self.prefill_s += elapsed_s
+            self.num_tokens += len(chunk.token_ids)
+            if chunk.token_ids:
+                self._begun.add(chunk.index)
+            if chunk.finish_reason:
+                self._reasons.add(chunk.finish_reason)
+            yield chunk
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Tokens of the prompt a second; None before there was an answer."""
+        return self.num_prompt_tokens / self.prefill_s if self._begun else None
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens after the first of each choice, a second; None if there were none."""
+        num_tokens = self.num_tokens - len(self._begun)
+        return num_tokens / self.decode_s if num_tokens > 0 and self.decode_s > 0 else None
+
+    def summary(self, *, interrupted: bool = False) -> str:
+        """One line: tokens, rates, and why it ended."""
+        parts = [f"prompt {self.num_prompt_tokens} tokens{_rate_text(self.prefill_rate)}"]
+        parts.append(f"answer {self.num_tokens} tokens{_rate_text(self.decode_rate)}")
+        return " · ".join([*parts, *(["interrupted"] if interrupted else sorted(self._reasons))])
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    return f" ({rate:.0f}/s)" if rate >= 10 else f" ({rate:.1f}/s)"
+
+
+def raise_if_failed(chunk: StreamChunk) -> None:
+    """NumericsError if the model's numbers went wrong in the middle of this answer."""
+    if chunk.finish_reason == "error":
+        raise NumericsError(chunk.error or "the answer ended in an error")

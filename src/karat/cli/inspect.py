@@ -1,0 +1,193 @@
+"""`karat inspect`: what is in a model and what it takes to run it, from its configs and headers alone."""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from karat.cli.terminal import bytes_text, columns, emit
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+
+if TYPE_CHECKING:
+    from karat.checkpoint import FolderCheckpoint
+
+EXAMPLES = """
+Examples
+
+  karat inspect                      the embedded model
+  karat inspect ./my-model --tensors
+  karat inspect org/name --json | jq .memory
+"""
+
+_KV_DTYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")
+_MIN_CONTEXT_LEN = 256
+_MAX_ROWS = 8
+_LAYER = re.compile(r"\.\d+\.")
+_HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def inspect(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name (fetched if need be).")
+    ] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="One line for each tensor, not for each kind.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with every tensor.")] = False,
+) -> None:
+    """Show a model's configuration, tensors, tokenizer, and the memory it needs.
+
+    Everything is checked as if to run it, but no weight is read: a model that cannot run ends in the same error.
+    """
+    from karat.checkpoint import open_folder, resolve
+
+    facts = gather(open_folder(resolve(model) if model is not None else embedded_model_path()))
+    emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts, tensors))
+
+
+def gather(checkpoint: "FolderCheckpoint") -> dict[str, Any]:
+    """All facts, as JSON has them. Raises the errors that running the model would raise before it loads weights."""
+    from karat.models.registry import find_weights, read_config
+
+    config = read_config(checkpoint.config)
+    needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied one once
+    num_parameters = sum(math.prod(weight.shape) for weight in needed.values())
+    weights = checkpoint.weights.values()
+    by_dtype: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
+    for weight in weights:
+        row = by_dtype[weight.dtype]
+        row["tensors"] += 1
+        row["parameters"] += math.prod(weight.shape)
+        row["bytes"] += weight.num_bytes
+    return {
+        "path": str(checkpoint.path),
+        "config": asdict(config),
+        "generation_config": checkpoint.generation_config,
+        "parameters": num_parameters,
+        "stored_bytes": sum(weight.num_bytes for weight in weights),
+        "stored_by_dtype": by_dtype,
+        "tensors": [
+            {"name": w.name, "dtype": w.dtype, "shape": w.shape, "bytes": w.num_bytes, "file": w.file.name}
+            for w in weights
+        ],
+        "tokenizer": _tokenizer(checkpoint.path, config, checkpoint.generation_config),
+        "memory": _memory(config, num_parameters),
+    }
+
+
+def _tokenizer(folder: Path, config: ModelConfig, generation_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    from karat.engine.defaults import read_defaults, turn_end_ids
+    from karat.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder)
+    defaults = read_defaults(generation_config, config, tokenizer)
+    template = tokenizer.chat_template
+
+    def tokens(ids: Iterable[int]) -> dict[str, str]:
+        return {str(id_): tokenizer.decode([id_], skip_special_tokens=False) for id_ in sorted(ids)}
+
+    return {
+        "kind": "byte-level BPE" if tokenizer.is_byte_level else "SentencePiece or other",
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": tokenizer.special_tokens,
+        "special_ids": sorted(tokenizer.special_ids),
+        "end_tokens": tokens(defaults.end_token_ids),
+        "chat_end_tokens": tokens(defaults.end_token_ids | turn_end_ids(tokenizer)),
+        "chat_template_chars": len(template.source) if template else None,
+        "chat_example": tokenizer.render_chat(_HELLO) if template else None,
+        "sampling": defaults.notice,
+    }
+
+
+def _memory(config: ModelConfig, num_parameters: int) -> dict[str, Any]:
+    """Bytes for one sequence of each length, by the type of the KV cache; weights are held in float32."""
+    longest = config.max_position_embeddings
+    lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
+    weight_bytes = num_parameters * FLOAT_BYTES["float32"]
+    kv_bytes = {dtype: config.kv_bytes_per_token(dtype) for dtype in _KV_DTYPES}
+    return {
+        "weight_bytes": weight_bytes,
+        "kv_bytes_per_token": kv_bytes,
+        "contexts": [
+            {
+                "tokens": length,
+                "kv_bytes": {dtype: length * size for dtype, size in kv_bytes.items()},
+                "total_bytes": {dtype: weight_bytes + length * size for dtype, size in kv_bytes.items()},
+            }
+            for length in [*lengths[-(_MAX_ROWS - 1) :], longest]
+        ],
+    }
+
+
+def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
+    by_dtype = facts["stored_by_dtype"].items()
+    stored = ", ".join(f"{name} {bytes_text(row['bytes'])} in {row['tensors']} tensors" for name, row in by_dtype)
+    parts = [
+        [("model", facts["path"]), *_config_rows(facts["config"])],
+        [("parameters", f"{facts['parameters']:,}"), ("stored", stored)],
+        _tokenizer_rows(facts["tokenizer"]),
+    ]
+    width = max(len(name) for part in parts for name, _ in part)
+    texts = [columns((name.ljust(width), value) for name, value in part) for part in parts if part]
+    texts.append(columns(_tensor_rows(facts["tensors"], all_tensors), right="3"))
+    texts.append(_memory_text(facts["memory"]))
+    return "\n\n".join(texts) + "\n"
+
+
+def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """The resolved configuration without what is off, equal windows as one."""
+    rope = config["rope"]
+    fields = ["theta"] if rope["rope_type"] == "default" else [name for name in rope if name != "rope_type"]
+    windows = [window for window in config["layer_windows"] if window is not None]
+    special = {
+        "rope": ", ".join([rope["rope_type"], *(f"{name} {rope[name]}" for name in fields)]),
+        "layer_windows": f"{windows[0]} tokens on {len(windows)} of {config['num_layers']} layers"
+        if windows
+        else "none",
+        "eos_token_ids": ", ".join(map(str, config["eos_token_ids"])) or "none",
+    }
+    return [(name, special.get(name, "none" if value is None else str(value))) for name, value in config.items()]
+
+
+def _tokenizer_rows(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
+    def listed(tokens: dict[str, str]) -> str:
+        return ", ".join(f"{token} ({id_})" for id_, token in tokens.items()) or "none"
+
+    chars, example = tokenizer["chat_template_chars"], tokenizer["chat_example"]
+    roles = ", ".join(f"{role} {token}" for role, token in tokenizer["special_tokens"].items())
+    return [
+        ("tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens"),
+        ("special tokens", roles or "none"),
+        ("end tokens", listed(tokenizer["end_tokens"])),
+        ("end tokens in a chat", listed(tokenizer["chat_end_tokens"])),
+        ("chat template", "none" if chars is None else f"{chars:,} characters, makes {example!r} of a greeting"),
+        ("defaults", tokenizer["sampling"]),
+    ]
+
+
+def _tensor_rows(tensors: Iterable[dict[str, Any]], all_tensors: bool) -> list[tuple[str, ...]]:
+    """A line a tensor, or a line for all layers' tensors of one name, type and shape."""
+    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for tensor in tensors:
+        name = tensor["name"] if all_tensors else _LAYER.sub(".*.", tensor["name"])
+        groups[name, tensor["dtype"], " × ".join(map(str, tensor["shape"]))].append(tensor["bytes"])
+    rows = [
+        (name, dtype, shape, bytes_text(sum(sizes)), f"{len(sizes)} tensors" if len(sizes) > 1 else "")
+        for (name, dtype, shape), sizes in groups.items()
+    ]
+    return [("tensor", "type", "shape", "bytes", ""), *rows]
+
+
+def _memory_text(memory: dict[str, Any]) -> str:
+    shown = {"float16": "16-bit", "float32": "32-bit"}
+    head = ("tokens", *(f"{bits} KV cache" for bits in shown.values()), *(f"total, {bits}" for bits in shown.values()))
+    rows = [
+        (f"{row['tokens']:,}", *(bytes_text(row[kind][d]) for kind in ("kv_bytes", "total_bytes") for d in shown))
+        for row in memory["contexts"]
+    ]
+    title = f"memory: weights {bytes_text(memory['weight_bytes'])} in float32, and for one sequence of so many tokens"
+    return f"{title}\n\n{columns([head, *rows], right='01234')}"

@@ -1,0 +1,179 @@
+"""Options that several commands share, as dataclasses of typer options, and the decorator that unfolds them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from karat.errors import UsageError
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What holds for one whole invocation; typer hands it around as `ctx.obj`."""
+
+    debug: bool = False
+
+
+def _remember_debug(ctx: typer.Context, value: bool) -> None:
+    ctx.find_root().obj.debug |= value
+
+
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the Python traceback of an error, too (or KARAT_DEBUG=1).",
+                 callback=_remember_debug),
+]  # fmt: skip
+
+
+def _option(panel: str, metavar: str, text: str) -> Any:
+    """An option named after its field."""
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+def _flag(panel: str, name: str, text: str) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=panel, show_default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """On every command, so that they may follow it; `--debug` has acted when it was parsed."""
+
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded: keyword arguments of `LLM`, None where it decides."""
+
+    dtype: Annotated[str | None, _option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
+    kv_dtype: Annotated[
+        str | None, _option("Model", "TYPE", "Keep keys and values in float16, bfloat16, float32 or float64.")
+    ] = None
+    executor: Annotated[
+        str | None, _option("Model", "NAME", "What computes: auto (default) or one that `karat env` lists.")
+    ] = None
+    max_model_len: Annotated[
+        int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Arguments for LLM: only what was on the command line."""
+        return _given(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Fields of SamplingParams; None where it was not given and the model's default holds."""
+
+    temperature: Annotated[float | None, _option("Sampling", "X", "0 takes the likeliest token; larger is freer.")] = (
+        None
+    )
+    top_k: Annotated[int | None, _option("Sampling", "N", "Draw from the N likeliest tokens; 0: all.")] = None
+    top_p: Annotated[float | None, _option("Sampling", "P", "Draw from the likeliest that make up P.")] = None
+    min_p: Annotated[float | None, _option("Sampling", "P", "Drop tokens less likely than P times the likeliest.")] = (
+        None
+    )
+    repetition_penalty: Annotated[
+        float | None, _option("Sampling", "X", "Above 1: tokens of prompt and answer come again less.")
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _option("Sampling", "X", "Taken from the logits of tokens the answer has.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, _option("Sampling", "X", "The same, once for each time it has them.")
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
+    ] = None
+    seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
+    max_tokens: Annotated[int | None, _option("Stopping", "N", "End after N tokens.")] = None
+    min_tokens: Annotated[int | None, _option("Stopping", "N", "Do not end before N tokens.")] = None
+    stop: Annotated[list[str] | None, _option("Stopping", "TEXT", "End before TEXT; repeatable.")] = None
+    stop_token_ids: Annotated[list[int] | None, _option("Stopping", "ID", "End at a token; repeatable.")] = None
+    include_stop_str_in_output: Annotated[
+        bool | None, _flag("Stopping", "--include-stop-str-in-output", "Keep the TEXT of --stop in the answer.")
+    ] = None
+    ignore_eos: Annotated[bool | None, _flag("Stopping", "--ignore-eos", "Do not end at the model's end tokens.")] = (
+        None
+    )
+    no_skip_special_tokens: Annotated[
+        bool | None, _flag("Output", "--no-skip-special-tokens", "Show special tokens in the text.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Arguments for SamplingParams: only what was on the command line."""
+        arguments = _given(self)
+        if arguments.pop("no_skip_special_tokens", False):
+            arguments["skip_special_tokens"] = False
+        if self.logit_bias:
+            arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
+        return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """The other fields of SamplingParams, which say what is reported; None where nothing is."""
+
+    n: Annotated[
+        int | None,
+        typer.Option("-n", "--n", metavar="N", help="Give N answers.", rich_help_panel="Output", show_default=False),
+    ] = None
+    logprobs: Annotated[
+        int | None, _option("Output", "K", "Log-probability of each token and the K likeliest; with --json.")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None, _option("Output", "K", "The same for the tokens of the prompt; with --json.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Arguments for SamplingParams: only what was on the command line."""
+        return _given(self)
+
+
+def _given(options: Any) -> dict[str, Any]:
+    arguments = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {name: value for name, value in arguments.items() if value is not None and value != []}
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, _, bias = text.partition("=")
+    try:
+        return int(token_id), float(bias)
+    except ValueError:
+        raise UsageError(f"--logit-bias {text!r}: expected a token id and a number, such as 42=-5") from None
+
+
+def unfolded(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer wants it: each parameter that is a dataclass of options becomes its fields.
+
+    CommonOptions come on top.
+    """
+    groups: dict[str, type[Any]] = {}
+    flat: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+        else:
+            flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    for group in (*groups.values(), CommonOptions):
+        for field in fields(group):
+            flat.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+                )
+            )
+
+    @wraps(command)
+    def typer_command(**arguments: Any) -> None:
+        for field in fields(CommonOptions):
+            del arguments[field.name]
+        for name, group in groups.items():
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        command(**arguments)
+
+    typer_command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    return typer_command

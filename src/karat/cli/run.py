@@ -1,0 +1,124 @@
+"""`karat run`: goes on with a text, or answers one message."""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
+from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions
+from karat.cli.run_json import as_object
+from karat.cli.sources import resolve
+from karat.cli.terminal import emit, is_terminal, note
+from karat.errors import NumericsError, UsageError
+from karat.request import SamplingParams, StreamChunk
+
+EXAMPLES = """
+Examples
+
+  karat run "Once upon a time"                the embedded model goes on
+  karat run ./my-model "Once upon a time"     another model does
+  karat run --chat "Tell me a story about a fox and a lantern."
+  karat run -m org/name --temperature 0 --max-tokens 50 < prompt.txt
+  karat run "One day" --seed 7 --json | jq -r .choices[0].text
+"""
+
+
+def run(
+    ctx: typer.Context,
+    first: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.", show_default=False)
+    ] = None,
+    second: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The text; in quotes.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model, whatever it looks like.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt as a message in a chat.")] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="What a chat model is told first; with --chat.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object at the end: text, tokens, usage, times.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
+    *,
+    loading: LoadOptions,
+    sampling: SamplingOptions,
+    reports: ReportOptions,
+) -> None:
+    """Continue a text, or answer a message (--chat), as it is generated.
+
+    MODEL is a folder or org/name of the Hugging Face hub; left out, it is the storyteller that comes with Karat.
+    One word alone is MODEL if there is such a folder, or if it is written like a path (./x, ../x, ~/x, /x) or like
+    org/name; else it is PROMPT. -m and -p leave no doubt.
+
+    Without PROMPT, or if it is -, the prompt is read from stdin, less one line end. The answer and a line end
+    are all that goes to stdout; of several answers (-n), one after the other.
+
+    Sampling follows the model's generation_config.json where no option says otherwise. The same command
+    gives the same text; another --seed gives another.
+    """
+    if system is not None and not chat:
+        raise UsageError("--system needs --chat: a text to continue has no system message")
+    if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
+        raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
+    given = sampling.given() | reports.given()
+    SamplingParams(**given)  # what is wrong is said before a model is loaded
+    words = [word for word in (first, second) if word is not None]
+    source = resolve([*words, *ctx.args], model, prompt)
+    before = perf_counter()
+    llm = load(source.model, loading, source.reading)
+    load_s = perf_counter() - before
+    task = Task(llm, _conversation(source.prompt, system) if chat else source.prompt, given)
+    meter = Meter(len(task.prompt_ids))
+    chunks = meter.watch(task.stream())
+    if not quiet:
+        remark(llm, source.model, given, loading)
+    if as_json:
+        answer = as_object(task, list(chunks), meter, set(given), load_s)
+        emit(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")
+        if faults := [choice["error"] for choice in answer["choices"] if choice["error"]]:
+            raise NumericsError("; ".join(faults))
+        return
+    if not (quiet or chat or source.is_piped) and is_terminal(sys.stdout):
+        note(source.prompt, end="")
+    try:
+        _print_in_order(chunks)
+    except KeyboardInterrupt:
+        emit("\n")
+        if not quiet:
+            note(meter.summary(interrupted=True))
+        raise
+    if not quiet:
+        note(meter.summary())
+
+
+def _conversation(prompt: str, system: str | None) -> list[Message]:
+    told = [] if system is None else [{"role": "system", "content": system}]
+    return [*told, {"role": "user", "content": prompt}]
+
+
+def _print_in_order(chunks: Iterator[StreamChunk]) -> None:
+    """One choice after the other, each with a line end; the first that is not complete as it grows."""
+    current, held, ended = 0, defaultdict[int, str](str), set[int]()
+    for chunk in chunks:
+        if chunk.index == current:
+            emit(chunk.text)
+        else:
+            held[chunk.index] += chunk.text
+        if chunk.finish_reason:
+            ended.add(chunk.index)
+        while current in ended:
+            emit("\n")
+            current += 1
+            emit(held.pop(current, ""))
+        raise_if_failed(chunk)

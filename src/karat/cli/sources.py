@@ -1,0 +1,92 @@
+"""Where the model and the prompt come from: options, one or two words of the command line, or a pipe."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from karat.cli.terminal import is_terminal
+from karat.errors import RequestError, UsageError
+
+# org/name, also with @revision. Only its look is judged here; whether there is such a model, the hub says.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
+_PATH_START = ("/", "./", "../", "~/")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to run: model None is the embedded one. `reading` says how a word was taken where that was a choice."""
+
+    model: str | None
+    prompt: str
+    reading: str | None = None
+    is_piped: bool = False
+
+
+def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Source:
+    """The model and the prompt that a command line means; may read the pipe.
+
+    `words` are the positional arguments, `model` and `prompt` the values of `-m` and `-p`, which are taken as they
+    are. Two words are MODEL and PROMPT. One word is PROMPT if `-m` was given, MODEL if `-p` was given, and otherwise
+    MODEL exactly if `looks_like_model`. A prompt that is absent or `-` is read from stdin unless that is a terminal.
+    """
+    rest, reading = list(words), None
+    if len(rest) == 1 and model is None and prompt is None and rest[0] != "-":
+        if why := looks_like_model(rest[0]):
+            model = rest.pop()
+            reading = f"{model!r} was taken for a model, because {why}; to give it as the prompt, write -p {model!r}"
+        else:
+            prompt = rest.pop()
+            reading = f"{prompt!r} was taken for the prompt; to name a model, write -m {prompt!r}"
+    if rest and model is None and (len(rest) > 1 or prompt is not None):
+        model = rest.pop(0)
+    if rest and prompt is None:
+        prompt = rest.pop(0)
+    if rest:
+        raise UsageError(_too_many(words))
+    is_piped = prompt is None or prompt == "-"
+    if prompt is None or prompt == "-":
+        try:
+            prompt = _read_pipe(asked=prompt == "-")
+        except UsageError as error:
+            if reading is not None:
+                error.add_note(reading)
+            raise
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise RequestError("the prompt is not valid UTF-8; convert it, for example with iconv") from None
+    return Source(model, prompt, reading, is_piped)
+
+
+def looks_like_model(word: str) -> str | None:
+    """Why a single word is taken for a model and not for a prompt; None where it is a prompt."""
+    if os.path.isdir(os.path.expanduser(word)):  # noqa: PTH111, PTH112 - Path's raise on what cannot be a path
+        return "there is a folder of that name"
+    if word.startswith(_PATH_START) and not re.search(r"\s", word):
+        return "it is written like a path"
+    if _HUB_NAME.fullmatch(word):
+        return "it has the form org/name"
+    return None
+
+
+def _too_many(words: Sequence[str]) -> str:
+    text = " ".join(words)
+    shown = text if len(text) <= 40 else text[:39] + "…"
+    return f'{len(words)} words where at most a model and a prompt fit; put the prompt in quotes: karat run "{shown}"'
+
+
+def _read_pipe(*, asked: bool) -> str:
+    if sys.stdin is None or (is_terminal(sys.stdin) and not asked):
+        raise UsageError('no prompt; write for example: karat run "Once upon a time", or pipe a text in')
+    content = sys.stdin.buffer.read()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as fault:
+        raise RequestError(
+            f"the prompt on stdin is not UTF-8 (byte {fault.start}); convert it, for example with iconv"
+        ) from None
+    if not content:
+        raise UsageError('no prompt: stdin is empty; write for example: karat run "Once upon a time"')
+    return text.removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,229 @@
+"""`karat chat`: entries, commands, history, and a Ctrl-C that stops the answer and not the program."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from karat.cli.chat_input import read_entry
+from karat.cli.conversation import SETTINGS, Conversation
+from karat.errors import RequestError, UsageError
+from tests.cli.alphabet_model import ALPHABET, TEMPLATE
+from tests.cli.conftest import Karat
+from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
+
+
+def lines(*texts: str) -> Callable[[str], str]:
+    """A reader of these lines, then of the end of the input."""
+    left: Iterator[str] = iter(texts)
+
+    def read_line(prompt: str) -> str:
+        for text in left:
+            return text
+        raise EOFError
+
+    return read_line
+
+
+@pytest.mark.parametrize(
+    ("entered", "entry"),
+    [
+        (["Hello"], "Hello"),
+        (["", "  ", "Hello "], "Hello "),
+        (["a\\", "b\\", "c", "d"], "a\nb\nc"),
+        (["a\\"], "a"),
+        (['"""', "a", "", "b\\", '"""', "c"], "a\n\nb\\"),
+        (["'''a", "b'''"], "a\nb"),
+        (['"""a"""'], "a"),
+        (['  """a', '"b"', '"""  '], 'a\n"b"'),
+        (['"""', "'''", '"""'], "'''"),
+        (["/set a b"], "/set a b"),
+    ],
+)
+def test_entries(entered: list[str], entry: str) -> None:
+    assert read_entry(lines(*entered)) == entry
+
+
+def test_the_end_of_the_input() -> None:
+    with pytest.raises(EOFError):
+        read_entry(lines("", " "))
+    with pytest.raises(UsageError, match="close it with '''"):
+        read_entry(lines("'''a", "b"))
+
+
+def test_settings_are_checked_when_they_are_set() -> None:
+    talk = Conversation(None, {"temperature": 0.5})
+    for name, text, value in [
+        ("top_k", "7", 7), ("top-p", "0.5", 0.5), ("ignore_eos", "true", True), ("stop", "The end", "The end"),
+        ("stop", "5", "5"), ("stop", '["a", "b"]', ["a", "b"]), ("logit_bias", '{"7": -1}', {7: -1}),
+    ]:  # fmt: skip
+        talk.set(name, text)
+        assert talk.settings[name.replace("-", "_")] == value
+    talk.set("temperature", "default")
+    assert "temperature" not in talk.settings and talk.settings["top_k"] == 7
+    before = dict(talk.settings)
+    for name, text in [("temperature", "hot"), ("top_p", "NaN"), ("top_k", "9" * 5000), ("seed", "-1")]:
+        with pytest.raises(RequestError, match=name):
+            talk.set(name, text)
+    for name in ("n", "logprobs", "nonsense", "__class__"):
+        with pytest.raises(UsageError, match="no such parameter; there are temperature, "):
+            talk.set(name, "1")
+    assert talk.settings == before and len(SETTINGS) == 16
+
+
+def prompt_tokens(*messages: tuple[str, str]) -> int:
+    """Tokens of the ChatML prompt, counted without Karat: a byte each, and special tokens."""
+    text = "".join(f"<{role}\n{content}>\n" for role, content in messages) + "<assistant\n"
+    return len(text.encode())
+
+
+def test_a_conversation_through_a_pipe(alphabet: Path, karat: Karat) -> None:
+    assert TEMPLATE.count("<|im_start|>") == 2, "as prompt_tokens has it"
+    done = karat("chat", str(alphabet), "--system", "Sing.", stdin='Hi\n\n"""two\nlines"""\n//ö\n')
+    assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\n" * 3)
+    turns = [("system", "Sing."), ("user", "Hi"), ("assistant", ALPHABET), ("user", "two\nlines")]
+    turns += [("assistant", ALPHABET), ("user", "/ö")]
+    counted = [int(number) for number in re.findall(r"prompt (\d+) tokens", done.stderr)]
+    assert counted == [prompt_tokens(*turns[:2]), prompt_tokens(*turns[:4]), prompt_tokens(*turns)]
+    assert f"context {counted[0] + 27} of 20000" in done.stderr
+
+
+def test_commands(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+    file = tmp_path / "talk.json"
+    entries = [
+        "/system Sing.", "one", "/set stop k", "/retry", "/show", f"/save {file}", "/clear", "/system -", "two",
+        f"/save {file}", "/help", "/exit", "never sent",
+    ]  # fmt: skip
+    done = karat("chat", "-q", "-m", str(alphabet), stdin="\n".join(entries))
+    assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\nabcdefghij\nabcdefghij\n")
+    assert json.loads(file.read_text()) == {
+        "model": str(alphabet),
+        "settings": {"stop": "k"},
+        "messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "abcdefghij"}],
+    }
+    num_tokens = prompt_tokens(("system", "Sing."), ("user", "one"), ("assistant", "abcdefghij"))
+    assert f"{num_tokens} of 20000 tokens, messages answered: 1" in done.stderr
+    assert "stop='k'" in done.stderr and "temperature=0.5" in done.stderr and "/retry" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "words"),
+    [
+        ("/frob", 2, "no command /frob; /help lists them"),
+        ("/set temperature", 2, "/set needs a name and a value"),
+        ("/set temperature 101", 7, "temperature=101"),
+        ("/retry", 2, "nothing was answered yet"),
+        ("/save", 2, "/save needs the name of a file"),
+        ("/save EXISTS", 2, "exists already"),
+        ("/save /no/such/folder/x", 1, "cannot be written (No such file or directory)"),
+        ("'''open", 2, "close it with '''"),
+        (b"caf\xe9", 7, "not UTF-8"),
+    ],
+)
+def test_in_a_pipe_the_first_error_ends_it(
+    entry: str | bytes, code: int, words: str, alphabet: Path, tmp_path: Path, karat: Karat
+) -> None:
+    existing = tmp_path / "existing"
+    existing.write_text("mine")
+    stdin = entry if isinstance(entry, bytes) else entry.replace("EXISTS", str(existing)).encode()
+    done = karat("chat", "-q", str(alphabet), stdin=stdin + b"\nnever answered\n")
+    assert done.returncode == code and words in done.stderr and done.stderr.count("\n") == 1
+    assert done.stdout == "" and existing.read_text() == "mine"
+
+
+def test_a_full_context_is_said_and_nothing_is_dropped(alphabet: Path, karat: Karat) -> None:
+    longest = prompt_tokens(("user", "one")) + 10
+    done = karat("chat", "-q", str(alphabet), "--max-model-len", str(longest), stdin="one\ntwo\n")
+    assert done.returncode == 8
+    assert done.stdout == "abcdefghij\n"
+    cut, full = done.stderr.splitlines()
+    assert cut == "the answer is cut off: the context is full: /clear starts over"
+    num_tokens = prompt_tokens(("user", "one"), ("assistant", "abcdefghij"), ("user", "two"))
+    assert (
+        f"the conversation has {num_tokens} tokens, and there is room for {longest}; the message was not sent" in full
+    )
+
+
+def test_the_models_own_limit_gives_way_to_the_context_and_the_users_does_not(
+    alphabet: Path, tmp_path: Path, karat: Karat
+) -> None:
+    import shutil
+
+    folder = shutil.copytree(alphabet, tmp_path / "limited")
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 20}')
+    longest = str(prompt_tokens(("user", "one")) + 10)
+    assert karat("chat", "-q", str(folder), stdin="one\n").stdout == f"{ALPHABET[:20]}\n"
+    assert karat("chat", "-q", str(folder), "--max-model-len", longest, stdin="one\n").stdout == f"{ALPHABET[:10]}\n"
+    done = karat("chat", "-q", str(folder), "--max-model-len", longest, "--max-tokens", "20", stdin="one\n")
+    assert done.returncode == 8 and "max_tokens=20" in done.stderr and done.stdout == ""
+
+
+def test_ctrl_c_stops_the_answer_and_the_program_lives(alphabet: Path) -> None:
+    with PseudoTerminal("chat", str(alphabet), "--ignore-eos") as terminal:
+        terminal.wait_for("Ctrl-D leaves\n> ")
+        terminal.type("Hi\n")
+        terminal.wait_for(ALPHABET + "ABC")
+        terminal.type(CTRL_C)
+        stopped = terminal.wait_for("> ")
+        assert "stopped: what there is of the answer is kept" in stopped and "· interrupted ·" in stopped
+        terminal.type("/set ignore_eos false\n")
+        terminal.wait_for("> ")
+        terminal.type("/show\n")
+        shown = terminal.wait_for("> ")
+        assert "messages answered: 1" in shown
+        assert int(re.findall(r"(\d+) of 20000 tokens", shown)[0]) > prompt_tokens(
+            ("user", "Hi"), ("assistant", ALPHABET)
+        )
+        terminal.type("Again\n")
+        assert ALPHABET + "\n" in terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end()[0] == 0
+
+
+def test_ctrl_c_at_the_prompt_gives_a_hint_and_then_leaves(alphabet: Path) -> None:
+    with PseudoTerminal("chat", "-q", str(alphabet)) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("half a mess")
+        terminal.interrupt_when_idle()
+        assert "Ctrl-C once more leaves" in terminal.wait_for("> ")
+        terminal.type("Hi\n")
+        assert ALPHABET in terminal.wait_for("\n> ")
+        terminal.interrupt_when_idle()
+        terminal.wait_for("Ctrl-C once more leaves")
+        terminal.wait_for("> ")
+        terminal.interrupt_when_idle()
+        code, text = terminal.wait_for_end()
+    assert code == 130 and "Traceback" not in text
+
+
+def test_on_a_terminal_errors_do_not_end_it(alphabet: Path) -> None:
+    with PseudoTerminal("chat", "-q", str(alphabet), "--max-model-len", "60") as terminal:
+        terminal.wait_for("> ")
+        for entry, words in [("/frob", "no command /frob"), ("/set top_p 2", "top_p=2: expected"),
+                             ("x" * 60, "the context is full"), ("Hi", ALPHABET), ("Hi", "the context is full"),
+                             ("/clear", "forgotten"), ("Hi \\\nyou", ALPHABET), ("'''\na\nb\n'''", "context is full"),
+                             ("/exit", "")]:  # fmt: skip
+            terminal.type(entry + "\n")
+            if words:
+                terminal.wait_for(words)
+                terminal.wait_for("> ")
+        assert terminal.wait_for_end()[0] == 0
+
+
+def test_with_stdout_elsewhere_prompts_stay_on_the_terminal(alphabet: Path, tmp_path: Path) -> None:
+    with PseudoTerminal("chat", "-q", str(alphabet), stdout=tmp_path / "log") as terminal:
+        terminal.wait_for("> ")
+        terminal.type("Hi\n")
+        terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end()[0] == 0
+    assert (tmp_path / "log").read_text() == f"{ALPHABET}\n"
+
+
+def test_the_tokenizer_counts_bytes(alphabet: Path) -> None:
+    """What prompt_tokens relies on."""
+    tokenizer = Tokenizer.from_file(str(alphabet / "tokenizer.json"))
+    assert len(tokenizer.encode("<|im_start|>user\nö<|im_end|>\n").ids) == len("<user\nö>\n".encode())

@@ -1,0 +1,87 @@
+"""`karat env`: what it says is so, and it keeps secrets."""
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from karat.cli import machine
+from tests.cli.conftest import Karat
+
+
+def test_the_facts_are_those_of_this_machine(karat: Karat) -> None:
+    done = karat("env", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert facts["python"] == platform.python_version()
+    assert facts["packages"]["numpy"] == version("numpy")
+    assert facts["cpu"]["usable_cores"] == (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
+    native = facts["native"]
+    assert native["available"] == bool(native["kernel_builds"]) == (native["reason"] is None)
+    assert native["chosen"] == (native["kernel_builds"][-1] if native["available"] else None)
+    assert Path(facts["embedded_model"]["path"]).name == "embedded"
+
+
+def test_secrets_are_hidden_and_settings_shown(karat: Karat) -> None:
+    settings = {
+        "HF_TOKEN": "hf_abc123", "HUGGING_FACE_HUB_TOKEN": "hf_def456", "HF_ENDPOINT": "http://me:pw789@mirror",
+        "HF_HOME": "/big/disk", "KARAT_SEED": "5",
+    }  # fmt: skip
+    for args in (["env"], ["env", "--json"]):
+        done = karat(*args, **settings)
+        assert done.returncode == 0
+        for shown in ("HF_TOKEN", "(set, hidden)", "/big/disk", "KARAT_SEED", "http://…@mirror"):
+            assert shown in done.stdout
+        for secret in ("abc123", "def456", "pw789"):
+            assert secret not in done.stdout
+
+
+def test_a_forced_kernel_build_that_cannot_run_is_named(karat: Karat) -> None:
+    facts = json.loads(karat("env", "--json", KARAT_ISA="abacus").stdout)
+    if not facts["native"]["available"]:
+        pytest.skip("no native extension here")
+    assert facts["native"]["chosen"] is None
+    assert facts["native"]["fault"] == "KARAT_ISA=abacus cannot run here"
+
+
+def linux(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_cpu_of_x86_and_arm(tmp_path: Path) -> None:
+    x86 = linux(tmp_path / "x", {"proc/cpuinfo": "model name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 fma sse4_2 xyz\n"})
+    assert machine.cpu_model(x86) == "Some CPU @ 2GHz"
+    assert machine.cpu_features(x86) == ["sse4_2", "fma", "avx2"]
+    arm = linux(tmp_path / "a", {"proc/cpuinfo": "BogoMIPS : 50\nFeatures\t: fp asimd asimddp bf16\n"})
+    assert machine.cpu_features(arm) == ["asimd", "asimddp", "bf16"]
+    assert machine.cpu_features(tmp_path) == []
+
+
+CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       1000 kB\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        (CGROUP_2, None, 1_024_000),
+        (CGROUP_2 | {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5,
+         1_024_000),
+        (CGROUP_2 | {"sys/fs/cgroup/a/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.max": "4096\n"}, None, 4096),
+        ({"proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/c\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000", "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "50000",
+          "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "512",
+          "proc/meminfo": "MemTotal:       1000 kB\n"}, 0.5, 512),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups(files: dict[str, str], cores: float | None, memory: int, tmp_path: Path) -> None:
+    root = linux(tmp_path, files)
+    assert machine.cgroup_cores(root) == cores
+    assert machine.memory_bytes(root) == memory

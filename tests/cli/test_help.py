@@ -1,0 +1,101 @@
+"""The help teaches: every option, every field of SamplingParams, examples that parse; and it is quick."""
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from karat.cli.app import command
+from karat.cli.options import Invocation
+from karat.request import SamplingParams
+from tests.cli.conftest import COMMAND, Karat, environment
+
+COMMANDS = sorted(command().commands)
+
+
+def test_the_commands() -> None:
+    assert COMMANDS == ["chat", "env", "help", "inspect", "pull", "run"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat) -> None:
+    done = karat_here(name, "--help")
+    assert done.returncode == 0 and done.stderr == "" and "\x1b" not in done.stdout
+    options = [option for parameter in command().commands[name].params for option in parameter.opts]
+    assert "--debug" in options
+    for option in options:
+        if option.startswith("-"):
+            assert re.search(rf"(?<![\w-]){option}(?![\w-])", done.stdout), option
+    assert f"karat {name}" in done.stdout.partition("Examples")[2]
+    assert "…" not in done.stdout.partition("Examples")[0], "an option is cut off at 80 columns"
+    assert karat_here("help", name).stdout == done.stdout
+
+
+def test_every_sampling_parameter_is_an_option_of_run(karat_here: Karat) -> None:
+    text = karat_here("run", "--help").stdout
+    for field in dataclasses.fields(SamplingParams):
+        name = "no_skip_special_tokens" if field.name == "skip_special_tokens" else field.name
+        assert f"--{name.replace('_', '-')} " in text
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
+def test_the_overview(args: tuple[str, ...], karat_here: Karat) -> None:
+    done = karat_here(*args)
+    assert done.returncode == 0
+    for word in (*COMMANDS, "exit-codes", "--version"):
+        assert word in done.stdout
+
+
+def test_the_version(karat_here: Karat) -> None:
+    import karat
+
+    assert karat_here("--version").stdout == f"karat {karat.__version__}\n"
+
+
+def example_lines() -> list[str]:
+    epilogs = [entry.epilog or "" for entry in (command(), *command().commands.values())]
+    return [line.strip() for text in epilogs for line in text.splitlines() if re.search(r"^  .*karat ", line)]
+
+
+@pytest.mark.parametrize("line", example_lines())
+def test_every_example_can_be_parsed(line: str) -> None:
+    line = re.split(r"\s{2,}", line)[0]  # the remark after it
+    words = shlex.split(re.split(r" [|<] ", line[line.index("karat ") :])[0])[1:]
+    if words[0] == "COMMAND":
+        words[0] = "run"
+    if "--help" in words or words == ["help"]:
+        return
+    name, *rest = words
+    entry = command().commands[name]
+    with entry.make_context(name, rest, obj=Invocation()) as context:
+        assert context.command is entry
+
+
+@pytest.mark.parametrize("args", ["--version", "--help", "run --help"])
+def test_it_imports_nothing_heavy(args: str) -> None:
+    code = (
+        "import sys; from karat.cli import main; main(sys.argv[1:]); "
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'numpy', 'tokenizers', 'huggingface_hub', 'jinja2', "
+        "'torch', 'msgspec'}), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args.split()], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("args", ["--version", "--help"])
+def test_it_takes_less_than_300_ms_of_the_processor(args: str) -> None:
+    """Processor time, which a busy machine does not stretch as much; the best of three."""
+    times = []
+    for _ in range(3):
+        process = subprocess.Popen([*COMMAND, args], stdout=subprocess.DEVNULL, env=environment())
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        times.append(usage.ru_utime + usage.ru_stime)
+    assert min(times) < 0.3, times

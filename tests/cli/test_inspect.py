@@ -1,0 +1,107 @@
+"""`karat inspect`: its numbers are those that can be counted from the files without Karat."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.cli import alphabet_model
+from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, KV_HEADS, LAYERS
+from tests.cli.conftest import Karat
+
+
+def test_the_numbers_are_right(alphabet: Path, karat: Karat) -> None:
+    done = karat("inspect", str(alphabet), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    tensors = load_file(alphabet / "model.safetensors")
+    assert facts["parameters"] == sum(tensor.size for tensor in tensors.values())
+    assert facts["stored_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert facts["stored_by_dtype"] == {
+        "F32": {"tensors": len(tensors), "parameters": facts["parameters"], "bytes": facts["stored_bytes"]}
+    }
+    listed = {t["name"]: (t["dtype"], t["shape"], t["bytes"]) for t in facts["tensors"]}
+    assert listed == {name: ("F32", list(t.shape), t.nbytes) for name, t in tensors.items()}
+    memory = facts["memory"]
+    assert memory["weight_bytes"] == 4 * facts["parameters"]
+    lengths = [row["tokens"] for row in memory["contexts"]]
+    assert lengths == sorted(set(lengths)) and lengths[-1] == CONTEXT_LEN
+    for row in memory["contexts"]:
+        for dtype, size in (("float16", 2), ("bfloat16", 2), ("float32", 4)):
+            kv_bytes = row["tokens"] * LAYERS * 2 * KV_HEADS * HEAD_DIM * size
+            assert row["kv_bytes"][dtype] == kv_bytes
+            assert row["total_bytes"][dtype] == kv_bytes + memory["weight_bytes"]
+    tokenizer = facts["tokenizer"]
+    assert tokenizer["vocab_size"] == 259
+    assert tokenizer["end_tokens"] == {"258": "<|im_end|>"}
+    assert tokenizer["chat_example"] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert facts["config"]["num_kv_heads"] == KV_HEADS and facts["config"]["eos_token_ids"] == [258]
+
+
+def test_a_tied_head_counts_once_and_types_are_told_apart(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+    folder = alphabet_model.write(tmp_path / "tied", tie_word_embeddings=True, torch_dtype="float16")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    half = {name: t.astype(np.float16) if "mlp" in name else t for name, t in tensors.items()}
+    save_file(half, folder / "model.safetensors")
+    facts = json.loads(karat("inspect", str(folder), "--json").stdout)
+    total = sum(t.size for t in half.values())
+    assert facts["parameters"] == total - half["lm_head.weight"].size
+    assert facts["stored_by_dtype"]["F16"]["bytes"] == sum(t.nbytes for t in half.values() if t.dtype == np.float16)
+    assert facts["stored_by_dtype"]["F32"]["bytes"] == sum(t.nbytes for t in half.values() if t.dtype == np.float32)
+
+
+def test_the_text_groups_layers_and_lists_all_on_request(alphabet: Path, karat: Karat) -> None:
+    brief = karat("inspect", str(alphabet)).stdout
+    assert "model.layers.*.mlp.up_proj.weight" in brief and "model.layers.1.mlp.up_proj.weight" not in brief
+    assert "76,736" in brief  # parameters, as the JSON says above
+    full = karat("inspect", str(alphabet), "--tensors").stdout
+    for name in load_file(alphabet / "model.safetensors"):
+        assert f"\n{name} " in full
+    assert "\x1b" not in brief + full
+
+
+def test_no_weight_is_read(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+    """Weights of nothing but NaN, of which a run dies, are no matter."""
+    folder = shutil.copytree(alphabet, tmp_path / "nan")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: np.full_like(t, np.nan) for name, t in tensors.items()}, folder / "model.safetensors")
+    assert karat("inspect", str(folder)).returncode == 0
+    run = karat("run", str(folder), "a")
+    assert run.returncode == 10 and "karat: error: " in run.stderr
+
+
+BROKEN = {
+    "config": (3, "config.json", lambda path: path.write_text('{"model_type": "gpt17"}')),
+    "weights": (4, "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+    "absent": (4, "model.safetensors", Path.unlink),
+    "tokenizer": (5, "tokenizer.json", lambda path: path.write_text("{}")),
+    "generation": (3, "generation_config.json", lambda path: path.write_text('{"do_sample": 7}')),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("command", ["inspect", "run"])
+def test_a_model_that_cannot_run_ends_in_the_same_error(
+    what: str, command: str, alphabet: Path, tmp_path: Path, karat_here: Karat
+) -> None:
+    code, file, spoil = BROKEN[what]
+    folder = shutil.copytree(alphabet, tmp_path / "broken")
+    spoil(folder / file)
+    done = karat_here(command, str(folder), *(["a"] if command == "run" else []))
+    assert done.returncode == code
+    assert done.stderr.startswith("karat: error: ") and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_the_embedded_model_is_the_default(karat: Karat) -> None:
+    from karat.config import embedded_model_path
+
+    if not (embedded_model_path() / "model.safetensors").exists():
+        pytest.skip("the embedded model is not in this tree")
+    facts = json.loads(karat("inspect", "--json").stdout)
+    assert facts["path"] == str(embedded_model_path())
+    assert facts["config"]["model_type"] == "qwen2" and facts["config"]["tie_word_embeddings"]
+    assert facts["tokenizer"]["chat_example"]

@@ -1,0 +1,244 @@
+"""`karat run`: exactly the text on stdout, every option obeyed, and a clean end whatever happens."""
+
+import dataclasses
+import json
+import signal
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from karat.cli import generation
+from karat.config import embedded_model_path
+from karat.ops import native
+from karat.request import SamplingParams
+from tests.cli import alphabet_model
+from tests.cli.alphabet_model import ALPHABET
+from tests.cli.conftest import COMMAND, Karat, environment
+from tests.cli.pseudo_terminal import PseudoTerminal
+
+
+def test_a_continuation(alphabet: Path, karat: Karat) -> None:
+    done = karat("run", str(alphabet), "xa")
+    assert (done.returncode, done.stdout) == (0, "bcdefghijklmnopqrstuvwxyz\n")
+    first, *_, last = done.stderr.splitlines()
+    assert first == (
+        f"{alphabet}: sampling as generation_config.json says: temperature=0.5, top_p=0.9, top_k=50 "
+        "(transformers' default)"
+    )
+    assert last.startswith("prompt 2 tokens (") and "answer 26 tokens (" in last and last.endswith(" · stop")
+
+
+def test_an_answer_in_a_chat(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("run", str(alphabet), "--chat", "--system", "Be brief.", "Hello", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["choices"][0]["text"] == ALPHABET
+    assert answer["prompt"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    tokenizer = Tokenizer.from_file(str(alphabet / "tokenizer.json"))
+    assert tokenizer.decode(answer["prompt_token_ids"], skip_special_tokens=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin"), [([], b"xa\n"), (["-"], b"xa"), (["-p", "-"], b"xa\r\n"), (["xa"], b"never read")]
+)
+def test_a_prompt_from_a_pipe(args: list[str], stdin: bytes, alphabet: Path, karat: Karat) -> None:
+    done = karat("run", "-q", "-m", str(alphabet), *args, stdin=stdin)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{ALPHABET[1:]}\n", "")
+
+
+EVERY_OPTION = {
+    "temperature": 0.25, "top_k": 7, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.125,
+    "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"65": -2.5, "66": 1.0}, "seed": 11,
+    "max_tokens": 9, "min_tokens": 2, "stop": ["XY", "\n"], "stop_token_ids": [90, 91],
+    "n": 2, "logprobs": 3, "prompt_logprobs": 2,
+}  # fmt: skip
+FLAGS = {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}
+
+
+def test_every_sampling_parameter_has_an_option_that_is_obeyed(alphabet: Path, karat_here: Karat) -> None:
+    args = []
+    for name, value in EVERY_OPTION.items():
+        for item in value.items() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            args += [f"--{name.replace('_', '-')}", "=".join(map(str, item)) if isinstance(item, tuple) else str(item)]
+    args += ["--include-stop-str-in-output", "--ignore-eos", "--no-skip-special-tokens"]
+    done = karat_here("run", str(alphabet), "A", "--json", *args)
+    answer = json.loads(done.stdout)
+    assert answer["sampling"] == EVERY_OPTION | FLAGS
+    assert set(answer["sampling"]) == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert answer["defaults_applied"] == {}
+
+
+def test_the_options_of_the_model_are_obeyed(alphabet: Path, karat_here: Karat) -> None:
+    args = ["--dtype", "float64", "--kv-dtype", "bfloat16", "--executor", "reference", "--max-model-len", "5"]
+    answer = json.loads(karat_here("run", str(alphabet), "A", "--json", *args).stdout)
+    assert (answer["executor"], answer["dtype"], answer["kv_dtype"]) == ("reference", "float64", "bfloat16")
+    assert answer["choices"][0]["text"] == "BCDE" and answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_json_is_complete_and_consistent(alphabet: Path, karat: Karat) -> None:
+    done = karat("run", str(alphabet), "uvw", "-n", "2", "--logprobs", "2", "--prompt-logprobs", "1", "--json")
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
+    answer = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    tokenizer = Tokenizer.from_file(str(alphabet / "tokenizer.json"))
+    assert answer["prompt"] == "uvw" and answer["prompt_token_ids"] == tokenizer.encode("uvw").ids
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    for choice in answer["choices"]:
+        assert choice["token_ids"] == tokenizer.encode("xyz<|im_end|>").ids
+        assert (choice["text"], choice["finish_reason"], choice["stop_reason"], choice["error"]) == (
+            "xyz", "stop", 258, None,
+        )  # fmt: skip
+        for token_id, entry in zip(choice["token_ids"], choice["logprobs"], strict=True):
+            assert entry["token_id"] == token_id and entry["rank"] == 1 and -1e-6 < entry["logprob"] <= 0
+            assert [other["rank"] for other in entry["top"]] == [1, 2]
+        assert [entry["token"] for entry in choice["logprobs"]] == ["x", "y", "z", "<|im_end|>"]
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert answer["prompt_logprobs"][0] is None
+    assert [entry["token"] for entry in answer["prompt_logprobs"][1:]] == ["v", "w"]
+    times = answer["timings"]
+    assert times["load_s"] > 0
+    assert times["prefill_tokens_per_s"] == pytest.approx(3 / times["prefill_s"])
+    assert times["decode_tokens_per_s"] == pytest.approx(6 / times["decode_s"])
+    assert answer["defaults_applied"] == {"temperature": 0.5, "top_p": 0.9, "top_k": 50}
+
+
+def test_several_answers_come_in_order_each_with_a_line_end(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("run", "-q", str(alphabet), "x", "-n", "3")
+    assert done.stdout == "yz\nyz\nyz\n"
+
+
+def test_answers_that_interleave_are_not_mixed(capfd: pytest.CaptureFixture[str]) -> None:
+    from karat.cli.run import _print_in_order
+    from karat.request import StreamChunk
+
+    def chunk(index: int, text: str, reason: str | None = None) -> StreamChunk:
+        return StreamChunk(index, text, (1,), reason)  # type: ignore[arg-type]
+
+    chunks = [chunk(0, "a"), chunk(1, "x"), chunk(2, "p", "stop"), chunk(1, "y", "stop"), chunk(0, "b", "stop")]
+    _print_in_order(iter(chunks))
+    assert capfd.readouterr().out == "ab\nxy\np\n"
+
+
+def test_the_same_command_gives_the_same_text_and_another_seed_another(alphabet: Path, karat_here: Karat) -> None:
+    def text(*args: str) -> str:
+        return karat_here("run", "-q", str(alphabet), "A", "--temperature", "60", "--top-k", "0", "--top-p", "1",
+                          "--max-tokens", "20", "--ignore-eos", *args).stdout  # fmt: skip
+
+    assert text() == text()
+    assert text("--seed", "5") == text("--seed", "5")
+    assert len({text(), text("--seed", "5"), text("--seed", "6")}) == 3
+
+
+def test_what_is_set_is_said_beside_the_defaults(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("run", str(alphabet), "x", "--temperature", "0", "--stop", "z")
+    assert done.stderr.splitlines()[0].endswith("; as asked: temperature=0.0, stop=['z']")
+    assert done.stdout == "y\n"
+
+
+@pytest.mark.parametrize("reason", [None, "no compiler; get one"])
+def test_missing_kernels_are_mentioned_once(
+    reason: str | None, alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda: reason)
+    monkeypatch.setattr(generation, "load", generation.load)
+    quiet = karat_here("run", "-q", str(alphabet), "x", "--executor", "reference")
+    asked = karat_here("run", str(alphabet), "x", "--executor", "reference")
+    assert "kernels" not in quiet.stderr + asked.stderr
+    if reason is None and native._UNAVAILABLE is not None:
+        return  # there is nothing that could compute here
+    told = karat_here("run", str(alphabet), "x").stderr
+    assert told.count("without native kernels: no compiler; get one") == (0 if reason is None else 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "args", "words"),
+    [
+        (2, ["run", "x", "--system", "y"], "--system needs --chat"),
+        (2, ["run", "x", "--logprobs", "1"], "need --json"),
+        (2, ["run", "Once", "upon", "a", "time"], 'karat run "Once upon a time"'),
+        (2, ["run"], "no prompt"),
+        (2, ["chat", "a", "-m", "b"], "two models"),
+        (2, ["run", "and/or"], "write -p 'and/or'"),
+        (6, ["run", "-m", "nowhere", "x"], "is no folder here"),
+        (7, ["run", "-m", "/no/such/model", "x", "--temperature", "-1"], "temperature=-1.0: expected"),
+        (7, ["run", "ALPHABET", "x", "--logit-bias", "999=1"], "999"),
+        (7, ["run", "ALPHABET", ""], "no tokens"),
+        (8, ["run", "ALPHABET", "xyz", "--max-model-len", "3"], "context of 3"),
+        (8, ["run", "ALPHABET", "xyz", "--max-model-len", "9", "--max-tokens", "7"], "max_tokens=7"),
+        (9, ["run", "ALPHABET", "x", "--executor", "abacus"], "executor='abacus'"),
+        (9, ["run", "ALPHABET", "x", "--dtype", "float16"], "float16"),
+    ],
+)
+def test_errors_are_one_line_and_nothing_is_printed(
+    code: int, args: list[str], words: str, alphabet: Path, karat_here: Karat
+) -> None:
+    done = karat_here(*(str(alphabet) if arg == "ALPHABET" else arg for arg in args))
+    assert done.returncode == code
+    assert words in done.stderr and done.stderr.startswith("karat: error: ") and done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_word_that_was_taken_for_a_model_is_explained_when_that_fails(karat: Karat) -> None:
+    done = karat("run", "no-such-org/no-such-model", stdin="x")
+    assert done.returncode == 6 and done.stderr.count("\n") == 1
+    assert "'no-such-org/no-such-model' was taken for a model" in done.stderr
+
+
+def test_a_model_without_a_template_has_no_chat(tmp_path: Path, karat_here: Karat) -> None:
+    folder = alphabet_model.write(tmp_path / "plain", template=False)
+    for args in (["run", "--chat", str(folder), "x"], ["chat", str(folder)]):
+        done = karat_here(*args)
+        assert done.returncode == 5 and "no chat template" in done.stderr and done.stdout == ""
+
+
+def endless(alphabet: Path) -> "subprocess.Popen[str]":
+    """A run that prints for a long time."""
+    args = [*COMMAND, "run", str(alphabet), "A"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment())
+
+
+def test_a_reader_that_goes_away(alphabet: Path) -> None:
+    with endless(alphabet) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(20) == string.ascii_uppercase[1:21]
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 141
+    assert "Error" not in errors and "error" not in errors and "Exception" not in errors
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_it_cleanly(number: signal.Signals, code: int, alphabet: Path) -> None:
+    with endless(alphabet) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(20)
+        process.send_signal(number)
+        process.stdout.read()
+        errors = process.stderr.read()
+    assert process.returncode == code
+    assert "Traceback" not in errors and "Error" not in errors
+    assert errors.rstrip().endswith("interrupted") == (number == signal.SIGINT)
+
+
+def test_on_a_terminal_the_prompt_comes_first_and_control_characters_are_harmless(alphabet: Path) -> None:
+    with PseudoTerminal("run", str(alphabet), "xa") as terminal:
+        code, text = terminal.wait_for_end()
+    assert code == 0 and f"\nx{ALPHABET}\n" in text
+    assert "\x1b[2mxa\x1b[0m" in terminal.raw
+    with PseudoTerminal("run", "-q", str(alphabet), "xa", NO_COLOR="1") as terminal:
+        assert terminal.wait_for_end() == (0, f"{ALPHABET[1:]}\n")
+    assert "\x1b" not in terminal.raw
+
+
+def test_the_embedded_model_tells_a_story(karat: Karat) -> None:
+    if not (embedded_model_path() / "model.safetensors").exists():
+        pytest.skip("the embedded model is not in this tree")
+    plain = karat("run", "Once upon a time", "--max-tokens", "12")
+    assert plain.returncode == 0 and plain.stderr.startswith("the embedded model: ")
+    assert len(plain.stdout.split()) >= 5 and plain.stdout.isascii()
+    chat = karat("run", "--chat", "Tell me a story about a fox and a lantern.", "--max-tokens", "12", "-q")
+    assert len(chat.stdout.split()) >= 5 and chat.stderr == ""
