@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from karat.cli.app import command
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -82,3 +84,10 @@ def test_help_is_the_default_and_names_the_two_commands() -> None:
     assert done.returncode == 0
     assert "make demo" in done.stdout
     assert "make test" in done.stdout
+
+
+def test_what_the_demo_runs_and_recommends_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"\$\(BIN\)/karat ([a-z]+)", makefile)
+    assert named
+    assert set(named) <= set(command().commands)

@@ -55,8 +55,8 @@ def metadata(wheel: Path, file: str) -> Message:
         return Parser().parsestr(archive.read(f"karat-0.1.0.dist-info/{file}").decode())
 
 
-def run_installed(wheel: Path, folder: Path, code: str) -> str:
-    """Output of code run with the wheel unpacked into an empty folder and this environment's dependencies."""
+def run_installed(wheel: Path, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code with the wheel unpacked into an empty folder and this environment's dependencies."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     paths = [str(folder), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
@@ -66,7 +66,7 @@ def run_installed(wheel: Path, folder: Path, code: str) -> str:
         cwd=folder, env={"PATH": os.defpath, "HOME": str(folder)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
 
 
 def test_the_wheel_holds_the_whole_package(native_wheel: Path) -> None:
@@ -95,15 +95,24 @@ def test_the_metadata_says_what_a_base_install_needs(native_wheel: Path) -> None
         assert b"Apache License" in archive.read("karat-0.1.0.dist-info/licenses/LICENSE")
 
 
-def test_the_wheel_runs_native(native_wheel: Path, tmp_path: Path) -> None:
-    code = "from karat.ops.native import NativeOps; print(NativeOps().executor)"
-    assert run_installed(native_wheel, tmp_path, code) == "native\n"
+TELL = "from karat.cli import main; sys.exit(main(['run', 'Once upon a time', '--max-tokens', '8']))"
+
+
+def test_the_wheel_tells_a_story_on_its_kernels(native_wheel: Path, tmp_path: Path) -> None:
+    executor = run_installed(native_wheel, tmp_path, "from karat.ops.registry import create; print(create().executor)")
+    assert executor.stdout == "native\n"
+    told = run_installed(native_wheel, tmp_path, TELL)
+    assert len(told.stdout.split()) >= 4
+    assert "without native kernels" not in told.stderr
 
 
 def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: Path, tmp_path: Path) -> None:
     assert pure_wheel.name == "karat-0.1.0-py3-none-any.whl"
-    code = "from karat.ops.native import unavailable_reason; print(unavailable_reason())"
-    assert "there is no working C++ compiler" in run_installed(pure_wheel, tmp_path, code)
+    told = run_installed(pure_wheel, tmp_path, TELL)
+    assert len(told.stdout.split()) >= 4
+    assert re.search(r"without native kernels: .* there is no working C\+\+ compiler", told.stderr)
+    shown = run_installed(pure_wheel, tmp_path, "from karat.cli import main; sys.exit(main(['env']))")
+    assert re.search(r"native extension +no: .* there is no working C\+\+ compiler", shown.stdout)
 
 
 def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
@@ -111,14 +120,8 @@ def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
     shutil.unpack_archive(tmp_path / "karat-0.1.0.tar.gz", tmp_path, filter="data")
     unpacked = tmp_path / "karat-0.1.0"
-    for needed in (
-        "pyproject.toml",
-        "CMakeLists.txt",
-        "README.md",
-        "LICENSE",
-        "csrc/module.cpp",
-        "src/karat/py.typed",
-    ):
+    package = ("LICENSE", "README.md", "pyproject.toml", "src/karat/py.typed")
+    for needed in (*package, "CMakeLists.txt", "csrc/module.cpp"):
         assert (unpacked / needed).is_file(), needed
     embedded = {path.name for path in (SOURCE / "embedded").glob("*") if path.is_file()}
     assert embedded <= {path.name for path in (unpacked / "src" / "karat" / "embedded").glob("*")}
