@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.errors import RequestError
@@ -105,6 +105,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(WRONG)), JSON, max_size=4))
+@settings(deadline=None)
 def test_anything_at_all_is_taken_or_refused(fields: dict[str, Any]) -> None:
     wrong = {name for name in fields if refusal({name: fields[name]})}
     named = refusal(fields)

@@ -20,7 +20,6 @@ import pytest
 import karat
 from karat import LLM, SamplingParams
 from karat.engine.logprobs import log_softmax
-from karat.engine.memory import available_bytes
 from karat.errors import (
     CapacityError,
     CheckpointError,
@@ -399,7 +398,7 @@ def test_defaults_can_be_refused(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 )
 def test_arguments_are_checked(folder: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        LLM(folder, **arguments)
+        LLM(folder, **({"kv_dtype": "float32"} | arguments))
 
 
 def test_unknown_arguments_are_an_error(folder: Path) -> None:
@@ -418,7 +417,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "float32", "float64", None])
 def test_kv_dtypes(folder: Path, kv_dtype: Any) -> None:
-    llm = LLM(folder, kv_dtype=kv_dtype)
+    llm = LLM(folder, kv_dtype=kv_dtype, executor="reference")
     assert llm.kv_dtype == (kv_dtype or "float32")
     exact = LLM(folder, dtype="float64").logits(range(64))
     error = np.abs(llm.logits(range(64)) - exact).max()
@@ -428,8 +427,8 @@ def test_kv_dtypes(folder: Path, kv_dtype: Any) -> None:
 
 
 def test_the_cache_is_as_large_as_told(folder: Path) -> None:
-    def num_blocks(**arguments: Any) -> int:
-        return LLM(folder, **arguments).engine.config.num_blocks
+    def num_blocks(kv_dtype: Any = "float32", **arguments: Any) -> int:
+        return LLM(folder, kv_dtype=kv_dtype, **arguments).engine.config.num_blocks
 
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, head_dim, float32
     assert num_blocks(num_blocks=11) == 11
@@ -442,15 +441,11 @@ def test_the_cache_is_as_large_as_told(folder: Path) -> None:
 def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
     monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 100 * block_bytes)
-    assert LLM(folder).engine.config.num_blocks == 40, "rather than 128"
+    assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
     monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 10 * block_bytes)
     with pytest.raises(CapacityError, match=r"40% of the 40\.0 KiB of memory that are available.*64 tokens"):
-        LLM(folder)
-    assert LLM(folder, max_model_len=64).engine.config.num_blocks == 4
-
-
-def test_available_memory_is_plausible() -> None:
-    assert 2**20 < available_bytes() < 2**50
+        LLM(folder, kv_dtype="float32")
+    assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4
 
 
 # The public face

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.engine.logprobs import log_softmax, token_logprobs
@@ -14,6 +14,7 @@ LOGITS = st.lists(st.sampled_from([-50.0, -4.0, 0.0, 0.25, 9.0, 9.5]), min_size=
 
 
 @given(LOGITS, st.data(), st.integers(0, 64))
+@settings(deadline=None)
 def test_logprobs_and_ranks(logits: list[float], data: st.DataObject, num_top: int) -> None:
     token_id = data.draw(st.integers(0, len(logits) - 1))
     result = token_logprobs(np.array(logits, np.float32), token_id, num_top, lambda i: f"<{i}>")

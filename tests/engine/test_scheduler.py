@@ -183,6 +183,22 @@ def test_a_large_prompt_is_not_overtaken_by_a_small_one() -> None:
     assert sizes(scheduler.schedule()) == {0: 6}, "1 has no room beside 0, and 2 must not pass it"
 
 
+def test_nobody_is_let_in_where_the_running_ones_will_need_the_room() -> None:
+    scheduler = make(num_blocks=9, block_size=4, max_num_batched_tokens=40)
+    scheduler.add(sequence(0, 20, 4))
+    scheduler.add(sequence(1, 13, 1))
+    assert sizes(scheduler.schedule()) == {0: 20}, "1 needs 4 of 9 blocks; 0 has 5 and will have 6"
+    scheduler = make(num_blocks=9, block_size=4, max_num_batched_tokens=40)
+    scheduler.add(sequence(0, 20, 4))
+    scheduler.add(sequence(1, 12, 1))
+    assert sizes(scheduler.schedule()) == {0: 20, 1: 12}, "just enough for both"
+    # The rest of a prompt that was cut counts too.
+    scheduler = make(num_blocks=9, block_size=4, max_num_batched_tokens=40, max_prompt_logits=2)
+    scheduler.add(sequence(0, 20, 4, prompt_logits=True))
+    scheduler.add(sequence(1, 13, 1))
+    assert sizes(scheduler.schedule()) == {0: 2}
+
+
 def test_the_youngest_is_preempted_and_computed_anew() -> None:
     scheduler = make(num_blocks=6, block_size=4)
     old, young = sequence(0, 7, 17), sequence(1, 3, 8)

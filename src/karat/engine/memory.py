@@ -7,25 +7,24 @@ from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
-_CGROUP_LIMITS = (  # version 2, version 1: what a container may have, what it has
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
 
-def available_bytes() -> int:
-    """Memory that can still be taken: what the system calls available, or what a container's limit leaves if less.
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that can still be taken: what Linux calls available, or what a container's limit leaves if that is less.
 
-    Where the system does not say (macOS), half of the physical memory.
+    Where the system does not say (macOS), half of the physical memory. `root` holds proc and sys.
     """
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    for limit, usage in _CGROUP_LIMITS:
-        if Path(limit).exists() and (text := Path(limit).read_text().strip()) != "max":
-            available = min(available, int(text) - int(Path(usage).read_text()))
+    if (meminfo := root / "proc/meminfo").exists():
+        available = _fields(meminfo)["MemAvailable:"] * 1024
+    for folder, limit, usage, prefix in (
+        (root / "sys/fs/cgroup", "memory.max", "memory.current", ""),
+        (root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
+            stat = _fields(folder / "memory.stat")
+            files = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)  # can be taken back
+            available = min(available, int(most) - int((folder / usage).read_text()) + files)
     return max(available, 0)
 
 
@@ -50,10 +49,14 @@ def num_cache_blocks(
         raise CapacityError(
             f"a context of max_model_len={max_model_len} tokens takes {_size(blocks_per_seq * block_bytes)} of "
             f"{kv_dtype} KV cache, which may have {_size(num_blocks * block_bytes)} ({limit}): that is "
-            f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache more "
-            "(kv_cache_bytes)"
+            f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache more (kv_cache_bytes)"
         )
     return num_blocks
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    return {words[0]: int(words[1]) for line in path.read_text().splitlines() if len(words := line.split()) > 1}
 
 
 def _size(num_bytes: int) -> str:

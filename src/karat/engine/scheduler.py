@@ -79,7 +79,6 @@ class Scheduler:
         tokens_left = self._max_num_batched_tokens - sum(seq.num_pending == 1 for seq in self._running)
         logits_left = self._max_prompt_logits
         chunks: list[Chunk] = []
-        num_preemptions = self.num_preemptions
         for seq in list(self._running):
             if seq not in self._running:
                 break  # preempted, and with it all that are younger
@@ -91,7 +90,6 @@ class Scheduler:
                 logits_left -= chunk.num_tokens if seq.reads_prompt else 0
         while (
             self._waiting
-            and self.num_preemptions == num_preemptions
             and len(self._running) < self._max_num_seqs
             and tokens_left > 0
             and self._has_room_for(self._waiting[0])

@@ -1,0 +1,53 @@
+"""Available memory as different systems state it."""
+
+from pathlib import Path
+
+import pytest
+
+from karat.engine.memory import available_bytes
+
+GIB = 1024**3
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0"}
+V2 = {
+    "sys/fs/cgroup/memory.max": str(4 * GIB),
+    "sys/fs/cgroup/memory.current": str(3 * GIB),
+    "sys/fs/cgroup/memory.stat": f"anon {GIB}\nactive_file {GIB}\ninactive_file {GIB // 2}\nshmem 0",
+}
+V1 = {
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": str(5 * GIB),
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": str(3 * GIB),
+    "sys/fs/cgroup/memory/memory.stat": f"active_file 1\ninactive_file 1\ntotal_inactive_file {GIB}",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        (MEMINFO, 8 * GIB),
+        (MEMINFO | V2, 2.5 * GIB),
+        (MEMINFO | V1, 3 * GIB),
+        (MEMINFO | V2 | {"sys/fs/cgroup/memory.max": "max"}, 8 * GIB),
+        (MEMINFO | V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, 8 * GIB),
+        (MEMINFO | V2 | {"sys/fs/cgroup/memory.current": str(9 * GIB)}, 0),
+    ],
+)
+def test_linux(tmp_path: Path, files: dict[str, str], available: float) -> None:
+    write(tmp_path, files)
+    assert available_bytes(tmp_path) == available
+
+
+def test_where_the_system_does_not_say(tmp_path: Path) -> None:
+    assert 2**20 < available_bytes(tmp_path) < 2**50
+
+
+def test_this_machine() -> None:
+    assert 2**20 < available_bytes() < 2**50
