@@ -157,6 +157,10 @@ def test_clock_may_be_a_time_or_a_function() -> None:
     assert template.render(HELLO).startswith("20")
 
 
+def test_a_token_the_tokenizer_lacks_is_nothing() -> None:
+    assert ChatTemplate("[{{ bos_token }}{{ eos_token }}]", bos_token=None, eos_token="</s>").render(HELLO) == "[</s>]"
+
+
 def test_messages_are_not_changed() -> None:
     messages = [{"role": "user", "content": None, "thinking": "t"}]
     assert ChatTemplate("{{ messages }}").render(messages)
@@ -170,6 +174,7 @@ def test_a_template_sees_plain_values_only() -> None:
 
     template = ChatTemplate("{{ messages[0].content.shout is defined }}{{ messages[0].content }}")
     assert template.render([{"role": "user", "content": Loud("hi")}]) == "Falsehi"
+    assert ChatTemplate("{{ pair }}{{ list }}").render(HELLO, pair=(1, "a"), list=[2]) == "(1, 'a')[2]"
     with pytest.raises(TemplateError, match="holds a PosixPath; expected strings"):
         template.render([{"role": "user", "content": Path("x")}])
     with pytest.raises(TemplateError, match="holds a bytes"):

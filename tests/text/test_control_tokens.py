@@ -31,11 +31,8 @@ def pair(
     folder = tmp_path_factory.mktemp("tokenizer")
     data = json.loads((data_dir / request.param / "tokenizer.json").read_text())
     token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
-    next_id = len(data["model"]["vocab"])
-    data["added_tokens"] += [
-        {**token, "id": next_id, "content": "</think>"},
-        {**token, "id": next_id + 1, "content": "<x>"},
-    ]
+    for new_id, new in enumerate(("</think>", "<x>", "<x><x>"), start=len(data["model"]["vocab"])):
+        data["added_tokens"].append({**token, "id": new_id, "content": new})
     (folder / "tokenizer.json").write_text(json.dumps(data))
     config = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     if end == "</s>":

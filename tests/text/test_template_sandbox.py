@@ -71,11 +71,11 @@ BOMBS = {
     "replace nothing": BIG + "{{ x.replace('', x) }}",
     "join": BIG + "{{ range(99999) | join(x) }}",
     "join method": BIG + "{{ x.join(['a'] * 99999) }}",
-    "join of a generator": BIG + "{{ x.join(range(99999) | map('string')) }}",
+    "join of a generator": "{{ ('a' * 20000).join(range(20000) | map('string')) | length }}",
     "join of one text": BIG + "{{ ([x] * 99999) | join }}",
     "join of Markup": BIG + "{{ (x | safe).join(['a'] * 99999) }}",
-    "split": "{{ (' ' * 10 ** 7).split(' ') | length }}",
-    "list of a text": "{{ ('é' * 10 ** 7) | list | length }}",
+    "split": "{{ ('ab ' * 10 ** 6).split(' ') | length }}",
+    "list of a text": "{{ ('字' * 2 * 10 ** 6) | list | length }}",
     "kept texts": BIG
     + "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + [x ~ i] %}{% endfor %}",
     "kept slices": BIG
@@ -84,11 +84,12 @@ BOMBS = {
     + "a" * 99999
     + "{{ i }}{% endset %}"
     "{% set n.l = n.l + [y] %}{% endfor %}",
-    "sum of lists": "{{ ([range(9999) | list] * 9999) | sum(start=[]) | length }}",
+    "sum of lists": "{{ ([range(50) | list] * 9999) | sum(start=[]) | length }}",
     "nested, deep": DOUBLING.format(start="('a',)", body=" = (n.x,)").replace("100", "9999") + "{{ {n.x: 1} }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "recursive loop": "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
-    "slow filter": "{{ ('é ' * 10 ** 7) | urlencode | length }}",
+    "count in a list": "{{ ([range(2000) | list] * 99999).count(range(2000) | list) }}",
+    "slow filter": "{{ ('é ' * 3 * 10 ** 6) | urlencode | length }}",
     "bytes": "{{ 'a'.encode() * 10 ** 10 }}",
     "bytes of a number": "{{ (1).to_bytes(10 ** 10, 'big') }}",
     "translate": BIG + "{{ x.translate({97: x}) }}",
@@ -153,10 +154,30 @@ def test_the_limit_is_about_two_seconds() -> None:
     assert 1.9 < time.thread_time() - started < 2.5
 
 
+def test_what_is_paid_for_is_what_is_made() -> None:
+    assert render(BIG + "{{ ', '.join([x] * 9) | length }}") == "9000016"
+    assert render(BIG + "{{ x.replace('b', x) | length }}") == "1000000"
+    assert render("{{ ('ab ' * 10000).split(' ') | length }}") == "10001"
+
+
+def test_integers_are_limited() -> None:
+    for source in (BOMBS["power"], BOMBS["squares"]):
+        with pytest.raises(TemplateError, match="it computes an integer of more than 100000 bits"):
+            render(source)
+    assert len(render("{{ 2 ** 9999 }}")) == 3010
+
+
+def test_output_is_limited() -> None:
+    with pytest.raises(TemplateError, match=r"was stopped: it puts out more than 1\d{6} characters"):
+        render(BIG + "{{ x }}{{ x }}")
+    assert len(render(BIG + "{{ x }}")) == 1_000_000
+
+
 def test_limits_grow_with_the_conversation() -> None:
-    # 3,000 turns, and a template that copies the list of them at every one, as released ones do.
+    # 3,000 turns, and a template that copies the list of them and asks for its length at every one, as real ones do.
     template = ChatTemplate(
-        "{% for m in messages %}{% for n in messages[::-1] %}{% break %}{% endfor %}{{ m.content }}{% endfor %}"
+        "{% for m in messages %}{% for n in messages[::-1] %}{% break %}{% endfor %}"
+        "{{ m.content if messages | length }}{% endfor %}"
     )
     messages = [{"role": "user", "content": "a" * 2000}] * 3000
     assert template.render(messages) == "a" * 2000 * 3000
@@ -210,6 +231,15 @@ def test_what_is_not_the_templates_own_is_out_of_reach(source: str) -> None:
 def test_a_conversation_is_never_run_as_a_template() -> None:
     messages = [{"role": "user", "content": "{{ 7 * 7 }}{% include 'x' %}"}]
     assert ChatTemplate("{{ messages[0].content }}").render(messages) == "{{ 7 * 7 }}{% include 'x' %}"
+
+
+def test_only_the_time_of_the_rendering_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_budget, "BASE_CPU_S", 0.1)
+    budget = template_budget.Budget()
+    busy = threading.Thread(target=lambda: sum(range(20_000_000)))
+    busy.start()
+    busy.join()
+    budget.pay()
 
 
 def test_threads_do_not_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

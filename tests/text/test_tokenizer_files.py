@@ -163,6 +163,16 @@ def test_parts_of_tokenizer_json(name: str, pieces: dict[str, Any], tmp_path: Pa
     assert_same(write(tmp_path, pieces | PIECES_FOLDERS[name], tokenizer_config__json=config))
 
 
+def test_added_tokens_are_normalized_unless_special(pieces: dict[str, Any], tmp_path: Path) -> None:
+    files = {"tokenizer_config__json": {"pad_token": "<NEW>"}, "added_tokens__json": {"<NEW>": 512, "<OTHER>": 513}}
+    write(tmp_path, pieces | {"normalizer": {"type": "Lowercase"}}, **files)
+    assert_same(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("<OTHER><other>", add_special_tokens=False) == [513, 513]
+    assert tokenizer.encode("<NEW>", add_special_tokens=False) == [512]
+    assert 512 not in tokenizer.encode("<new>")
+
+
 def test_a_processors_template_is_the_last_resort(byte_level: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, byte_level, chat_template__json={"chat_template": "processor"})
     assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "processor"

@@ -13,7 +13,6 @@ import jinja2.utils
 # byte of 2,000 messages; those that copy the list of messages at each message use more the more there are.
 BASE_BYTES, BYTES_PER_BYTE = 64 * 1024**2, 256
 BASE_CPU_S, CPU_S_PER_BYTE = 2.0, 1e-6  # of the rendering thread: a busy machine does not fail a template
-MAX_DEPTH = 100  # of a list in a list in a list
 VALUE_BYTES, ITEM_BYTES = 64, 8  # an object, and a reference to one in a container
 
 # The width of a conversion: five digits, `*`, or a nested replacement field.
@@ -46,10 +45,11 @@ class Budget:
         if time.thread_time() > self.deadline:
             raise LimitError(f"it runs for more than {self.cpu_s:.1f} s")
 
-    def pay_value(self, value: object, depth: int = 0) -> int:
-        """Pays for all that `value` holds, each reference anew as printing and comparing would; returns the sum."""
-        if depth > MAX_DEPTH:
-            raise LimitError(f"it nests values more than {MAX_DEPTH} deep")
+    def pay_value(self, value: object) -> int:
+        """Pays for all that `value` holds, each reference anew as printing and comparing would; returns the sum.
+
+        Raises `RecursionError` for values nested deeper than Python's own code can print, compare or hash.
+        """
         if isinstance(value, jinja2.utils.Namespace):
             raise LimitError("it prints or compares a namespace")
         children: Iterable[object] = ()
@@ -59,7 +59,7 @@ class Budget:
             children = value
         cost = shallow_size(value)
         self.pay(cost)
-        return cost + sum(self.pay_value(child, depth + 1) for child in children)
+        return cost + sum(self.pay_value(child) for child in children)
 
     def pay_product(self, value: object, factors: Iterable[object]) -> None:
         """Pays for an operation that may repeat `value` by each of `factors`: a number, or the length of a text."""

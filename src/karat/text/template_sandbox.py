@@ -22,7 +22,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from karat.text.template_budget import Budget, LimitError, shallow_size
+from karat.text.template_budget import ITEM_BYTES, Budget, LimitError, shallow_size
 
 MAX_INT_BITS = 100_000
 
@@ -177,10 +177,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
             self.budget.pay_format(left, "%", right)
-        elif operator == "*" and not (isinstance(left, int | float) and isinstance(right, int | float)):
+        elif operator == "*":
             for value, times in ((left, right), (right, left)):
-                if isinstance(times, int):
-                    self.budget.pay(shallow_size(value) * max(times, 0))
+                if isinstance(value, str | list | tuple) and isinstance(times, int):
+                    self.budget.pay(ITEM_BYTES * len(value) * max(times, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_bits(left.bit_length() * right)
         result = super().call_binop(context, operator, left, right)
@@ -202,11 +202,9 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return metered
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(obj, Macro):
-            self.budget.pay()
-        elif isinstance(obj, BuiltinMethodType | MethodType):
+        if isinstance(obj, BuiltinMethodType | MethodType):
             args = self._pay_method(obj.__name__, obj.__self__, args)
-        else:
+        elif not isinstance(obj, Macro):
             self.budget.pay_value((*args, *kwargs.values()))
         return self._paid_result(getattr(obj, "__self__", None), super().call(context, obj, *args, **kwargs))
 

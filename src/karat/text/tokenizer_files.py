@@ -124,11 +124,9 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
             flag = content in special
             declared[_expect(int, index, content)] = AddedToken(content, special=flag, normalized=not flag)
 
-    known = backend.get_added_tokens_decoder().values()
-    unchanged = {repr(token) for token in known}
-    added = [token for _, token in sorted(declared.items()) if repr(token) not in unchanged]
-    contents = {token.content for token in [*known, *added]}
-    added += [token for content, token in special.items() if content not in contents]
+    added = [token for _, token in sorted(declared.items())]
+    known = {token.content for token in [*backend.get_added_tokens_decoder().values(), *added]}
+    added += [token for content, token in special.items() if content not in known]
     for token in added:
         token.special = token.special or any(token.content == role.content for role in roles.values())
     backend.add_tokens(added)
