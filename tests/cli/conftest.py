@@ -17,7 +17,7 @@ Karat = Callable[..., subprocess.CompletedProcess[str]]
 
 def environment(**changes: str) -> dict[str, str]:
     """This process's variables without what would change Karat or its output, plus `changes`."""
-    foreign = ("KARAT_", "HF_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
+    foreign = ("KARAT_", "HF_", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     source = str(Path(__file__).parents[2] / "src")
     return {**kept, "PYTHONPATH": source, "HF_HUB_OFFLINE": "1", **changes}

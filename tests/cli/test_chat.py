@@ -202,10 +202,13 @@ def test_ctrl_c_at_the_prompt_gives_a_hint_and_then_leaves(alphabet: Path) -> No
 def test_on_a_terminal_errors_do_not_end_it(alphabet: Path) -> None:
     with PseudoTerminal("chat", "-q", str(alphabet), "--max-model-len", "60") as terminal:
         terminal.wait_for("> ")
-        for entry, words in [("/frob", "no command /frob"), ("/set top_p 2", "top_p=2: expected"),
-                             ("x" * 60, "the context is full"), ("Hi", ALPHABET), ("Hi", "the context is full"),
-                             ("/clear", "forgotten"), ("Hi \\\nyou", ALPHABET), ("'''\na\nb\n'''", "context is full"),
-                             ("/exit", "")]:  # fmt: skip
+        for entry, words in [
+            ("/frob", "no command /frob"), ("/set top_p 2", "top_p=2: expected"), ("x" * 60, "the context is full"),
+            ("Hi", ALPHABET), ("Hi", "the context is full"), ("/clear", "forgotten"), ("Hi \\\nyou", ALPHABET),
+            ("/set max_tokens 50", "max_tokens = 50"), ("/retry", "max_tokens=50 after"),
+            ("/show", "messages answered: 1"), ("/set max_tokens default", "max_tokens = default"),
+            ("'''\na\nb\n'''", "context is full"), ("/exit", ""),
+        ]:  # fmt: skip
             terminal.type(entry + "\n")
             if words:
                 terminal.wait_for(words)

@@ -1,7 +1,9 @@
 """Every way a command ends: its exit code, and one readable line on stderr."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,7 +74,6 @@ def test_anything_else_is_a_bug_and_says_so(monkeypatch: pytest.MonkeyPatch, kar
 def test_other_ends(
     error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, karat_here: Karat
 ) -> None:
-    monkeypatch.setattr("karat.cli._discard_the_rest", lambda: None)
     failing(monkeypatch, error)
     done = karat_here("help", "exit-codes")
     assert done.returncode == code
@@ -132,3 +133,39 @@ def test_output_that_cannot_be_written(karat: Karat) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("karat: error: the output cannot be written (No space left on device)")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("redirection", "has_output"), [("<&-", True), (">&-", False), ("2>&-", True), ("<&- >&- 2>&-", False)]
+)
+def test_streams_that_the_caller_closed(redirection: str, has_output: bool) -> None:
+    line = f'exec "$0" -m karat help exit-codes {redirection}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, env=environment(), timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == has_output
+
+
+@pytest.mark.parametrize("args", [["help", "exit-codes"], ["run", "--help"], ["--version"]])
+def test_a_reader_that_goes_away_at_once(args: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *args], stdout=writer, stderr=subprocess.PIPE, env=environment(), text=True, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_is_utf8_whatever_the_locale(karat: Karat) -> None:
+    done = karat("help", "exit-codes", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0 and "karat run … | head" in done.stdout
+
+
+def test_a_reader_of_the_errors_that_goes_away() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*COMMAND, "frob"], stdout=subprocess.DEVNULL, stderr=writer, env=environment(), timeout=60)
+    os.close(writer)
+    assert done.returncode == 141

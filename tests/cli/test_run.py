@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from karat.cli import generation
 from karat.config import embedded_model_path
 from karat.ops import native
 from karat.request import SamplingParams
@@ -143,7 +142,6 @@ def test_missing_kernels_are_mentioned_once(
     reason: str | None, alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "unavailable_reason", lambda: reason)
-    monkeypatch.setattr(generation, "load", generation.load)
     quiet = karat_here("run", "-q", str(alphabet), "x", "--executor", "reference")
     asked = karat_here("run", str(alphabet), "x", "--executor", "reference")
     assert "kernels" not in quiet.stderr + asked.stderr

@@ -1,5 +1,6 @@
 """The command line. Modules here import what is heavy inside the command that needs it: `karat --help` stays quick."""
 
+import io
 import os
 import signal
 import sys
@@ -8,21 +9,22 @@ from types import FrameType
 
 from karat.cli.exits import BROKEN_PIPE, INTERRUPTED, OK, Terminated, report
 from karat.cli.options import Invocation
+from karat.cli.terminal import emit
 from karat.config import Settings
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command (`sys.argv` unless `args` are given) and returns its exit code; see `karat help exit-codes`.
 
-    Takes SIGTERM over for the rest of the process.
+    Takes SIGTERM over for the rest of the process, and makes stdout and stderr UTF-8.
     """
+    _prepare_streams()
     invocation = Invocation(debug=Settings.from_env().debug)
     try:
         signal.signal(signal.SIGTERM, _terminate)
         try:
             _run(sys.argv[1:] if args is None else args, invocation)
-            if sys.stdout is not None:  # None where the caller closed it
-                sys.stdout.flush()
+            emit("")  # or say that what is buffered cannot be written
             code = OK
         except BaseException as error:  # noqa: BLE001 - the outermost frame: everything ends in a line and a code
             code = report(error, debug=invocation.debug)
@@ -30,8 +32,7 @@ def main(args: Sequence[str] | None = None) -> int:
         code = BROKEN_PIPE
     except KeyboardInterrupt:  # a second one, while the first was reported
         code = INTERRUPTED
-    if code == BROKEN_PIPE:
-        _discard_the_rest()
+    _flush_or_discard()
     return code
 
 
@@ -43,13 +44,25 @@ def _run(args: Sequence[str], invocation: Invocation) -> None:
         context.command.invoke(context)
 
 
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller, who wants none of it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - to the end of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
+
+
 def _terminate(signum: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-def _discard_the_rest() -> None:
-    """Lets what is still buffered vanish, so that Python does not complain at exit that it cannot be written."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in (1, 2):
-        os.dup2(null, descriptor)
-    os.close(null)
+def _flush_or_discard() -> None:
+    """Lets vanish what cannot be written: Python would complain of it at exit, with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)

@@ -9,6 +9,7 @@ import typer
 from karat import __version__
 from karat.cli import chat, env, inspect, pull, run, topics
 from karat.cli.options import Debug, unfolded
+from karat.cli.terminal import emit
 
 _EXAMPLES = """
 Examples
@@ -40,18 +41,24 @@ def command() -> typer.core.TyperGroup:
     return group
 
 
+def _show_version(value: bool) -> None:
+    if value:
+        emit(f"karat {__version__}\n")
+        raise typer.Exit
+
+
 def _karat(
     ctx: typer.Context,
-    show_version: Annotated[bool, typer.Option("--version", help="Show the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Run language models whose answers can be trusted.
 
     MODEL is a folder, or org/name of the Hugging Face hub; left out, it is the small storyteller that comes with Karat.
     """
-    if show_version:
-        print(f"karat {__version__}")
-    elif ctx.invoked_subcommand is None:
+    if ctx.invoked_subcommand is None:
         ctx.command.make_context("karat", ["--help"])
 
 

@@ -52,7 +52,7 @@ def chat(
     settings = sampling.given()
     SamplingParams(**settings)  # what is wrong is said before a model is loaded
     name = model if model is not None else model_option
-    llm = load(name, loading)
+    llm = load(name, loading, quiet=quiet)
     interactive = is_interactive()
     session = Session(llm, Conversation(system, settings), quiet=quiet, interactive=interactive)
     if not quiet:

@@ -46,12 +46,14 @@ def report(error: BaseException, *, debug: bool) -> int:
     match error:
         case typer.Exit():
             return error.exit_code
-        case SystemExit():
-            raise error  # nothing of ours: a library ends the process its own way
         case BrokenPipeError():
             return BROKEN_PIPE
+        case SystemExit():  # not ours
+            if isinstance(error.__context__, BrokenPipeError):  # rich's way to end, in the middle of --help
+                return BROKEN_PIPE
+            raise error
     if debug:
-        tell("".join(traceback.format_exception(error)).rstrip())
+        tell(printable("".join(traceback.format_exception(error)).rstrip()))
     match error:
         case KeyboardInterrupt():
             return INTERRUPTED

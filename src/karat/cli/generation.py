@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 
-def load(model: str | None, options: LoadOptions, reading: str | None = None) -> "LLM":
+def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str | None = None) -> "LLM":
     """The model (None: the embedded one); an error also says `reading`, how the command line was understood."""
+    from karat.checkpoint import resolve
     from karat.engine.llm import LLM
 
     try:
-        return LLM(model, **options.given())
+        folder = None if model is None else resolve(model, progress=not quiet)
+        return LLM(folder, **options.given())
     except KaratError as error:
         if reading is not None:
             error.add_note(reading)

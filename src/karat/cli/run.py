@@ -76,7 +76,7 @@ def run(
     words = [word for word in (first, second) if word is not None]
     source = resolve([*words, *ctx.args], model, prompt)
     before = perf_counter()
-    llm = load(source.model, loading, source.reading)
+    llm = load(source.model, loading, quiet=quiet, reading=source.reading)
     load_s = perf_counter() - before
     task = Task(llm, _conversation(source.prompt, system) if chat else source.prompt, given)
     meter = Meter(len(task.prompt_ids))
