@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more about the machine than about Karat; pytest's own timeout ends what hangs.
+settings.register_profile("karat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("karat")
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ def test_the_emulated_fma_is_exact(triples: list[tuple[float, float, float]]) ->
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("any_bits", [False, True])
 def test_every_build_has_the_bits_of_the_contract(isa: str, any_bits: bool) -> None:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(problems(any_bits=any_bits))
     def check(problem: tuple[F32, F32, float]) -> None:
         np.testing.assert_array_equal(bits(run(isa, problem)), bits(contract(*problem)))
@@ -130,7 +130,6 @@ def test_every_build_has_the_bits_of_the_contract(isa: str, any_bits: bool) -> N
     check()
 
 
-@settings(deadline=None)
 @given(problems(any_bits=False))
 def test_within_the_roundings_of_float64(problem: tuple[F32, F32, float]) -> None:
     x, weight, eps = problem
