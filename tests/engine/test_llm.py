@@ -475,3 +475,15 @@ def test_a_really_trained_model(data_dir: Path) -> None:
     assert output.outputs[0].text.startswith(
         ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball."
     )
+
+
+def test_a_default_limit_gives_way_to_the_context(tmp_path: Path) -> None:
+    """What nobody asked for is no reason to refuse; what somebody asked for is."""
+    folder = write_model(tmp_path, generation_config={"max_new_tokens": 100, "min_new_tokens": 20})
+    llm = LLM(folder, max_model_len=32)
+    for prompt_len, rest in ((4, 28), (20, 12)):
+        (output,) = llm.generate([65] * prompt_len)
+        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (rest, "length")
+    assert llm.default_params.max_tokens == 100
+    with pytest.raises(CapacityError, match="max_tokens=100"):
+        llm.generate([65] * 20, llm.default_params)

@@ -93,18 +93,13 @@ class Session:
 
     def _task(self, question: str) -> Task:
         """The question after all before it, with room for an answer; CapacityError if there is none."""
-        given = dict(self._conversation.settings)
-        task = Task(self._llm, self._conversation.messages(question), given)
+        task = Task(self._llm, self._conversation.messages(question), self._conversation.settings)
         longest = self._llm.max_model_len
-        room = longest - len(task.prompt_ids)
-        if room < 1:
+        if len(task.prompt_ids) >= longest:
             raise CapacityError(
                 f"the context is full: with this message the conversation has {len(task.prompt_ids)} tokens, and there "
                 f"is room for {longest}; the message was not sent: /save keeps a copy, /clear starts over"
             )
-        if "max_tokens" not in given and (task.params.max_tokens or 0) > room:
-            # The model's own default, which nobody asked for, is no reason to refuse. The end of the answer will tell.
-            task = Task(self._llm, self._conversation.messages(question), {**given, "max_tokens": room})
         return task
 
     def _explain_end(self, reason: str | None, meter: Meter, *, kept: bool) -> None:

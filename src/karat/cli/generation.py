@@ -46,17 +46,18 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
 class Task:
     """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is made.
 
+    Where max_tokens is the model's own default, which nobody asked for, the context is the limit if it leaves less.
     Raises RequestError, CapacityError and TemplateError for what cannot be served.
     """
 
     def __init__(self, llm: "LLM", prompt: str | list[Message], given: dict[str, Any]) -> None:
         self.llm = llm
         self.prompt = prompt
-        self.params = replace(llm.default_params, **given)
         if isinstance(prompt, str):
             self.prompt_ids = llm.tokenizer.encode(prompt)
         else:
             self.prompt_ids = llm.tokenizer.encode_chat(prompt)
+        self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
 
     def stream(self) -> Iterator[StreamChunk]:
         """The answer as it is generated."""

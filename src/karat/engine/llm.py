@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -207,14 +208,22 @@ class LLM:
         """The tokens that end an answer in a conversation: end_token_ids and what closes a turn in the template."""
         return self.end_token_ids | turn_end_ids(self.tokenizer)
 
+    def default_params_after(self, prompt_len: int) -> SamplingParams:
+        """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
+        params, rest = self.default_params, self.max_model_len - prompt_len
+        if params.max_tokens is None or params.max_tokens <= rest:
+            return params
+        return replace(params, max_tokens=None, min_tokens=min(params.min_tokens, max(rest, 0)))
+
     def _params_for(
         self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
+    ) -> Sequence[SamplingParams | None]:
+        """Parameters for each prompt; None: the defaults, which are shown the first time."""
         if params is None:
             if self._notice_is_due:
                 _log.warning("%s", self.defaults_notice)
                 self._notice_is_due = False
-            params = self.default_params
+            return [None] * num_prompts
         listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
         for item in listed:
             if not isinstance(item, SamplingParams):
@@ -223,23 +232,28 @@ class LLM:
             raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
         return listed
 
-    def _text_request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
         if isinstance(prompt, str):
             return self._request(self.tokenizer.encode(prompt), params, prompt, self.end_token_ids)
         return self._request(prompt, params, None, self.end_token_ids)
 
-    def _chat_request(self, messages: Sequence[Message], params: SamplingParams, options: Mapping[str, Any]) -> Request:
+    def _chat_request(
+        self, messages: Sequence[Message], params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> Request:
         text = self.tokenizer.render_chat(messages, **options)
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return self._request(token_ids, params, text, self.chat_end_token_ids)
 
     def _request(
-        self, token_ids: Sequence[int], params: SamplingParams, prompt: str | None, end_token_ids: frozenset[int]
+        self, token_ids: Sequence[int], params: SamplingParams | None, prompt: str | None, end_token_ids: frozenset[int]
     ) -> Request:
+        ids = _plain_ids(token_ids)
+        if params is None:
+            params = self.default_params_after(len(ids))
         number = self._num_requests
         self._num_requests += 1
         seed = derived_seed(self._seed, number) if params.seed is None else params.seed
-        request = Request(str(number), _plain_ids(token_ids), params, seed, prompt, end_token_ids)
+        request = Request(str(number), ids, params, seed, prompt, end_token_ids)
         self.engine.check_request(request)
         return request
 
