@@ -49,7 +49,8 @@ def num_cache_blocks(
         raise CapacityError(
             f"a context of max_model_len={max_model_len} tokens takes {_size(blocks_per_seq * block_bytes)} of "
             f"{kv_dtype} KV cache, which may have {_size(num_blocks * block_bytes)} ({limit}): that is "
-            f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache more (kv_cache_bytes)"
+            f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache "
+            "more (kv_cache_bytes)"
         )
     return num_blocks
 
