@@ -25,7 +25,7 @@ from training.reserved import bands_of
 from training.words import article, contains
 
 WINDOW = 256
-BATCH = 50
+BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Inclusion:
 class Sampling:
     """How stories are drawn; temperature 0 is greedy."""
 
-    temperature: float = 0.7
+    temperature: float = 0.6
     top_p: float = 0.95
     max_new_tokens: int = 400
 

@@ -135,12 +135,23 @@ class RequestMaker:
             chosen.append(pick)
         return chosen
 
+    def draw(self, animate: bool, rng: random.Random) -> str:
+        """A random unreserved noun, rarer ones more often than the text has them."""
+        return rng.choices(self.pools[animate], self.weights[animate])[0]
+
+    def coin(self, rng: random.Random) -> str:
+        """A made-up word (head of one noun, tail of another), so that copying cannot lean on known spellings."""
+        while True:
+            word = self.draw(True, rng)[: rng.randint(2, 4)] + self.draw(False, rng)[-rng.randint(2, 5) :]
+            if not word.endswith("s") and not is_reserved(word) and not is_reserved(plural(word)):
+                return word
+
     def substitute(self, story: str, word: str, rng: random.Random) -> tuple[str, str] | None:
         """(story, new word) with `word` replaced everywhere by a random unreserved noun; None if that noun is already
         there.
         """
         kind = (word in self.lexicon.animate) != (rng.random() < 0.2)
-        new = rng.choices(self.pools[kind], self.weights[kind])[0]
+        new = self.coin(rng) if rng.random() < 0.12 else self.draw(kind, rng)
         if re.search(rf"\b{new}", story, re.IGNORECASE):
             return None
         for old_form, new_form in ((word, new), (plural(word), plural(new))):
@@ -186,9 +197,8 @@ class RequestMaker:
             text = rng.choice(sentences)
         else:
             kinds = rng.choices((True, False), k=rng.randint(2, 8))
-            text = rng.choice((", ", " ", " and ", " or a ")).join(
-                rng.choices(self.pools[k], self.weights[k])[0] for k in kinds
-            )
+            words = [self.coin(rng) if rng.random() < 0.4 else self.draw(kind, rng) for kind in kinds]
+            text = rng.choice((", ", " ", " and ", " or a ")).join(words)
         return [Turn("user", rng.choice(ECHO).replace("{}", text)), Turn("assistant", text)]
 
     def names(self, story: str, rng: random.Random) -> list[tuple[str, bool]]:

@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from training.batches import Corpus, SampleMaker, mixture_at, stream
+from training.batches import LEARN, SETTLE, Corpus, SampleMaker, stream
 from training.evaluate import Sampling, held_out_loss, inclusion
 from training.model import ModelConfig, StoryModel
 from training.package import write_folder
@@ -121,7 +121,7 @@ def train(arguments: argparse.Namespace) -> None:
     loss_fn: Callable[[Tensor, Tensor, Tensor], Tensor] = (
         torch.compile(model.loss, dynamic=True) if arguments.compile else model.loss
     )
-    maker = SampleMaker(corpus, tokenizer, mixture_at(schedule.used(progress, start), arguments.decay_share))
+    maker = SampleMaker(corpus, tokenizer, LEARN)
     stable_saved = False
     last_report = last_save = clock = time.monotonic()
     smooth, speed = 0.0, 0.0
@@ -133,7 +133,7 @@ def train(arguments: argparse.Namespace) -> None:
             if progress.step > start.step or not arguments.resume_budget:
                 save_state(out / "stable.safetensors", model, average, optimizers, progress)
             stable_saved = True
-        maker.mixture = mixture_at(used, arguments.decay_share)
+        maker.mixture = LEARN if used < 1.0 - arguments.decay_share else SETTLE
         factor = schedule.factor(used, progress.step - start.step)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="training needs torch")
 
 from tokenizers import Tokenizer
 
-from training.batches import MAX_TOKENS, MULTIPLE, STORIES, Corpus, SampleMaker, asked_spans, collate
+from training.batches import MAX_TOKENS, MULTIPLE, SETTLE, Corpus, SampleMaker, asked_spans, collate
 from training.data import IM_END, IM_START, Document
 from training.requests import Turn, chatml
 from training.words import Lexicon
@@ -22,7 +22,7 @@ EMBEDDED = Path(__file__).resolve().parents[2] / "src" / "karat" / "embedded"
 def maker(documents: tuple[list[Document], list[Document]], lexicon: Lexicon) -> SampleMaker:
     stories = [d for d in documents[0] if d.source == "tinystories" and len(d.text) < 1500]
     corpus = Corpus(stories, stories[:9], stories[:9], stories[:9], documents[1], lexicon)
-    return SampleMaker(corpus, Tokenizer.from_file(str(EMBEDDED / "tokenizer.json")), STORIES)
+    return SampleMaker(corpus, Tokenizer.from_file(str(EMBEDDED / "tokenizer.json")), SETTLE)
 
 
 def test_training_format_is_the_rendered_template() -> None:
