@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from karat.errors import RequestError
 from karat.text import Tokenizer
+from karat.text.control_tokens import ControlTokens
 from karat.text.tokenizer_files import read_tokenizer_files
 from tests.text.conversations import assistant, system, user
 
@@ -56,6 +57,17 @@ def test_ids_are_those_of_transformers(pair: tuple[Tokenizer, Any, str], message
             messages, sanitize_control_tokens=sanitize, add_generation_prompt=True, return_dict=False
         )
         assert ours.encode_chat(messages, sanitize_control_tokens=sanitize) == expected
+
+
+def test_the_longest_token_is_marked() -> None:
+    control = ControlTokens(["<a>", "<a>b", "c"])
+    assert list(control.split(control.mark("x<a>bc"))) == [
+        ("x", False),
+        ("<a>b", True),
+        ("", False),
+        ("c", True),
+        ("", False),
+    ]
 
 
 def test_a_user_cannot_end_the_turn(pair: tuple[Tokenizer, Any, str]) -> None:

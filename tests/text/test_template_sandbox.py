@@ -75,7 +75,7 @@ BOMBS = {
     "join of one text": BIG + "{{ ([x] * 99999) | join }}",
     "join of Markup": BIG + "{{ (x | safe).join(['a'] * 99999) }}",
     "split": "{{ ('ab ' * 10 ** 6).split(' ') | length }}",
-    "list of a text": "{{ ('字' * 2 * 10 ** 6) | list | length }}",
+    "list of a text": "{{ ('字' * 10 ** 6) | list | length }}",
     "kept texts": BIG
     + "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + [x ~ i] %}{% endfor %}",
     "kept slices": BIG
@@ -84,12 +84,12 @@ BOMBS = {
     + "a" * 99999
     + "{{ i }}{% endset %}"
     "{% set n.l = n.l + [y] %}{% endfor %}",
-    "sum of lists": "{{ ([range(50) | list] * 9999) | sum(start=[]) | length }}",
+    "sum of lists": "{{ ([range(5) | list] * 3000) | sum(start=[]) | length }}",
     "nested, deep": DOUBLING.format(start="('a',)", body=" = (n.x,)").replace("100", "9999") + "{{ {n.x: 1} }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "recursive loop": "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "count in a list": "{{ ([range(2000) | list] * 99999).count(range(2000) | list) }}",
-    "slow filter": "{{ ('é ' * 3 * 10 ** 6) | urlencode | length }}",
+    "slow filter": "{{ ('é ' * 1500000) | urlencode | length }}",
     "bytes": "{{ 'a'.encode() * 10 ** 10 }}",
     "bytes of a number": "{{ (1).to_bytes(10 ** 10, 'big') }}",
     "translate": BIG + "{{ x.translate({97: x}) }}",
@@ -124,15 +124,25 @@ SLOW_BOMBS = {
 }
 
 
+REASONS = [
+    "it makes more or larger values",
+    "it puts out more than",
+    "it formats to a width",
+    "it computes an integer",
+    "it prints or compares a namespace",
+    "Range too big",
+    "RecursionError",
+    "is unsafe",
+]
+
+
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
-def test_bombs_are_refused_before_they_take_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "BASE_CPU_S", 0.5)
+def test_bombs_are_refused_before_they_take_memory(source: str) -> None:
     tracemalloc.start()
     try:
-        started = time.thread_time()
-        with pytest.raises(TemplateError, match=r"was stopped|Range too big|RecursionError|is unsafe"):
+        with pytest.raises(TemplateError) as caught:
             render(source)
-        assert time.thread_time() - started < 1.5
+        assert any(reason in str(caught.value) for reason in REASONS)  # and not that time was up
         assert tracemalloc.get_traced_memory()[1] < MAX_PEAK_BYTES
     finally:
         tracemalloc.stop()

@@ -22,7 +22,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from karat.text.template_budget import ITEM_BYTES, Budget, LimitError, shallow_size
+from karat.text.template_budget import ITEM_BYTES, VALUE_BYTES, Budget, LimitError, shallow_size
 
 MAX_INT_BITS = 100_000
 
@@ -217,8 +217,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _paid_result(self, value: Any, result: Any) -> Any:
-        """Pays for `result`, made from `value`: what comes out of a container was in it, what of a text is new."""
-        return self._paid(result) if isinstance(value, str) else self._paid_shallow(result)
+        """Pays for `result`, made from `value`: what comes out of a container was in it, parts of a text are new."""
+        if isinstance(value, str) and isinstance(result, list):
+            self.budget.pay(VALUE_BYTES * len(result))
+        return self._paid_shallow(result)
 
     def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         # The value comes first, or second after what Jinja passes: a context, an environment, or an evaluation context.
