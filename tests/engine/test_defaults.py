@@ -138,6 +138,7 @@ def test_end_tokens_outside_the_vocabulary_are_named(tokenizer: Tokenizer) -> No
         ("{% for m in messages %}{{ m.role }}: {{ m.content | trim }} <|other_end|>{% endfor %}", {OTHER_END}),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", set()),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", set()),
+        ("{% for m in messages %}{{ m.content }} END {% endfor %}", set()),  # no token of its own
         ("{% for m in messages %}<|im_start|>{{ m.role }}<|im_end|>{% endfor %}", set()),  # it hides what was said
         ("{{ raise_exception('no') }}", set()),
         ("{% broken", set()),

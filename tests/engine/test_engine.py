@@ -214,6 +214,15 @@ def test_the_first_of_several_stop_strings() -> None:
     assert text_of(say_words(0, 1, 2, 3, stop=("time", " a", "zzz"))) == ("Once upon", "stop", " a")
 
 
+def test_a_stop_string_completed_by_the_last_token_allowed_is_a_stop() -> None:
+    assert text_of(say_words(0, 1, 2, stop="upon", max_tokens=2)) == ("Once ", "stop", "upon")
+
+
+def test_a_character_that_the_prompt_began_is_completed() -> None:
+    engine, _ = make_engine(says([13, 0], 2, WORDS.vocab_size), WORDS)
+    assert text_of(run(engine, request("a", [0, 12], temperature=0, max_tokens=2))["a"])[0] == "☃Once"
+
+
 def test_text_held_back_comes_out_at_the_end() -> None:
     assert text_of(say_words(0, 5, stop="\nUser:")) == ("Once\nUser", "stop", WORDS_END)
     assert text_of(say_words(0, 5, 7, stop="\nUser:", max_tokens=2)) == ("Once\nUser", "length", None)
@@ -305,6 +314,12 @@ def test_prompt_logprobs_are_those_of_the_models_logits() -> None:
         row = model.logits_of(tuple(prompt[:i]))
         want = token_logprobs(row, prompt[i], 3, lambda token_id: BYTES.decode_continuation([token_id]))
         assert output.prompt_logprobs[i] == want
+
+
+def test_prompt_logits_are_made_once_for_all_choices() -> None:
+    engine, model = make_engine()
+    run(engine, request("a", bytes(10), prompt_logprobs=1, n=3, max_tokens=2))
+    assert sum(len(batch.logit_rows) for batch in model.batches) == 9 + 3 * 2
 
 
 def test_prompt_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,6 +491,12 @@ def test_within_the_context_but_larger_than_the_cache() -> None:
     with pytest.raises(CapacityError, match=r"grow to 63 tokens.*holds 32 \(8 blocks of 4\)"):
         engine.add_request(request("a", bytes(40)))
     assert run(engine, request("a", bytes(20), max_tokens=13, ignore_eos=True))["a"].finished
+
+
+def test_the_scheduler_knows_how_long_a_sequence_may_become() -> None:
+    engine, _ = make_engine()
+    engine.add_request(request("a", bytes(20), max_tokens=13))
+    assert engine.scheduler._waiting[0].max_len == 32, "the last token never enters the cache"
 
 
 def test_a_request_id_is_used_once_at_a_time() -> None:

@@ -29,7 +29,7 @@ from karat.errors import (
     TemplateError,
     UsageError,
 )
-from tests.engine.tiny import ENDOFTEXT, IM_END, VOCAB, write, write_model
+from tests.engine.tiny import ENDOFTEXT, IM_END, IM_START, VOCAB, write, write_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True, seed=7, top_p=0.95, logprobs=3)
@@ -281,6 +281,16 @@ def test_an_interrupted_batch_frees_its_blocks(llm: LLM, monkeypatch: pytest.Mon
     assert at_rest(llm)
 
 
+def test_interrupted_logits_free_their_blocks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(batch: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, "_run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.logits([1, 2, 3])
+    assert at_rest(llm)
+
+
 # Chat and end tokens
 
 
@@ -293,6 +303,15 @@ def test_chat_runs_the_rendered_prompt(llm: LLM) -> None:
     many = llm.chat([messages, messages[:1]], GREEDY)
     assert tokens(many) == tokens([output, output])
     assert "".join(chunk.text for chunk in llm.stream_chat(messages, GREEDY)) == output.outputs[0].text
+
+
+def test_text_gets_the_tokenizers_bos_and_a_rendered_chat_does_not(tmp_path: Path) -> None:
+    llm = LLM(write_model(tmp_path, add_bos=True))
+    assert llm.generate("a", GREEDY)[0].prompt_token_ids == (ENDOFTEXT, *llm.tokenizer.encode("a")[1:])
+    assert llm.generate("", GREEDY)[0].prompt_token_ids == (ENDOFTEXT,), "a bare BOS is a prompt"
+    assert llm.generate([97], GREEDY)[0].prompt_token_ids == (97,), "ids are taken as they are"
+    (output,) = llm.chat([{"role": "user", "content": "a"}], GREEDY)
+    assert output.prompt_token_ids[0] == IM_START and ENDOFTEXT not in output.prompt_token_ids
 
 
 def test_chat_options_reach_the_template(tmp_path: Path) -> None:

@@ -22,6 +22,15 @@ def choose(logits: Any, params: SamplingParams, token_ids: Any = (0, 1), **other
     return sampler.choose(np.array(logits, np.float32), params, token_ids=token_ids, **arguments)
 
 
+def filtered(scores: Any, params: SamplingParams) -> np.ndarray:
+    """Weights [vocab] of what is left, 0 for the rest."""
+    token_ids, weights = sampler.candidates(np.array(scores, np.float64), params)
+    assert (np.diff(token_ids) > 0).all()
+    full = np.zeros(len(scores))
+    full[token_ids] = weights
+    return full
+
+
 # A few distinct values, so that ties are common.
 LOGITS = st.lists(st.sampled_from([-4.0, -1.5, 0.0, 0.25, 0.5, 3.0, 9.0]), min_size=VOCAB, max_size=VOCAB)
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
@@ -60,7 +69,7 @@ def oracle_probabilities(scores: list[float], params: SamplingParams) -> dict[in
     if params.top_k:
         order = order[: params.top_k]
     weights = np.exp((np.array(scores) - scores[order[0]]) / params.temperature).tolist()
-    total = sum(weights[i] for i in order)
+    total = sum(weights[i] for i in sorted(order))
     kept, mass = [], 0.0
     for i in order:
         if params.top_p < 1 and kept and mass >= params.top_p * total:
@@ -86,7 +95,7 @@ def test_scores_and_candidates_are_those_of_the_oracle(
     if params.temperature == 0:
         assert choose(logits, params, token_ids, prompt_len=prompt_len) == next(iter(expected))
         return
-    weights = sampler.filtered(scores, params)
+    weights = filtered(scores, params)
     likely = {i: p for i, p in expected.items() if p > 1e-300}
     assert set(np.flatnonzero(weights)) == set(likely)
     assert weights.max() == 1
@@ -150,7 +159,7 @@ def test_filters_keep_the_smaller_ids_of_equals() -> None:
     scores = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 1.0])
 
     def kept(**params: float) -> list[int]:
-        return np.flatnonzero(sampler.filtered(scores, SamplingParams(**params))).tolist()
+        return np.flatnonzero(filtered(scores, SamplingParams(**params))).tolist()
 
     assert kept(top_k=3) == [0, 1, 3]
     assert kept(top_k=1) == [1]
@@ -163,8 +172,21 @@ def test_filters_keep_the_smaller_ids_of_equals() -> None:
 
 def test_top_p_of_exactly_the_share_needs_no_more() -> None:
     scores = np.log([0.5, 0.25, 0.25])
-    weights = sampler.filtered(scores, SamplingParams(top_p=0.5))
+    weights = filtered(scores, SamplingParams(top_p=0.5))
     assert np.flatnonzero(weights).tolist() == [0]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999, 1 - 1e-12])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0])
+def test_top_p_of_many_tokens(share: float, spread: float) -> None:
+    """More of them than are looked at first."""
+    scores = np.random.default_rng(0).standard_normal(9000).round(2) * spread
+    weights = filtered(scores, SamplingParams(top_p=share))
+    order = np.argsort(-scores, kind="stable")
+    masses = np.cumsum(np.exp(scores - scores.max())[order])
+    num_kept = 1 + int((masses < share * masses[-1]).sum())
+    assert abs(np.count_nonzero(weights) - num_kept) <= (spread == 0), "rounding of 9000 equal parts"
+    assert set(np.flatnonzero(weights)) == set(order[: np.count_nonzero(weights)])
 
 
 def test_extreme_temperatures() -> None:
@@ -258,8 +280,10 @@ def test_draw_at_the_ends_of_the_interval() -> None:
     assert sampler.draw(weights, 0.0) == 1, "never a token of no weight"
     assert sampler.draw(weights, 1 - 2**-53) == 1
     assert sampler.draw(np.array([1.0, 1.0, 0.0]), 0.5) == 1
-    rounding = np.array([0.1] * 10 + [0.0])
-    assert sampler.draw(rounding, 1 - 2**-53) == 9
+    for total in np.random.default_rng(0).uniform(1, 2, 2000):
+        assert sampler.draw(np.array([total, 0.0]), 1 - 2**-53) == 0
+    for total in (1.0, np.nextafter(1, 2), np.nextafter(2, 1)):
+        assert sampler.draw(np.array([total, 0.0]), 1 - 2**-53) == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -288,6 +312,6 @@ def test_as_transformers_filters(seed: int) -> None:
     for processor in processors:
         scores = processor(torch.tensor([token_ids]), scores)
     want = torch.softmax(scores, dim=-1)[0].numpy()
-    weights = sampler.filtered(sampler.adjusted(logits, params, token_ids=token_ids, prompt_len=30), params)
+    weights = filtered(sampler.adjusted(logits, params, token_ids=token_ids, prompt_len=30), params)
     assert (np.flatnonzero(weights) == np.flatnonzero(want)).all()
     assert weights / weights.sum() == pytest.approx(want, rel=1e-9)

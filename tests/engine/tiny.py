@@ -30,9 +30,12 @@ CONFIG: dict[str, Any] = {
 
 def write_model(
     folder: Path, *, generation_config: dict[str, Any] | None = None, chat_template: str | None = CHATML,
-    eos_token: str | None = None, seed: int = 0, **config: Any,
+    eos_token: str | None = None, add_bos: bool = False, seed: int = 0, **config: Any,
 ) -> Path:  # fmt: skip
-    """`config` replaces values of CONFIG. Weights are large enough that logits have a deviation above 1."""
+    """`config` replaces values of CONFIG. Weights are large enough that logits have a deviation above 1.
+
+    With add_bos the tokenizer starts every text with <|endoftext|>.
+    """
     raw = CONFIG | config
     rng = np.random.default_rng(seed)
     weights = {}
@@ -53,6 +56,10 @@ def write_model(
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(list(SPECIAL))
+    if add_bos:
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", ENDOFTEXT)]
+        )
     backend.save(str(folder / "tokenizer.json"))
     return folder
 

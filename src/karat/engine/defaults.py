@@ -97,8 +97,8 @@ def read_defaults(raw: Mapping[str, object] | None, config: ModelConfig, tokeniz
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     end_ids = {*(_read_ids(stated.get("eos_token_id")) or config.eos_token_ids), *own}
     ignored += [f"eos_token_id={i} (outside the vocabulary)" for i in sorted(end_ids) if i >= config.vocab_size]
-    notice = f"sampling as {_WHERE} says: " if raw is not None else f"sampling without a {_WHERE}: "
-    notice += ", ".join(applied)
+    notice = f"sampling without a {_WHERE}: " if raw is None else f"sampling as {_WHERE} says: "
+    notice += ", ".join(applied) or "nothing that differs from the usual"
     if ignored:
         notice += f"; not applied: {', '.join(ignored)}"
     return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
@@ -121,7 +121,7 @@ def _read_params(values: dict[str, object], do_sample: bool) -> tuple[SamplingPa
     """The parameters, and each that was set, as the notice shows it."""
     remarks = {}
     if not do_sample:
-        values["temperature"], remarks["temperature"] = 0.0, "no do_sample"
+        values["temperature"], remarks["temperature"] = 0.0, "greedy, as do_sample is not true"
     elif "top_k" not in values:
         values["top_k"], remarks["top_k"] = _TOP_K, "transformers' default"
     try:

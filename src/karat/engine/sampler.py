@@ -16,6 +16,7 @@ from karat.errors import NumericsError
 from karat.request import SamplingParams
 
 Float64 = NDArray[np.float64]
+Ids = NDArray[np.intp]
 
 
 def require_finite(logits: NDArray[np.floating], position: int) -> None:
@@ -43,8 +44,8 @@ def choose(
         raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:
         return int(np.argmax(scores))  # the first of equals
-    weights = filtered(scores, params)
-    return draw(weights, uniform(seed, choice, len(token_ids)))
+    token_ids_left, weights = candidates(scores, params)
+    return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
 
 
 def adjusted(
@@ -67,34 +68,48 @@ def adjusted(
     return scores
 
 
-def filtered(scores: Float64, params: SamplingParams) -> Float64:
-    """Weights [vocab] proportional to the probabilities left by temperature, top-k, top-p and min-p; the rest is 0.
+def candidates(scores: Float64, params: SamplingParams) -> tuple[Ids, Float64]:
+    """Token ids [kept], ascending, and their weights, proportional to their probabilities; the largest is 1.
 
-    The largest is 1. Of equal scores the smaller token ids are kept first. Top-p keeps the most probable tokens up to
-    and including the one with which their share of what top-k left reaches top_p.
+    Kept is what top-k, top-p and min-p leave at this temperature. Of equal scores the smaller token ids are kept
+    first. Top-p keeps the most probable tokens up to and including the one with which their share of what top-k left
+    reaches top_p.
     """
+    token_ids = largest(scores, params.top_k) if 0 < params.top_k < len(scores) else np.arange(len(scores))
+    scores = scores[token_ids]
     with np.errstate(over="ignore"):  # a tiny temperature: everything but the largest becomes 0, which is meant
         weights: Float64 = np.exp((scores - scores.max()) / params.temperature)
-    if 0 < params.top_k < len(weights):
-        cut = np.partition(scores, -params.top_k)[-params.top_k]
-        ties = np.flatnonzero(scores == cut)
-        num_above = int(np.count_nonzero(scores > cut))
-        weights[scores < cut] = 0
-        weights[ties[params.top_k - num_above :]] = 0
     if params.top_p < 1:
-        kept = np.flatnonzero(weights)
-        order = kept[np.argsort(-scores[kept], kind="stable")]
-        shares = np.cumsum(weights[order])
-        weights[order[1:][shares[:-1] >= params.top_p * shares[-1]]] = 0
-    weights[weights < params.min_p] = 0
-    return weights
+        kept = nucleus(scores, weights, params.top_p)
+        token_ids, weights = token_ids[kept], weights[kept]
+    probable = weights >= params.min_p
+    return token_ids[probable], weights[probable]
+
+
+def largest(scores: Float64, num: int) -> Ids:
+    """Indices of the `num` largest, ascending; of equals the first ones."""
+    cut = np.partition(scores, -num)[-num]
+    above = np.flatnonzero(scores > cut)
+    return np.sort(np.concatenate((above, np.flatnonzero(scores == cut)[: num - len(above)])))
+
+
+def nucleus(scores: Float64, weights: Float64, share: float) -> Ids:
+    """Indices, ascending, of the fewest largest scores whose weights add up to this share of all weights."""
+    wanted, num = share * np.cumsum(weights)[-1], 256
+    while True:  # a few hundred are nearly always enough, and much quicker to sort than all
+        top = largest(scores, min(num, len(scores)))
+        top = top[np.argsort(-scores[top], kind="stable")]
+        masses = np.cumsum(weights[top])
+        if masses[-1] >= wanted or num >= len(scores):
+            return np.sort(top[: 1 + int(np.searchsorted(masses, wanted))])
+        num *= 16
 
 
 def draw(weights: Float64, u: float) -> int:
-    """The token in whose interval u of [0, 1) falls when weights, in order of token ids, share [0, 1) out."""
+    """The index in whose interval u of [0, 1) falls when the weights, in order, share [0, 1) out."""
     ends = np.cumsum(weights)
-    token_id = int(np.searchsorted(ends, u * ends[-1], side="right"))
-    return min(token_id, int(np.flatnonzero(weights)[-1]))  # u * total may round up to the total
+    # u is at most 1 - 2^-53, by which no product rounds up to the total: there is always an end beyond it.
+    return int(np.searchsorted(ends, u * ends[-1], side="right"))
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
