@@ -51,6 +51,8 @@ private:
 NB_MODULE(_native, m) {
     m.doc() = "Karat's C++ kernels. Use them through karat.ops.native.";
     m.attr("compiler") = KARAT_COMPILER;
+    // A model that a program keeps until its end is no leak to report on its terminal.
+    nb::set_leak_warnings(false);
     m.def("supported_isas", &karat::supported_isas,
           "Names of the kernel builds that this CPU can run, from the slowest to the fastest.");
     // Arrays are never converted: a copy of the wrong type or layout would hide a mistake, and `out` would be lost.

@@ -1,7 +1,8 @@
 """The test that garbage cannot pass: the shipped model tells stories with words drawn at run time.
 
 The words were never requested in training (training/reserved.py keeps them out), so a story that has one shows that
-the request went through tokenizer, template, every layer, cache and sampler unharmed. KARAT_SEED draws other words.
+the request went through tokenizer, template, every layer, cache and sampler unharmed. KARAT_SEED draws the same
+words again.
 """
 
 import json
@@ -9,6 +10,7 @@ import math
 import os
 import random
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,9 @@ from karat import LLM, SamplingParams
 from karat.config import embedded_model_path
 from training.words import article, contains
 
-SEED = int(os.environ.get("KARAT_SEED", "20261121"))
+SEED = int(os.environ.get("KARAT_SEED", time.time_ns() // 10**9))  # words are drawn anew in each run
 NUM_WORDS = 100
+CARD_WORDS = 300  # that the share on the card was measured with
 WINDOW = 256  # of the card's definition of held-out loss
 
 RESERVED = Path(__file__).parents[1] / "data" / "reserved_words.json"
@@ -31,7 +34,11 @@ def llm() -> LLM:
 
 
 def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    """At least 80 of 100 stories have their word and end by themselves, drawn by the model's own sampling defaults."""
+    """As many stories have their word and end by themselves as the card says, drawn by the model's own defaults.
+
+    Both shares are of words drawn at random, so they may differ by three standard deviations of such a difference. An
+    engine that loses the request, or garbles it, gets next to none of the words.
+    """
     bands: dict[str, list[str]] = json.loads(RESERVED.read_text())
     assert set(bands) == {"common", "medium", "rare"}
     rng = random.Random(SEED)
@@ -44,21 +51,27 @@ def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFix
     hits = dict.fromkeys(bands, 0)
     for (band, word), output in zip(asked, outputs, strict=True):
         hits[band] += contains(output.text, word) and output.finish_reason == "stop"
+    share = on_card(r"^\| all \| \| ([\d.]+)% \|$") / 100
+    least = NUM_WORDS * (share - 3 * math.sqrt(share * (1 - share) * (1 / NUM_WORDS + 1 / CARD_WORDS)))
     with capsys.disabled():
         print(f"\n  words in stories (seed {SEED}): {sum(hits.values())} of {NUM_WORDS}, by band {hits}")
-    assert sum(hits.values()) >= 80
+    assert sum(hits.values()) >= least > 0.5 * NUM_WORDS
     assert sum(output.finish_reason == "stop" for output in outputs) >= 95
     assert min(len(output.text) for output in outputs) > 100
     assert len({output.text for output in outputs}) == NUM_WORDS
+
+
+def on_card(pattern: str) -> float:
+    """A figure of the model card."""
+    found = re.search(pattern, (embedded_model_path() / "README.md").read_text(), re.MULTILINE)
+    assert found, f"the card has no line like {pattern}"
+    return float(found.group(1))
 
 
 def test_held_out_perplexity_is_the_cards(llm: LLM, data_dir: Path) -> None:
     """Within 1 % of the figure on the model card, by the card's definition, computed by Karat."""
     from training.data import END_OF_TEXT, load_documents, split
 
-    card = (embedded_model_path() / "README.md").read_text()
-    stated = re.search(r"^\| all 200 \|.*\| ([\d.]+) \|$", card, re.MULTILINE)
-    assert stated, "the card states no held-out perplexity"
     _, held_out = split(load_documents(data_dir / "corpus"))
     total, count = 0.0, 0
     for document in held_out:
@@ -71,7 +84,7 @@ def test_held_out_perplexity_is_the_cards(llm: LLM, data_dir: Path) -> None:
                 norm = top + np.log(np.exp(logits - top[:, None]).sum(axis=-1))
                 total += float((norm - logits[np.arange(len(logits)), piece[1:]]).sum())
                 count += len(logits)
-    assert math.exp(total / count) == pytest.approx(float(stated.group(1)), rel=0.01)
+    assert math.exp(total / count) == pytest.approx(on_card(r"^\| all 200 \|.*\| ([\d.]+) \|$"), rel=0.01)
 
 
 def test_greedy_story_is_a_story(llm: LLM) -> None:
