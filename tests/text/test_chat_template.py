@@ -1,5 +1,6 @@
 """Chat templates render as transformers renders them, byte for byte, or fail where it fails."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -62,8 +63,15 @@ def outcomes(
     return expected, got
 
 
-def test_released_templates(theirs: Any, data_dir: Path) -> None:
+def read_templates(data_dir: Path) -> dict[str, str]:
     sources = {path.name: path.read_text(encoding="utf-8") for path in sorted((data_dir / "templates").iterdir())}
+    for path in data_dir.glob("tokenizers/*/tokenizer_config.json"):
+        sources[path.parent.name] = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+    return sources
+
+
+def test_released_templates(theirs: Any, data_dir: Path) -> None:
+    sources = read_templates(data_dir)
     num_rendered: Counter[str] = Counter()
     for name, source in sources.items():
         ours = compiled(source)
@@ -79,8 +87,7 @@ def test_released_templates(theirs: Any, data_dir: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compiled_templates(data_dir: Path) -> dict[str, ChatTemplate | None]:
-    sources = [path.read_text(encoding="utf-8") for path in sorted((data_dir / "templates").iterdir())]
-    return {source: compiled(source) for source in sources}
+    return {source: compiled(source) for source in read_templates(data_dir).values()}
 
 
 CONTENTS = (
@@ -100,7 +107,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     messages=st.lists(MESSAGES, min_size=1, max_size=5),
     tools=st.sampled_from([None, WITH_TOOLS]),
@@ -179,6 +186,14 @@ def test_a_template_sees_plain_values_only() -> None:
         template.render([{"role": "user", "content": Path("x")}])
     with pytest.raises(TemplateError, match="holds a bytes"):
         template.render(HELLO, extra=b"x")
+
+
+def test_a_conversation_nested_too_deeply_is_refused() -> None:
+    nested: Any = "a"
+    for _ in range(10_000):
+        nested = [nested]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        ChatTemplate("").render([{"role": "user", "content": nested}])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.errors import RequestError
+from karat.errors import RequestError, TemplateError
 from karat.text import Tokenizer
 from karat.text.control_tokens import ControlTokens
 from karat.text.tokenizer_files import read_tokenizer_files
@@ -122,3 +122,11 @@ def test_the_marks_themselves_are_refused(pair: tuple[Tokenizer, Any, str], mark
     with pytest.raises(RequestError, match="uses to mark control tokens"):
         pair[0].encode_chat([system(f"a{mark}b")], sanitize_control_tokens=True)
     assert pair[0].encode_chat([system(f"a{mark}b")])
+
+
+def test_a_conversation_nested_too_deeply_is_refused(pair: tuple[Tokenizer, Any, str]) -> None:
+    nested: Any = "a"
+    for _ in range(10_000):
+        nested = [nested]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        pair[0].encode_chat([user(nested)], sanitize_control_tokens=True)

@@ -13,6 +13,7 @@ from karat.text.template_budget import Budget, LimitError, shallow_size
 from karat.text.template_sandbox import Refusal, SandboxEnvironment
 
 MAX_SOURCE_CHARS = 128 * 1024  # the largest template met in a released model has 17 thousand
+MAX_PATTERN_CHARS = 1000
 # What a render may put out: a base, and so many characters for each byte of the conversation.
 BASE_OUTPUT_CHARS, OUTPUT_CHARS_PER_BYTE = 1024**2, 16
 
@@ -70,15 +71,18 @@ class ChatTemplate:
             for index, item in enumerate(items):
                 if not isinstance(item, Mapping):
                     raise TemplateError(f"{kind} {index} is a {type(item).__name__}; expected a mapping")
-        variables: dict[str, Any] = {
-            **self.special_tokens,
-            **_plain(extra),
-            "messages": [_message(_plain(message)) for message in messages],
-            "tools": _plain(tools),
-            "documents": _plain(documents),
-            "add_generation_prompt": add_generation_prompt,
-        }
-        num_bytes = _num_bytes(variables)
+        try:
+            variables: dict[str, Any] = {
+                **self.special_tokens,
+                **_plain(extra),
+                "messages": [_message(_plain(message)) for message in messages],
+                "tools": _plain(tools),
+                "documents": _plain(documents),
+                "add_generation_prompt": add_generation_prompt,
+            }
+            num_bytes = _num_bytes(variables)
+        except RecursionError as error:
+            raise TemplateError("the conversation is nested too deeply; expected a few levels; flatten it") from error
         environment = _environment(Budget(num_bytes), now if callable(now) else lambda: now)
         template = jinja2.Template.from_code(environment, self._code, environment.make_globals(None))
         max_chars = BASE_OUTPUT_CHARS + OUTPUT_CHARS_PER_BYTE * num_bytes
@@ -95,7 +99,12 @@ class ChatTemplate:
 
 
 def _environment(budget: Budget, clock: Callable[[], datetime]) -> SandboxEnvironment:
-    return SandboxEnvironment(budget, {"tojson": _tojson}, {"strftime_now": lambda pattern: clock().strftime(pattern)})
+    def strftime_now(pattern: str) -> str:
+        if len(pattern) > MAX_PATTERN_CHARS:
+            raise LimitError(f"it asks for the time in more than {MAX_PATTERN_CHARS} characters")
+        return clock().strftime(pattern)
+
+    return SandboxEnvironment(budget, {"tojson": _tojson}, {"strftime_now": strftime_now})
 
 
 def _tojson(

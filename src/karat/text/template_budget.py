@@ -15,11 +15,8 @@ BASE_BYTES, BYTES_PER_BYTE = 64 * 1024**2, 256
 BASE_CPU_S, CPU_S_PER_BYTE = 2.0, 1e-6  # of the rendering thread: a busy machine does not fail a template
 VALUE_BYTES, ITEM_BYTES = 64, 8  # an object, and a reference to one in a container
 
-# The width of a conversion: five digits, `*`, or a nested replacement field.
-_WIDE_CONVERSION = {
-    "%": re.compile(r"%(\([^)]*\))?[^%a-zA-Z]*?(\*|\d{5})"),
-    "{": re.compile(r"\{[^{}]*:[^{}]*(\{|\d{5})"),
-}
+_WIDE_PERCENT = re.compile(r"[^a-zA-Z]*?(\*|\d{5})")
+_WIDE_FORMAT = re.compile(r"\d{5}")
 
 
 class LimitError(jinja2.exceptions.TemplateRuntimeError):
@@ -50,9 +47,9 @@ class Budget:
 
         Raises `RecursionError` for values nested deeper than Python's own code can print, compare or hash.
         """
-        if isinstance(value, jinja2.utils.Namespace):
-            raise LimitError("it prints or compares a namespace")
         children: Iterable[object] = ()
+        if isinstance(value, jinja2.utils.Namespace):
+            value = object.__getattribute__(value, "_Namespace__attrs")  # it hides all else from `getattr`
         if isinstance(value, Mapping):
             children = (part for item in value.items() for part in item)
         elif isinstance(value, list | tuple | set | frozenset | ItemsView | ValuesView):
@@ -67,7 +64,8 @@ class Budget:
 
     def pay_format(self, template: str, mark: str, values: object) -> None:
         """Pays for `template % values` or `template.format(values)`, whose conversions start with `mark`."""
-        if _WIDE_CONVERSION[mark].search(template.replace(mark * 2, "")):
+        conversions = template.replace(mark * 2, "").split(mark)[1:]
+        if any(map(_is_wide_percent if mark == "%" else _is_wide_format, conversions)):
             raise LimitError("it formats to a width of more than 9999 or to one that it computes")
         self.pay(self.pay_value(values) * template.count(mark))
 
@@ -89,6 +87,21 @@ def shallow_size(value: object) -> int:
     if isinstance(value, list | tuple | set | frozenset | Mapping | range | ItemsView | ValuesView):
         return VALUE_BYTES + ITEM_BYTES * len(value)
     return VALUE_BYTES
+
+
+def _is_wide_percent(conversion: str) -> bool:
+    """Whether a conversion, from after its `%`, has or may have a width or a precision of five digits or `*`."""
+    if conversion.startswith("("):
+        _, closing, conversion = conversion.partition(")")
+        if not closing:
+            return True
+    return _WIDE_PERCENT.match(conversion) is not None
+
+
+def _is_wide_format(field: str) -> bool:
+    """Whether a replacement field, from after its `{`, has five digits in its format or another field within."""
+    inside, closing, _ = field.partition("}")
+    return not closing or _WIDE_FORMAT.search(inside.partition(":")[2]) is not None
 
 
 def _factor(value: object) -> int:

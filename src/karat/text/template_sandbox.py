@@ -19,7 +19,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
 from karat.text.template_budget import ITEM_BYTES, VALUE_BYTES, Budget, LimitError, shallow_size
@@ -30,15 +30,18 @@ MAX_INT_BITS = 100_000
 _SHALLOW_FILTERS = frozenset(
     "attr count d default first items last length list map reject rejectattr reverse safe select selectattr".split()
 )
-# Filters and str methods whose result grows with a number or a string given to them, and a factor for the slow ones.
-_AMPLIFIERS = frozenset("batch center expandtabs indent join ljust rjust round slice tojson wordwrap zfill".split())
+# Filters and str methods whose result or time grows with the product of their operands.
+_AMPLIFIERS = frozenset(
+    "batch center expandtabs indent join ljust lstrip rfind rindex rjust round rpartition rsplit rstrip slice strip "
+    "tojson trim wordwrap zfill".split()
+)
 # Filters that go through all that the value yields, and compare, hash or add it.
 _CONSUMING_FILTERS = frozenset("batch groupby join max min slice sort sum unique".split())
 _SLOW_FILTERS = frozenset("pprint title urlencode wordcount wordwrap".split())
 _SLOWNESS = 16
-# A prompt is a function of the conversation; a number's bytes make numbers of any size; the rest is slow by design.
+# A prompt is a function of the conversation; bytes make numbers of any size; the rest is slow by design.
 _MISSING_FILTERS = ("random", "striptags", "urlize", "xmlattr")
-_UNSAFE_METHODS = frozenset("encode from_bytes to_bytes translate".split())
+_UNSAFE_METHODS = frozenset("encode from_bytes striptags to_bytes translate".split())
 _COMPARING_TESTS = frozenset("== != < <= > >= eq equalto ge greaterthan gt in le lessthan lt ne".split())
 
 
@@ -145,10 +148,16 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = self._metered_filter(name, function)
         self.filters |= {"%each": budget.each, "%paid": self._paid, "%paid_shallow": self._paid_shallow}
-        for name in _COMPARING_TESTS:
-            self.tests[name] = self._metered_test(cast(Callable[..., bool], self.tests[name]))
+        for name, test in self.tests.items():
+            self.tests[name] = self._metered_test(name, cast(Callable[..., Any], test))
         del self.globals["lipsum"]
-        self.globals |= {"raise_exception": _raise_exception, "dict": _Dict(), "namespace": _Namespace, **functions}
+        self.globals |= {
+            "range": _range,
+            "raise_exception": _raise_exception,
+            "dict": _Dict(),
+            "namespace": _Namespace,
+            **functions,
+        }
 
     def compile_metered(self, source: str) -> tuple[CodeType, str]:
         """Code for `Template.from_code` in any `SandboxEnvironment`, and what `source` spells itself, joined by NUL.
@@ -170,7 +179,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return text
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, tuple):  # hashed
+        if not isinstance(argument, str | int):  # hashed, or printed in an error
             self.budget.pay_value(argument)
         return super().getitem(obj, argument)
 
@@ -203,7 +212,8 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(obj, BuiltinMethodType | MethodType):
-            args = self._pay_method(obj.__name__, obj.__self__, args)
+            args = tuple(map(self.budget.listed, args))
+            self._pay_method(obj.__name__, obj.__self__, (*args, *kwargs.values()))
         elif not isinstance(obj, Macro):
             self.budget.pay_value((*args, *kwargs.values()))
         return self._paid_result(getattr(obj, "__self__", None), super().call(context, obj, *args, **kwargs))
@@ -226,10 +236,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         # The value comes first, or second after what Jinja passes: a context, an environment, or an evaluation context.
         first = int(hasattr(function, "jinja_pass_arg"))
 
-        @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             passed, value, rest = args[:first], args[first], args[first + 1 :]
             options = (*rest, *kwargs.values())
+            self.budget.pay_value(options)
             if name in _SHALLOW_FILTERS:
                 self._paid_shallow(value)
             else:
@@ -239,32 +249,32 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
                 self._pay_operation(name, value, options)
             return self._paid_result(value, function(*passed, value, *rest, **kwargs))
 
-        return metered
+        return _passed_like(function, metered)
 
-    def _metered_test(self, function: Callable[..., bool]) -> Callable[..., bool]:
-        @wraps(function)
-        def metered(*args: Any) -> bool:
-            self.budget.pay_value(args)
-            return function(*args)
+    def _metered_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            if name in _COMPARING_TESTS:
+                self.budget.pay_value((*args, *kwargs.values()))
+            else:
+                self.budget.pay(sum(map(shallow_size, args)))
+            return function(*args, **kwargs)
 
-        return metered
+        return _passed_like(function, metered)
 
-    def _pay_method(self, name: str, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Pays for the method `name` of `owner`; returns the arguments to call it with."""
-        args = tuple(self.budget.listed(arg) for arg in args)
+    def _pay_method(self, name: str, owner: Any, args: tuple[Any, ...]) -> None:
+        """Pays for the method `name` of `owner`."""
         self._paid_shallow(owner)
+        total = self.budget.pay_value(args)
         if isinstance(owner, str):
             if name == "join":
                 self.budget.pay_product(args[0] if args else (), (owner,))
             else:
                 self._pay_operation(name, owner, args)
-        total = self.budget.pay_value(args)
-        if isinstance(owner, list | tuple) and name in ("count", "index"):
+        elif isinstance(owner, list | tuple) and name in ("count", "index"):
             self.budget.pay(total * len(owner))
-        return args
 
     def _pay_operation(self, name: str, value: Any, args: tuple[Any, ...]) -> None:
-        """Pays for what the filter or str method `name` makes of `value`, itself paid for."""
+        """Pays for what the filter or str method `name` makes of `value`, which is paid for, as `args` are."""
         pay = self.budget.pay
         if name in _AMPLIFIERS:
             self.budget.pay_product(value, args)
@@ -276,6 +286,20 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             pay(self.budget.pay_value(value) * len(value))
         elif name == "format" and isinstance(value, str):
             self.budget.pay_format(value, "%", args)
+
+
+def _passed_like(function: Callable[..., Any], metered: Callable[..., Any]) -> Callable[..., Any]:
+    """`metered`, to which Jinja passes its context or environment if it does to `function`."""
+    if hasattr(function, "jinja_pass_arg"):
+        setattr(metered, "jinja_pass_arg", function.jinja_pass_arg)  # noqa: B010 - functions are typed without it
+    return metered
+
+
+def _range(*args: int) -> range:
+    for arg in args:
+        if arg.bit_length() > 60:  # beyond, integers of equal hash are easily found
+            raise LimitError("it counts beyond 60 bits")
+    return safe_range(*args)
 
 
 def _check_bits(num_bits: int) -> None:

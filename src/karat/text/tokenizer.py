@@ -167,7 +167,11 @@ class Tokenizer:
         if not sanitize_control_tokens:
             return self.encode(self.render_chat(**conversation, **options), add_special_tokens=False)
         control = ControlTokens(self._tokens_to_sanitize(self._template_for(tools)))
-        prompt = self.render_chat(**control.mark(conversation), **options)
+        try:
+            marked = control.mark(conversation)
+        except RecursionError as error:
+            raise TemplateError("the conversation is nested too deeply; expected a few levels; flatten it") from error
+        prompt = self.render_chat(**marked, **options)
         ids: list[int] = []
         for index, (piece, is_marked) in enumerate(control.split(prompt)):
             ids += self._encode_piece(piece, as_text=is_marked, at_start=index == 0)
