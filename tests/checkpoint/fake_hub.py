@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +48,7 @@ class FakeHub:
     status: int | None = None
     cut: dict[str, list[int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    on_request: Callable[[str], None] | None = None
     endpoint: str = ""
 
     def fetched(self) -> list[str]:
@@ -73,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         start = int(re.sub(r"bytes=(\d+)-.*", r"\1", self.headers.get("Range", "0")))
         self.hub.requests.append(f"{self.command} {path}" + (f" from {start}" if start else ""))
+        if self.hub.on_request:
+            self.hub.on_request(f"{self.command} {path}")
         if self.hub.status:
             return self.fail(self.hub.status)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+?))?/?", path):

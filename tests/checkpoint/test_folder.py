@@ -158,12 +158,12 @@ class TestIndex:
     def test_tensor_not_listed(self, tmp_path: Path) -> None:
         path = sharded(tmp_path)
         write_index(path, {"a": A, "c": B})
-        assert f"1 tensors are not where it says: 'b' is in {A}, but not in the index" in refused(path)
+        assert f"1 tensors are not where it says: 'b' is in {A}, not listed;" in refused(path)
 
     def test_tensor_elsewhere(self, tmp_path: Path) -> None:
         path = sharded(tmp_path)
         write_index(path, {"a": A, "b": B, "c": B})
-        assert f"1 tensors are not where it says: 'b' is in {A}, not in {B}" in refused(path)
+        assert f"1 tensors are not where it says: 'b' is in {A}, listed for {B};" in refused(path)
 
     @pytest.mark.parametrize("right", [A, B])
     def test_tensor_in_two_shards(self, tmp_path: Path, right: str) -> None:
@@ -174,13 +174,13 @@ class TestIndex:
                 json.dumps({"weight_map": {"a": A, "b": A, "c": A, "d": B}})
             )
         wrong = B if right == A else A
-        assert f"'c' is in {wrong}, and in {right}" in refused(path)
+        assert f"'c' is in {wrong} and in {right}" in refused(path)
 
     def test_faults_are_listed_together(self, tmp_path: Path) -> None:
         path = sharded(tmp_path)
         write_index(path, {f"t{i:02}": A for i in range(20)} | {"c": B})
         message = refused(path)
-        assert f"22 tensors are not where it says: 'a' is in {A}, but not in the index, 'b' is" in message
+        assert f"22 tensors are not where it says: 'a' is in {A}, not listed, 'b' is" in message
         assert f"'t07' is not in {A} and 12 more" in message
 
     def test_stops_reading_after_many_faults(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ class TestIndex:
         path = sharded(tmp_path)
         write_index(path, {"x": A, "c": B})
         (path / B).write_bytes(b"would be refused")
-        assert "2 tensors are not where it says" in refused(path)
+        assert "at least 2 tensors are not where it says: 'a' is in" in refused(path)
 
     @pytest.mark.parametrize(
         "name",
@@ -231,6 +231,7 @@ class TestIndex:
             ('{"weight_map": {}, "weight_map": {}}', "is no index: the key 'weight_map' comes twice"),
             ('{"weight_map": {"' + "n" * 193 + '": "x.safetensors"}}', "has more than 192 characters"),
             ('{"weight_map": {"a": "x.safetensors"}', "is no index: expected ',' or '}', found ''"),
+            ('{"weight_map": {"a": "x.safetensors"}}{', "is no index: something follows the object"),
         ],
     )
     def test_malformed(self, tmp_path: Path, content: str, expected: str) -> None:
@@ -328,16 +329,16 @@ class TestMemory:
         ("pieces", "expected"),
         [
             pytest.param(repeat(b" " * 1000, 33_000), "expected '{', found ''", id="blanks"),
-            pytest.param(chain([b'{"metadata": ['], repeat(b"[]," * 1000, 11_000)), "Expecting value", id="lists"),
+            pytest.param(chain([b'{"metadata": ['], repeat(b"[]," * 1000, 11_000)), "expecting value", id="lists"),
             pytest.param(chain([b'{"metadata": "'], repeat(b"x" * 1000, 33_000)), "a string of more", id="one string"),
-            pytest.param(numbered(b'"%(n)d":0', 3_000_000), "an object of more than 262144 members", id="other keys"),
+            pytest.param(numbered(b'"%(n)d":0', 500_000), "an object of more than 262144 members", id="other keys"),
             pytest.param(
                 numbered('"\U0001f600%(n)0190d":"m.safetensors"'.encode(), 150_000, b'{"weight_map": {'),
                 "expected ',' or '}', found ''",
                 id="long names",
             ),
             pytest.param(
-                numbered(b'"%(n)d":"m.safetensors"', 1_300_000, b'{"weight_map": {'),
+                numbered(b'"%(n)d":"m.safetensors"', 400_000, b'{"weight_map": {'),
                 "an object of more than 262144 members",
                 id="many names",
             ),
@@ -358,7 +359,7 @@ class TestMemory:
     def test_config(self, tmp_path: Path, piece: bytes) -> None:
         path = single(tmp_path)
         (path / "config.json").write_bytes(b'{"a": [' + piece * ((4 << 20) // len(piece) - 4))
-        assert "config.json: Expecting" in refused_within_limit(path, "open_folder")
+        assert "config.json: expecting" in refused_within_limit(path, "open_folder")
 
     def test_many_strays(self, tmp_path: Path) -> None:
         """Shards full of tensors that the index does not know: reading ends early."""
@@ -368,6 +369,6 @@ class TestMemory:
         for shard in shards:
             (path / shard).write_bytes(raw(header))
         write_index(path, {f"t{shard}": shard for shard in shards})
-        assert f"{MAX_TENSORS} tensors are not where it says: '0' is in 0.safetensors, but" in (
+        assert f"at least {MAX_TENSORS} tensors are not where it says: '0' is in 0.safetensors, not listed" in (
             refused_within_limit(path, "open_folder")
         )

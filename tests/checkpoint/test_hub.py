@@ -112,6 +112,7 @@ def client(running: FakeHub, tmp_path: Path) -> Client:
     running.models = {"org/fox": Model({"main": SINGLE}), "org/owl": Model({"main": SHARDED})}
     running.status = None
     running.cut = {}
+    running.on_request = None
     running.requests.clear()
     return Client(running, tmp_path / "home")
 
@@ -167,6 +168,19 @@ class TestFetching:
         client.hub.models["org/fox"] = Model({"main": SINGLE | {"model.safetensors": official({"a": f32((7,))})}})
         assert open_folder(client.folder("org/fox")).weights["a"].shape == (7,)
 
+    def test_description_and_weights_are_of_one_commit(self, client: Client) -> None:
+        """Even if a new one comes between them."""
+        model = client.hub.models["org/fox"]
+
+        def push(request: str) -> None:
+            if request.startswith("GET") and request.endswith("/config.json"):
+                model.revisions |= {"old": SINGLE, "main": {**SINGLE, "model.safetensors": official({"b": f32((1,))})}}
+
+        client.hub.on_request = push
+        folder = client.folder("org/fox")
+        assert folder.name == model.commit("old") != model.commit("main")
+        assert open_folder(folder).weights.keys() == {"a"}
+
     def test_cache_of_its_own(self, client: Client, tmp_path: Path) -> None:
         assert client.folder("org/fox", HF_HUB_CACHE=str(tmp_path / "cache")).is_relative_to(tmp_path / "cache")
 
@@ -180,24 +194,27 @@ class TestFetching:
         with pytest.raises(CheckpointError, match=r"has adapter_config.json, a LoRA adapter"):
             open_folder(client.folder("org/fox"))
 
-    def test_bars_on_a_terminal(self, client: Client) -> None:
-        for progress in (True, False):
-            terminal, stderr = pty.openpty()
-            termios.tcsetwinsize(stderr, (24, 80))
-            client.hub.models["org/fox"] = Model({"main": SINGLE | {"config.json": b'{"a": %d}' % progress}})
-            subprocess.run(
-                [sys.executable, "-c", PROGRAM, json.dumps([["org/fox", {"progress": progress, "force": True}]])],
-                env=environment(client.hub, client.home),
-                stderr=stderr,
-                stdout=subprocess.DEVNULL,
-                check=True,
-            )
-            os.write(stderr, b"END")
-            shown = os.read(terminal, 1 << 16)
-            assert (b"%" in shown) == progress
-            assert (shown == b"END") != progress
-            os.close(terminal)
-            os.close(stderr)
+    @pytest.mark.parametrize(
+        ("options", "cached", "bars"),
+        [({}, False, True), ({"progress": False}, False, False), ({}, True, False), ({"force": True}, True, True)],
+    )
+    def test_bars_on_a_terminal(self, client: Client, options: dict[str, object], cached: bool, bars: bool) -> None:
+        if cached:
+            client.folder("org/fox")
+        terminal, stderr = pty.openpty()
+        termios.tcsetwinsize(stderr, (24, 80))
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, json.dumps([["org/fox", options]])],
+            env=environment(client.hub, client.home),
+            stderr=stderr,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        os.write(stderr, b"END")
+        shown = os.read(terminal, 1 << 16)
+        assert b"%" in shown if bars else shown == b"END"
+        os.close(terminal)
+        os.close(stderr)
 
 
 class TestBrokenConnections:
@@ -269,10 +286,11 @@ class TestRefusals:
         assert "fetch the model once with `karat pull org/fox`" in message
         assert client.hub.requests == []
 
-    @pytest.mark.parametrize("variables", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
-    def test_force_needs_the_hub(self, client: Client, variables: dict[str, str]) -> None:
+    def test_force_needs_the_hub(self, client: Client) -> None:
         client.folder("org/fox")
-        assert "org/fox: " in client.refused("org/fox", {"force": True}, **variables)
+        force = {"force": True}
+        assert "HF_HUB_OFFLINE is set: unset it" in client.refused("org/fox", force, HF_HUB_OFFLINE="1")
+        assert "the connection to" in client.refused("org/fox", force, HF_ENDPOINT="http://127.0.0.1:9")
 
     def test_only_pickles(self, client: Client) -> None:
         client.hub.models["org/fox"] = Model({"main": {"config.json": CONFIG, "pytorch_model.bin": b"\x80\x04."}})
@@ -313,6 +331,7 @@ class TestFaultsOfTheMachine:
             (PermissionError(errno.EACCES, "Permission denied"), "cannot be written to: set HF_HOME"),
             (OSError(errno.EROFS, "Read-only file system"), "cannot be written to: set HF_HOME"),
             (OSError("wrong size"), "could not be fetched (OSError: wrong size): try again"),
+            (ValueError("too large"), "could not be fetched (ValueError: too large): try again"),
             (RuntimeError("xet"), "could not be fetched (RuntimeError: xet): try again"),
             (HfHubHTTPError.__bases__[0]("no route"), "failed (no route): check the network and HF_ENDPOINT"),
         ],
@@ -361,6 +380,7 @@ class TestNames:
             "org\\fox",
             "https://hub/org/fox",
             "org/f\N{LATIN SMALL LETTER O WITH DIAERESIS}x",
+            "x" * 300,
             "org/" + "x" * 300,
             "org/fox\0",
             "~nobody-of-this-name/fox",
@@ -382,6 +402,15 @@ class TestNames:
 
 
 class TestLocal:
+    def test_everything_else_is_pulled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def pulled(model: str, **options: object) -> Path:
+            return Path(f"{model} {options}")
+
+        monkeypatch.setattr(hub_module, "pull", pulled)
+        assert str(resolve("org/fox")) == "org/fox {'revision': None, 'progress': True}"
+        options = {"revision": "v1", "progress": False}
+        assert str(resolve("org/fox", revision="v1", progress=False)) == f"org/fox {options}"
+
     def test_folder_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "org" / "fox").mkdir(parents=True)
         monkeypatch.chdir(tmp_path)

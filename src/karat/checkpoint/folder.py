@@ -145,19 +145,20 @@ def _read_shards(folder: Path, files: Mapping[str, str]) -> dict[str, Weight]:
                 strays.append((name, file))
         if len(strays) > _MAX_STRAYS:
             break
-    faults = [f"{shown(name)} is in {file}, {_rightly(name, files, weights)}" for name, file in strays]
-    if len(strays) <= _MAX_STRAYS:
+    all_read = len(strays) <= _MAX_STRAYS
+    faults = [f"{shown(name)} is in {file}{_otherwise(name, files, weights)}" for name, file in strays]
+    if all_read:
         found = weights.keys() | {name for name, _ in strays}
         faults += [f"{shown(name)} is not in {file}" for name, file in files.items() if name not in found]
     if faults:
         raise CheckpointError(
-            f"{folder / INDEX}: {len(faults)} tensors are not where it says: {listed(faults)}; "
-            "the files are of different versions: download all of them again"
+            f"{folder / INDEX}: {'' if all_read else 'at least '}{len(faults)} tensors are not where it says: "
+            f"{listed(faults)}; the files are of different versions: download all of them again"
         )
     return weights
 
 
-def _rightly(name: str, files: Mapping[str, str], weights: Mapping[str, Weight]) -> str:
+def _otherwise(name: str, files: Mapping[str, str], weights: Mapping[str, Weight]) -> str:
     if name not in files:
-        return "but not in the index"
-    return f"and in {files[name]}" if name in weights else f"not in {files[name]}"
+        return ", not listed"
+    return f" and in {files[name]}" if name in weights else f", listed for {files[name]}"

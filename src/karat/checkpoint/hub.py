@@ -123,8 +123,6 @@ def _explain(fault: BaseException, repo: str, revision: str) -> str:
             return f"HF_HUB_OFFLINE is set{uncached}: unset it and fetch the model once with `karat pull {repo}`"
         case HfHubHTTPError():
             return f"{hub} answered {_status(fault.response.status_code)}"
-        case LocalEntryNotFoundError():
-            return f"the hub could not be asked{uncached}: run `karat pull {repo}` while online"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return (
                 f"the disk of {constants.HF_HUB_CACHE} is full: free some space, or set HF_HOME to a folder on "

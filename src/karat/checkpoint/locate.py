@@ -15,7 +15,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
     try:
         path = Path(model).expanduser()
         exists = model != "" and path.exists()
-    except (OSError, RuntimeError, ValueError):  # too long, no such home, a null character
+    except (OSError, RuntimeError):  # a name too long, no such home
         exists = False
     if exists and path.is_dir():
         if revision is not None:

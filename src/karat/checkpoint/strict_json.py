@@ -21,6 +21,7 @@ PIECE_LIMIT = 4 << 20
 MAX_MEMBERS = 1 << 18
 _CHUNK = 1 << 20
 _MAX_DIGITS = 40  # tokenizer_config.json writes 10**30 for "no limit"
+_SPACES = frozenset(" \t\n\r")
 _BLANK = re.compile(r"[ \t\n\r]+")
 
 
@@ -135,7 +136,7 @@ class JsonStream:
             self._pos = fault.pos
             if self._num_unread and fault.msg.startswith("Unterminated"):
                 raise self._fault(f"a string of more than {PIECE_LIMIT} characters") from None
-            raise self._fault(fault.msg) from None
+            raise self._fault(fault.msg[0].lower() + fault.msg[1:]) from None
         except UnicodeEncodeError:
             raise self._fault("half of a character (a lone surrogate)") from None
         except RecursionError:
@@ -157,12 +158,13 @@ class JsonStream:
 
     def _next(self) -> str:
         """The next character that is not white space, left in place; '' at the end."""
-        while True:
+        self._fill(1)
+        while (found := self._text[self._pos : self._pos + 1]) in _SPACES:
+            blank = _BLANK.match(self._text, self._pos)
+            assert blank is not None
+            self._pos = blank.end()
             self._fill(1)
-            if blank := _BLANK.match(self._text, self._pos):
-                self._pos = blank.end()
-            if self._pos < len(self._text) or not self._num_unread:
-                return self._text[self._pos : self._pos + 1]
+        return found
 
     def _fill(self, num_chars: int) -> None:
         """Makes `num_chars` characters available from here, or all that are left."""
