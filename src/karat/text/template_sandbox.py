@@ -254,7 +254,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     def _metered_test(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def metered(*args: Any, **kwargs: Any) -> Any:
             if name in _COMPARING_TESTS:
-                self.budget.pay_value((*args, *kwargs.values()))
+                self.budget.pay_value(args)
             else:
                 self.budget.pay(sum(map(shallow_size, args)))
             return function(*args, **kwargs)

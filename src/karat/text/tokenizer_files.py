@@ -1,7 +1,9 @@
 """A tokenizer as a folder holds it: tokenizer.json and the files around it, read as transformers reads them.
 
-tokenizer.json is the truth for how text becomes ids, so `add_bos_token` and `add_eos_token` of tokenizer_config.json,
-which belong to the slow tokenizers of old, have no effect beside it. What the other files add are the names of special
+tokenizer.json is the truth for how text becomes ids, as for `PreTrainedTokenizerFast`. So `tokenizer_class`,
+`add_bos_token` and `add_eos_token` of tokenizer_config.json, which are for tokenizers built by code, have no effect
+beside it. (`AutoTokenizer` of transformers 5 does rebuild what calls itself a `LlamaTokenizer`, and then treats spaces
+at the start and after special tokens otherwise than the file.) What the other files add are the names of special
 tokens, flags of added tokens, and the chat template.
 """
 
