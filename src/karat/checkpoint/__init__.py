@@ -3,15 +3,16 @@
 from karat.checkpoint.assign import assign
 from karat.checkpoint.folder import FolderCheckpoint, open_folder
 from karat.checkpoint.locate import resolve
+from karat.checkpoint.requantizing import Requantized, requantize
 from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
 from karat.checkpoint.strict_json import read_json
-from karat.checkpoint.weights import Checkpoint, StoredType, Weight, WeightSpec
+from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 
 __all__ = [
     "Checkpoint",
     "FolderCheckpoint",
     "Header",
-    "StoredType",
+    "Requantized",
     "TensorEntry",
     "Weight",
     "WeightSpec",
@@ -20,5 +21,6 @@ __all__ = [
     "read_header",
     "read_json",
     "read_safetensors",
+    "requantize",
     "resolve",
 ]

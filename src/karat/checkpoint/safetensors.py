@@ -10,13 +10,13 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from karat.checkpoint.files import open_regular
 from karat.checkpoint.strict_json import JsonError, JsonStream
-from karat.checkpoint.weights import ITEM_BYTES, StoredType, Weight
+from karat.checkpoint.weights import ITEM_BYTES, Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError
 
@@ -91,7 +91,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
             raise CheckpointError(f"{path}: cannot be mapped ({fault}); is something writing to it?") from fault
     data = np.frombuffer(mapping, dtype=np.uint8)
     return {
-        name: Weight(name, cast(StoredType, entry.dtype), entry.shape, data[entry.begin : entry.end], path)
+        name: Weight(name, entry.dtype, entry.shape, data[entry.begin : entry.end], path)
         for name, entry in header.entries.items()
     }
 

@@ -3,36 +3,51 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-StoredType = Literal["F32", "F16", "BF16"]
+from karat.quant import FORMATS
 
-ITEM_BYTES: Mapping[StoredType, int] = {"F32": 4, "F16": 2, "BF16": 2}
+# Plain types; any other type of a weight is the name of a block format (karat.quant).
+ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """One stored tensor.
 
-    `data` is a read-only flat uint8 view of the memory-mapped file; nothing is read before use. It holds the
-    elements in C order, little-endian, and need not be aligned to their size.
+    `dtype` is a key of ITEM_BYTES or of karat.quant.FORMATS. `data` is a read-only flat uint8 array, mostly a view of
+    the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or the
+    blocks of one row after the other (the last axis divides into blocks), and need not be aligned.
     """
 
     name: str
-    dtype: StoredType
+    dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
     file: Path
 
     @property
     def num_bytes(self) -> int:
+        """Bytes as stored."""
         return self.data.nbytes
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the data are blocks."""
+        return self.dtype in FORMATS
+
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
-        """A new array [*shape] of `dtype` (float32 or float64); exact, as every stored type is a subset."""
+        """A new array [*shape] of `dtype` (float32 or float64) of the stored values, exactly.
+
+        The values of a block format are those of its `dequantize`, which computes in float32.
+        """
+        if (format_ := FORMATS.get(self.dtype)) is not None:
+            values = np.empty(self.shape, dtype)
+            format_.dequantize(self.data.reshape(-1, format_.block_bytes), out=values.reshape(-1, format_.block_size))
+            return values
         if self.dtype == "BF16":
             stored = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
         else:

@@ -1,0 +1,57 @@
+"""Quantising a float weight in memory, into the very blocks that a converted file holds."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.weights import ITEM_BYTES, Weight
+from karat.errors import NumericsError
+from karat.quant import Format
+
+_CHUNK_VALUES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Requantized:
+    """A weight in the format asked for, or the weight as it was and why, to be told."""
+
+    weight: Weight
+    kept_because: str | None = None
+
+
+def requantize(weight: Weight, format_: Format) -> Requantized:
+    """`weight` with its rows in blocks of `format_`: same name, shape and file, the data in memory.
+
+    It is kept as it is where it cannot or should not be quantised: rows that are no whole number of blocks, vectors
+    (norms and biases), and what is quantised already. Beside the blocks this takes a few megabytes. NumericsError, with
+    the tensor's name, for values that the format cannot store.
+    """
+    if reason := _reason_to_keep(weight, format_):
+        return Requantized(weight, f"{weight.name} stays {weight.dtype}: {reason}")
+    num_values = int(np.prod(weight.shape, dtype=np.int64))
+    blocks: NDArray[np.uint8] = np.empty((num_values // format_.block_size, format_.block_bytes), np.uint8)
+    size, step = ITEM_BYTES[weight.dtype], _CHUNK_VALUES // format_.block_size
+    for start in range(0, len(blocks), step):
+        first, last = start * format_.block_size, min(start + step, len(blocks)) * format_.block_size
+        part = replace(weight, shape=(last - first,), data=weight.data[first * size : last * size])
+        values = part.to_array(np.dtype(np.float32)).reshape(-1, format_.block_size)
+        try:
+            format_.quantize(values, out=blocks[start : start + step])
+        except NumericsError as fault:
+            raise NumericsError(
+                f"{weight.file}: {weight.name}, from value {first} on: {fault}; run the model unquantised, or repair it"
+            ) from fault
+    data = blocks.reshape(-1)
+    data.flags.writeable = False
+    return Requantized(replace(weight, dtype=format_.name, data=data))
+
+
+def _reason_to_keep(weight: Weight, format_: Format) -> str | None:
+    if weight.is_quantised:
+        return "it is quantised already, and what that lost cannot be had back"
+    if len(weight.shape) < 2:
+        return "vectors are small and keep their precision"
+    if weight.shape[-1] % format_.block_size:
+        return f"its rows have {weight.shape[-1]} values, and a block of {format_.name} takes {format_.block_size}"
+    return None

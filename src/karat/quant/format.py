@@ -1,0 +1,93 @@
+"""What a block format is, and the loops that carry one over whole tensors without a second copy in memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.errors import NumericsError
+
+Blocks = NDArray[np.uint8]  # [n, block_bytes]
+Values = NDArray[np.float32]  # [n, block_size]
+
+_CHUNK_VALUES = 1 << 16  # what is between blocks and values then stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way to store `block_size` consecutive values of a row in `block_bytes` bytes.
+
+    `name` and `ggml_type` are those of GGUF. `unpack` turns blocks [n, block_bytes] into values [n, block_size], both
+    C-contiguous. `pack`, None where Karat only reads the format, is its inverse up to rounding, for values that are
+    finite; it may return scales that are not, which `quantize` refuses. Call `quantize` and `dequantize` instead.
+    """
+
+    name: str
+    ggml_type: int
+    block_size: int
+    block_bytes: int
+    unpack: Callable[[Blocks], Values]
+    pack: Callable[[Values], Blocks] | None = None
+
+    def num_bytes(self, num_values: int) -> int:
+        """Bytes of so many values, which must be whole blocks."""
+        assert num_values % self.block_size == 0
+        return num_values // self.block_size * self.block_bytes
+
+    def dequantize(self, blocks: Blocks, out: NDArray[np.floating] | None = None) -> NDArray[np.floating]:
+        """The values [n, block_size] of blocks [n, block_bytes], in float32 arithmetic of one rounding a step.
+
+        Any bytes are legal. Scales that are infinite or NaN make infinite or NaN values. `out`, float32 or float64
+        [n, block_size], takes the values if given.
+        """
+        assert blocks.dtype == np.uint8 and blocks.shape[1:] == (self.block_bytes,)
+        if out is None:
+            out = np.empty((len(blocks), self.block_size), np.float32)
+        assert out.shape == (len(blocks), self.block_size)
+        step = _CHUNK_VALUES // self.block_size
+        with np.errstate(all="ignore"):  # the bytes may say anything
+            for start in range(0, len(blocks), step):
+                part = slice(start, start + step)
+                out[part] = self.unpack(np.ascontiguousarray(blocks[part]))
+        return out
+
+    def quantize(self, values: NDArray[np.floating], out: Blocks | None = None) -> Blocks:
+        """The blocks [n, block_bytes] of float32 values [n, block_size], as llama.cpp's reference quantiser makes them.
+
+        `out` takes the blocks if given. NumericsError for values that are not finite, or so large that the format has
+        no scale for them.
+        """
+        assert self.pack is not None, f"{self.name} is only read"
+        assert values.dtype == np.float32 and values.shape[1:] == (self.block_size,)
+        if out is None:
+            out = np.empty((len(values), self.block_bytes), np.uint8)
+        assert out.shape == (len(values), self.block_bytes)
+        step = _CHUNK_VALUES // self.block_size
+        for start in range(0, len(values), step):
+            part = np.ascontiguousarray(values[start : start + step])
+            if not np.isfinite(part).all():
+                raise NumericsError(f"{_first(~np.isfinite(part), part, start)}, which {self.name} cannot store")
+            with np.errstate(all="ignore"):
+                out[start : start + step] = self.pack(part)
+                back = self.unpack(out[start : start + step])
+            if not np.isfinite(back).all():
+                raise NumericsError(
+                    f"{_first(~np.isfinite(back), part, start)}; its block is too large for the scales of {self.name}"
+                )
+        return out
+
+
+def _first(lost: NDArray[np.bool_], values: Values, start: int) -> str:
+    block, place = np.argwhere(lost)[0]
+    return f"value {(start + block) * values.shape[1] + place} is {values[block, place]:.6g}"
+
+
+def half(blocks: Blocks, start: int) -> Values:
+    """The float16 numbers at byte `start` of each block, as float32 [n, 1]."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
+
+
+def half_bytes(numbers: Values) -> Blocks:
+    """Numbers [n, 1] rounded to float16, to nearest even, as bytes [n, 2]."""
+    return numbers.astype("<f2").view(np.uint8)

@@ -1,0 +1,25 @@
+"""Q8_0: 32 values in 34 bytes: a float16 scale, then 32 signed bytes."""
+
+import numpy as np
+
+from karat.quant.format import Blocks, Format, Values, half, half_bytes
+
+
+def unpack(blocks: Blocks) -> Values:
+    return half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+def pack(values: Values) -> Blocks:
+    """The largest magnitude becomes 127; halves round away from zero."""
+    scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
+    inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    scaled = values * inverse
+    # The inverse of a scale below 2**-128 is infinite; its float16 is zero, and the integers then mean nothing.
+    scaled[~np.isfinite(scaled)] = 0
+    magnitude = np.abs(scaled)
+    floor = np.floor(magnitude)
+    integers = np.copysign(floor + (magnitude - floor >= np.float32(0.5)), scaled).astype(np.int8)
+    return np.concatenate([half_bytes(scale), integers.view(np.uint8)], axis=1)
+
+
+FORMAT = Format("Q8_0", ggml_type=8, block_size=32, block_bytes=34, unpack=unpack, pack=pack)
