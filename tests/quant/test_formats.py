@@ -13,7 +13,7 @@ from karat.quant import FORMATS, GGML_FORMATS, Format
 from tests.quant.blocks import random_blocks
 
 WRITTEN = {name: format_ for name, format_ in FORMATS.items() if format_.pack is not None}
-# The inverse of a scale below this overflows, and C leaves open which integers come of it; in float16 the scale is zero.
+# Below, the inverse of a scale overflows and C leaves open which integers come of it; in float16 the scale is zero.
 LEAST_SCALE = 2.0**-127
 
 
