@@ -195,7 +195,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Everything known of a request; `prompt_logprobs[0]` is None because nothing precedes the first token."""
+    """Everything known of a request; `prompt_logprobs[0]` is None because nothing precedes the first token.
+
+    prompt_logprobs has one entry for each token of the prompt; fewer where choice 0 ended before all were computed, in
+    an error or aborted.
+    """
 
     request_id: str
     prompt: str | None
@@ -212,7 +216,8 @@ class RequestOutput:
 class StreamChunk:
     """New text and tokens of one choice, in order. The last chunk of a choice has a finish_reason.
 
-    Text lags behind the tokens while it may be part of a character or of a stop string.
+    Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs were asked
+    for, the first chunk of choice 0 has them, as RequestOutput has them at the end; all other chunks have None.
     """
 
     index: int
@@ -222,3 +227,4 @@ class StreamChunk:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from karat.config import embedded_model_path
+from karat.errors import NumericsError
 from karat.ops import native
 from karat.request import SamplingParams
 from tests.cli import alphabet_model
@@ -102,6 +103,22 @@ def test_the_json_is_complete_and_consistent(alphabet: Path, karat: Karat) -> No
     assert times["prefill_tokens_per_s"] == pytest.approx(3 / times["prefill_s"])
     assert times["decode_tokens_per_s"] == pytest.approx(6 / times["decode_s"])
     assert answer["defaults_applied"] == {"temperature": 0.5, "top_p": 0.9, "top_k": 50}
+
+
+def test_a_fault_in_the_prompt_is_in_the_json(
+    alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_2(row: object, position: int) -> None:
+        if position == 2:
+            raise NumericsError("a NaN at position 2")
+
+    monkeypatch.setattr("karat.engine.choice.require_finite", fail_at_2)
+    done = karat_here("run", str(alphabet), "uvwxy", "--prompt-logprobs", "1", "--json")
+    assert done.returncode == 10 and "a NaN at position 2" in done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["choices"][0]["finish_reason"] == "error"
+    assert answer["prompt_logprobs"][0] is None
+    assert [entry["token"] for entry in answer["prompt_logprobs"][1:]] == ["v", "w"]
 
 
 def test_several_answers_come_in_order_each_with_a_line_end(alphabet: Path, karat_here: Karat) -> None:

@@ -316,6 +316,21 @@ def test_prompt_logprobs_are_those_of_the_models_logits() -> None:
         assert output.prompt_logprobs[i] == want
 
 
+@pytest.mark.parametrize("sizes", [{}, {"max_num_batched_tokens": 8}, {"num_blocks": 16}], ids=str)
+def test_prompt_logprobs_come_once_in_the_first_chunk_of_choice_0(sizes: dict[str, int]) -> None:
+    engine, _ = make_engine(**sizes)
+    for item in some_requests():
+        engine.add_request(item)
+    engine.add_request(request("n", bytes(20), n=3, prompt_logprobs=2, seed=1, **SAMPLED))
+    outputs, chunks = drive(engine)
+    assert sum(output.prompt_logprobs is not None for output in outputs.values()) == 3
+    for name, output in outputs.items():
+        first, *others = [chunk for chunk in chunks[name] if chunk.index == 0]
+        assert first.prompt_logprobs == output.prompt_logprobs
+        others += [chunk for chunk in chunks[name] if chunk.index != 0]
+        assert all(chunk.prompt_logprobs is None for chunk in others)
+
+
 def test_prompt_logits_are_made_once_for_all_choices() -> None:
     engine, model = make_engine()
     run(engine, request("a", bytes(10), prompt_logprobs=1, n=3, max_tokens=2))
@@ -402,10 +417,16 @@ def test_a_choice_in_error_keeps_what_it_had() -> None:
 
 def test_prompt_logits_that_are_not_finite_are_an_error_too() -> None:
     engine, _ = make_engine(nan_after(255))
-    outputs = run(engine, request("a", b"a\xffb", max_tokens=2), request("b", b"a\xffb", prompt_logprobs=0))
+    engine.add_request(request("a", b"a\xffb", max_tokens=2))
+    engine.add_request(request("b", b"a\xffb", prompt_logprobs=0))
+    outputs, chunks = drive(engine)
     assert outputs["a"].outputs[0].finish_reason == "length", "nobody asked"
     assert outputs["b"].outputs[0].finish_reason == "error"
     assert "position 1" in str(outputs["b"].outputs[0].error)
+    (first, second) = outputs["b"].prompt_logprobs or ()
+    assert first is None and second is not None and 255 in second, "what came before the fault"
+    (chunk,) = chunks["b"]
+    assert chunk.prompt_logprobs == outputs["b"].prompt_logprobs
 
 
 def test_a_value_the_cache_cannot_hold_ends_only_its_sequence() -> None:

@@ -211,9 +211,10 @@ def test_logits_beyond_the_limit_are_refused_with_both_numbers(llm: LLM, monkeyp
 
 
 def test_a_stream_is_what_generate_gives(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=20, seed=5, n=2, logprobs=1, stop="e")
+    params = SamplingParams(max_tokens=20, seed=5, n=2, logprobs=1, prompt_logprobs=1, stop="e")
     (whole,) = llm.generate("Once", params)
     chunks = list(llm.stream("Once", params))
+    assert [chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs] == [whole.prompt_logprobs]
     for choice in whole.outputs:
         own = [chunk for chunk in chunks if chunk.index == choice.index]
         assert "".join(chunk.text for chunk in own) == choice.text

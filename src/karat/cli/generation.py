@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
 from karat.errors import KaratError, NumericsError
-from karat.request import SamplingParams, StreamChunk, TokenLogprobs
+from karat.request import StreamChunk
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
@@ -61,17 +61,9 @@ class Task:
 
     def stream(self) -> Iterator[StreamChunk]:
         """The answer as it is generated."""
-        params = replace(self.params, prompt_logprobs=None)  # for which a stream has no place
         if isinstance(self.prompt, str):
-            return self.llm.stream(self.prompt_ids, params)
-        return self.llm.stream_chat(self.prompt, params)
-
-    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """Computed in a pass of its own, if asked for; they do not depend on what is generated."""
-        if self.params.prompt_logprobs is None:
-            return None
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=self.params.prompt_logprobs)
-        return self.llm.generate(self.prompt_ids, params)[0].prompt_logprobs
+            return self.llm.stream(self.prompt_ids, self.params)
+        return self.llm.stream_chat(self.prompt, self.params)
 
 
 class Meter:

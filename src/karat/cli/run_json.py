@@ -43,7 +43,8 @@ def as_object(
         "defaults_applied": defaults,
     }
     if params.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = _positions(task.prompt_ids, task.prompt_logprobs() or ())
+        (entries,) = (chunk.prompt_logprobs for chunk in chunks if chunk.prompt_logprobs is not None)
+        answer["prompt_logprobs"] = _positions(task.prompt_ids[: len(entries)], entries)
     return answer
 
 

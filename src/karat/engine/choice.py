@@ -36,7 +36,7 @@ class Choice:
         self.sequence = sequence
         self.index = index
         self.finish_reason: FinishReason | None = None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
+        self._prompt_logprobs: list[TokenLogprobs | None] = [None]  # of choice 0 alone, if asked for
         self._request = request
         self._max_tokens = max_tokens
         self._decode_one = lambda token_id: tokenizer.decode_continuation([token_id])
@@ -61,9 +61,15 @@ class Choice:
     def num_tokens(self) -> int:
         return len(self.sequence.token_ids) - self.sequence.prompt_len
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """None if they were not asked for, or if it is not this choice that has them."""
+        wanted = self.index == 0 and self._request.params.prompt_logprobs is not None
+        return tuple(self._prompt_logprobs) if wanted else None
+
     def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
-        k, reported = self._request.params.prompt_logprobs, self.prompt_logprobs
-        assert k is not None and reported is not None and len(reported) == first + 1, "prompt logits out of order"
+        k, reported = self._request.params.prompt_logprobs, self._prompt_logprobs
+        assert k is not None and len(reported) == first + 1, "prompt logits out of order"
         for position, row in enumerate(rows, start=first):
             require_finite(row, position)
             token_id = self._request.prompt_token_ids[position + 1]
@@ -103,6 +109,7 @@ class Choice:
         return StreamChunk(
             index=self.index, text=text, token_ids=token_ids, finish_reason=self.finish_reason,
             stop_reason=self._stop_reason, logprobs=self._reported(num_tokens), error=self._error,
+            prompt_logprobs=self.prompt_logprobs if num_tokens == 0 else None,
         )  # fmt: skip
 
     def output(self) -> CompletionOutput:

@@ -73,12 +73,12 @@ _OFF: Mapping[str, tuple[object, ...]] = {
 class GenerationDefaults:
     """Sampling where the caller gives none, and the tokens that end any text.
 
-    `notice` says in one line what of generation_config.json was applied and what was not.
+    `notice` says in one line what of generation_config.json was applied and what was not; None: nothing of it is used.
     """
 
     params: SamplingParams
     end_token_ids: frozenset[int]
-    notice: str
+    notice: str | None
 
 
 def read_defaults(raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer) -> GenerationDefaults:

@@ -188,13 +188,12 @@ class Engine:
         if any(choice.finish_reason is None for choice in choices):
             return RequestUpdate(request_id, chunks) if chunks else None
         del self._requests[request_id]
-        prompt_logprobs = choices[0].prompt_logprobs
         output = RequestOutput(
             request_id=request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             outputs=tuple(choice.output() for choice in choices),
-            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            prompt_logprobs=choices[0].prompt_logprobs,
         )
         return RequestUpdate(request_id, chunks, output)
 

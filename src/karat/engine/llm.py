@@ -1,11 +1,9 @@
 """LLM: a model on this machine, in one object."""
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -14,26 +12,22 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import open_folder, resolve
 from karat.config import FLOAT_BYTES, FloatName, embedded_model_path
-from karat.engine.defaults import read_defaults, turn_end_ids
+from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
+from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.memory import num_cache_blocks
-from karat.engine.sampler import derived_seed
 from karat.engine.step import ModelRunner
-from karat.errors import CapacityError, RequestError, UsageError
+from karat.errors import CapacityError, UsageError
 from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 GenerationSource = Literal["auto", "none"]
 
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
 BLOCK_SIZE = 16
-
-_log = logging.getLogger("karat")
 
 
 class LLM:
@@ -92,9 +86,11 @@ class LLM:
             )
         self.tokenizer = Tokenizer.from_folder(self.path)
         defaults = read_defaults(checkpoint.generation_config, self.config, self.tokenizer)
+        if generation_config == "none":
+            defaults = replace(defaults, params=SamplingParams(), notice=None)
         self.end_token_ids = defaults.end_token_ids
-        self.default_params = defaults.params if generation_config == "auto" else SamplingParams()
-        self.defaults_notice = defaults.notice if generation_config == "auto" else None
+        self.default_params = defaults.params
+        self.defaults_notice = defaults.notice
         self.executor, self.dtype = ops.executor, ops.dtype
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
         loaded = build(self.config, ops, checkpoint, num_positions=self.max_model_len)
@@ -116,9 +112,7 @@ class LLM:
                 block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             ),
         )  # fmt: skip
-        self._seed = seed
-        self._num_requests = 0
-        self._notice_is_due = self.defaults_notice is not None
+        self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}
 
     def generate(
@@ -131,8 +125,8 @@ class LLM:
         is empty or too long, or parameters that do not suit the model. What goes wrong later ends only the choice it
         concerns, with finish_reason "error".
         """
-        listed = _listed(prompts)
-        all_params = self._params_for(len(listed), params)
+        listed = prompts_in(prompts)
+        all_params = self._intake.params_for(len(listed), params)
         return self._run([self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)])
 
     def chat(
@@ -150,8 +144,8 @@ class LLM:
         The prompt is made by the model's chat template, which also gets `tools`, the time `now` (None: the clock) and
         `template_variables`. params as in `generate`. TemplateError if there is no template or it refuses.
         """
-        conversations = _conversations(messages)
-        all_params = self._params_for(len(conversations), params)
+        conversations = conversations_in(messages)
+        all_params = self._intake.params_for(len(conversations), params)
         options = _chat_options(tools, add_generation_prompt, now, template_variables)
         return self._run([self._chat_request(c, p, options) for c, p in zip(conversations, all_params, strict=True)])
 
@@ -161,7 +155,7 @@ class LLM:
         Work is done as chunks are asked for. Closing or dropping the iterator ends the request and frees its blocks.
         Several streams may be open; a step serves all of them.
         """
-        return self._stream(self._text_request(prompt, self._params_for(1, params)[0]))
+        return self._stream(self._text_request(prompt, self._intake.params_for(1, params)[0]))
 
     def stream_chat(
         self,
@@ -175,7 +169,7 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
         options = _chat_options(tools, add_generation_prompt, now, template_variables)
-        return self._stream(self._chat_request(messages, self._params_for(1, params)[0], options))
+        return self._stream(self._chat_request(messages, self._intake.params_for(1, params)[0], options))
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.floating]:
         """The model's logits [tokens, vocab] after each token, as they are, in the compute dtype.
@@ -183,7 +177,7 @@ class LLM:
         Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
         more than 1 GiB.
         """
-        ids = _plain_ids(token_ids)
+        ids = plain_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
         dtype = np.dtype(self.dtype)
@@ -203,57 +197,24 @@ class LLM:
             raise reader.error
         return reader.logits
 
-    @cached_property
+    @property
     def chat_end_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation: end_token_ids and what closes a turn in the template."""
-        return self.end_token_ids | turn_end_ids(self.tokenizer)
+        return self._intake.chat_end_token_ids
 
     def default_params_after(self, prompt_len: int) -> SamplingParams:
         """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
-        params, rest = self.default_params, self.max_model_len - prompt_len
-        if params.max_tokens is None or params.max_tokens <= rest:
-            return params
-        return replace(params, max_tokens=None, min_tokens=min(params.min_tokens, max(rest, 0)))
-
-    def _params_for(
-        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> Sequence[SamplingParams | None]:
-        """Parameters for each prompt; None: the defaults, which are shown the first time."""
-        if params is None:
-            if self._notice_is_due:
-                _log.warning("%s", self.defaults_notice)
-                self._notice_is_due = False
-            return [None] * num_prompts
-        listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
-        for item in listed:
-            if not isinstance(item, SamplingParams):
-                raise RequestError(f"params: {shown(item)} is no SamplingParams")
-        if len(listed) != num_prompts:
-            raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
-        return listed
+        return self._intake.default_params_after(prompt_len)
 
     def _text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        if isinstance(prompt, str):
-            return self._request(self.tokenizer.encode(prompt), params, prompt, self.end_token_ids)
-        return self._request(prompt, params, None, self.end_token_ids)
+        return self._checked(self._intake.text_request(prompt, params))
 
     def _chat_request(
         self, messages: Sequence[Message], params: SamplingParams | None, options: Mapping[str, Any]
     ) -> Request:
-        text = self.tokenizer.render_chat(messages, **options)
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return self._request(token_ids, params, text, self.chat_end_token_ids)
+        return self._checked(self._intake.chat_request(messages, params, options))
 
-    def _request(
-        self, token_ids: Sequence[int], params: SamplingParams | None, prompt: str | None, end_token_ids: frozenset[int]
-    ) -> Request:
-        ids = _plain_ids(token_ids)
-        if params is None:
-            params = self.default_params_after(len(ids))
-        number = self._num_requests
-        self._num_requests += 1
-        seed = derived_seed(self._seed, number) if params.seed is None else params.seed
-        request = Request(str(number), ids, params, seed, prompt, end_token_ids)
+    def _checked(self, request: Request) -> Request:
         self.engine.check_request(request)
         return request
 
@@ -299,34 +260,6 @@ class LLM:
     def _step(self) -> None:
         for update in self.engine.step():
             self._inbox[update.request_id].append(update)
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a text or token ids; anything else is a sequence of prompts."""
-    if isinstance(prompts, str):
-        return [prompts]
-    _require_sequence("prompts", prompts)
-    if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """NumPy's integers as Python's; anything else as it is, for the engine to judge."""
-    _require_sequence("a prompt", token_ids)
-    return tuple(int(i) if isinstance(i, np.integer) else i for i in token_ids)
-
-
-def _require_sequence(name: str, value: object) -> None:
-    if not isinstance(value, Sequence | np.ndarray):
-        raise RequestError(f"{name}={shown(value)}: expected a text, token ids, or a list of them")
-
-
-def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation is a sequence of mappings; anything else is a sequence of conversations."""
-    if len(messages) > 0 and isinstance(messages[0], Mapping):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
 
 
 def _chat_options(

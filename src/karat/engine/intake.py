@@ -1,0 +1,118 @@
+"""Intake: what callers of `LLM` give (prompts, conversations, parameters) made into requests."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from karat.engine.defaults import GenerationDefaults, turn_end_ids
+from karat.engine.sampler import derived_seed
+from karat.errors import RequestError
+from karat.request import Request, SamplingParams, shown
+from karat.text import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+_log = logging.getLogger("karat")
+
+
+class Intake:
+    """Numbers requests and settles what they leave open: parameters, seed, end tokens. Runs nothing.
+
+    `defaults` are shown, if they have a notice, the first time they are applied. max_model_len is the context; seed
+    is what requests without a seed of their own draw by, together with their number.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_model_len: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._defaults = defaults
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._numbers = count()
+        self._notice_is_due = defaults.notice is not None
+
+    @cached_property
+    def chat_end_token_ids(self) -> frozenset[int]:
+        """The tokens that end an answer in a conversation: the model's and what closes a turn in the template."""
+        return self._defaults.end_token_ids | turn_end_ids(self._tokenizer)
+
+    def default_params_after(self, prompt_len: int) -> SamplingParams:
+        """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
+        params, rest = self._defaults.params, self._max_model_len - prompt_len
+        if params.max_tokens is None or params.max_tokens <= rest:
+            return params
+        return replace(params, max_tokens=None, min_tokens=min(params.min_tokens, max(rest, 0)))
+
+    def params_for(
+        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams | None]:
+        """Parameters for each prompt; None: the defaults, which depend on the length of the prompt."""
+        if params is None:
+            if self._notice_is_due:
+                _log.warning("%s", self._defaults.notice)
+                self._notice_is_due = False
+            return [None] * num_prompts
+        listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        for item in listed:
+            if not isinstance(item, SamplingParams):
+                raise RequestError(f"params: {shown(item)} is no SamplingParams")
+        if len(listed) != num_prompts:
+            raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
+        return listed
+
+    def text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """To continue a text, which the tokenizer may give a BOS, or token ids, which are taken as they are."""
+        if isinstance(prompt, str):
+            return self._request(self._tokenizer.encode(prompt), params, prompt, self._defaults.end_token_ids)
+        return self._request(prompt, params, None, self._defaults.end_token_ids)
+
+    def chat_request(
+        self, messages: Sequence[Message], params: SamplingParams | None, variables: Mapping[str, Any]
+    ) -> Request:
+        """To answer a conversation; `variables` are what Tokenizer.render_chat takes beside the messages."""
+        text = self._tokenizer.render_chat(messages, **variables)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return self._request(token_ids, params, text, self.chat_end_token_ids)
+
+    def _request(
+        self, token_ids: Sequence[int], params: SamplingParams | None, prompt: str | None, end_token_ids: frozenset[int]
+    ) -> Request:
+        ids = plain_ids(token_ids)
+        if params is None:
+            params = self.default_params_after(len(ids))
+        number = next(self._numbers)
+        seed = derived_seed(self._seed, number) if params.seed is None else params.seed
+        return Request(str(number), ids, params, seed, prompt, end_token_ids)
+
+
+def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt is a text or token ids; anything else is a sequence of prompts."""
+    if isinstance(prompts, str):
+        return [prompts]
+    _require_sequence("prompts", prompts)
+    if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation is a sequence of mappings; anything else is a sequence of conversations."""
+    if len(messages) > 0 and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """NumPy's integers as Python's; anything else as it is, for the engine to judge."""
+    _require_sequence("a prompt", token_ids)
+    return tuple(int(i) if isinstance(i, np.integer) else i for i in token_ids)
+
+
+def _require_sequence(name: str, value: object) -> None:
+    if not isinstance(value, Sequence | np.ndarray):
+        raise RequestError(f"{name}={shown(value)}: expected a text, token ids, or a list of them")
