@@ -11,15 +11,18 @@ struct Build {
     bool (*runs_here)();
 };
 
+#ifdef KARAT_X86
+// The compiler's own detection, which also asks whether the operating system saves the wide registers.
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
 constexpr Build kBuilds[] = {
     {"generic", &generic::kernels, [] { return true; }},
 #ifdef KARAT_X86
-    // The compiler's own detection, which also asks whether the operating system saves the wide registers.
-    {"avx2", &avx2::kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-    {"avx512", &avx512::kernels,
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-     }},
+    {"avx2", &avx2::kernels, [] { return has_avx2(); }},
+    {"avx512", &avx512::kernels, [] { return __builtin_cpu_supports("avx512f") && has_avx2(); }},
 #endif
 };
 

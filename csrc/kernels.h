@@ -1,32 +1,137 @@
-// The kernels and their contracts.
+// The kernels and their contracts: numeric contract version 1 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
-// one rounding each, fused multiply-adds are written as such and nothing else is contracted or reordered.
+// one rounding each, fused multiply-adds are written as such and nothing else is contracted or reordered. Nor do they
+// depend on how work is cut: every function takes a range of independent items, and each item's result is its own.
 // Kernels expect the default floating-point environment (float_env.h); their callers set it, and leave all arithmetic to
 // them: a compiler may move an operation of the caller's to before the call that sets the environment.
+// Where a result is NaN it is NaN in every build; its sign and payload are not part of the contract.
+//
+// Headers that kernel sources include may hold no inline function outside the instruction set's namespace: the linker
+// keeps one copy of such a function and could take the one that was compiled for AVX-512 for everybody.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+
+#include "packed.h"
 
 namespace karat {
-
-// Sums over the columns of a row are kept in this many virtual lanes, whatever the width of the real ones.
-inline constexpr std::size_t kLanes = 16;
 
 // Longest row of a norm: its length is still exact in float32.
 inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 
+// Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
+inline constexpr std::size_t kMaxLeaves = 8;
+
+// out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
+//   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,
+//   ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
+//   stored floats    sum = fma(w[k], x[k], sum)
+//   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum)
+struct LinearArgs {
+    const Matrix* weight;
+    const float* x;  // [tokens, columns], rows x_stride apart
+    std::size_t x_stride, tokens;
+    float* out;  // [tokens, rows], rows out_stride apart
+    std::size_t out_stride;
+    const float* bias;      // [rows] or null
+    const float* residual;  // as out, or null; may be out itself
+    const std::uint32_t* leaf_ends;
+    std::size_t num_leaves;
+};
+
+enum class CacheType : int { f32, f16, bf16 };
+
+// A paged KV cache. Slots are held sixteen together: K with lanes over slots, V with lanes over the head's dimensions.
+struct CacheView {
+    CacheType type;
+    std::size_t num_slots;  // a multiple of 16
+    std::size_t num_kv_heads, head_dim;
+    std::uint8_t* k;  // of one layer: [slots / 16, kv_heads, head_dim, 16]
+    std::uint8_t* v;  // of one layer: [slots / 16, kv_heads, 16, head_dim rounded up to 16]
+};
+
+// What a step knows of its tokens and sequences (see karat.batch.ForwardBatch).
+struct BatchView {
+    std::size_t num_tokens, num_seqs, max_blocks, block_size;
+    const std::int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;
+};
+
+// Causal attention, softmax(q · k * scale) v over the keys at positions [max(0, p + 1 - window), p] of a token at p.
+//   keys are cut at absolute positions 0, 256, 512 …; within a split, with lanes by position modulo 16:
+//     score[j]  = (chain of fma(q[d], k[j, d], score) from 0) * scale
+//     top       = the largest visible score
+//     weight[j] = exp(score[j] - top)
+//     total     = lanes' chains of weight[j], then folded in halves
+//     part[d]   = chain of fma(weight[j], v[j, d], part) from 0
+//   splits are merged in order: with both tops m and n, both (total, part) are scaled by exp(m - max) and exp(n - max),
+//   part = fma(part, scale, other part * other scale), and likewise total.
+//   out[d] = part[d] / total
+// Keys that are not visible are skipped: what stale slots hold never matters.
+struct AttentionArgs {
+    CacheView cache;
+    BatchView batch;
+    const float* q;  // [tokens, heads, head_dim]
+    float* out;      // [tokens, heads * head_dim]
+    std::size_t num_heads;
+    float scale;
+    std::size_t window;  // 0: all
+    float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of scaled scores, for observers
+    std::size_t score_seq;
+};
+
 struct Kernels {
-    // RMSNorm. x and out: [rows, n] float32, C-contiguous, the same memory or disjoint; weight: [n] float32;
-    // 1 <= n <= kMaxColumns.
+    // Bytes of scratch memory that a thread needs for `linear` and `attention`.
+    std::size_t (*scratch_bytes)(std::size_t head_dim);
+
+    // Panels first … last - 1 of the matrix.
+    void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+
+    // out [tokens, columns] = rows ids[t] of the table, as float32 (block formats: code * scale, rounded once).
+    void (*embedding)(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
+
+    // RMSNorm. x and out: [rows, n] float32, the same memory or disjoint; weight: [n] float32; 1 <= n <= kMaxColumns.
     //   lane[l]  = chain of fma(x[i], x[i], lane[l]) from 0, over i = l, l + 16, l + 32, ...
     //   total    = the lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1
     //   scale    = 1 / sqrt(total / n + float32(eps))
     //   out[i]   = (x[i] * scale) * weight[i]
-    // Where a row's result is NaN it is NaN in every build; its sign and payload are not part of the contract.
     void (*rms_norm)(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);
+
+    // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
+    void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
+
+    // out[i] = x[i] + y[i]
+    void (*add)(const float* x, const float* y, float* out, std::size_t n);
+
+    // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, head_dim / 2].
+    //   out[i]        = fma(x[i], cos[i], -(x[i + half] * sin[i]))
+    //   out[i + half] = fma(x[i + half], cos[i], x[i] * sin[i])
+    void (*rope)(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
+                 std::size_t tokens, std::size_t heads, std::size_t head_dim);
+
+    // Store k and v [tokens, kv_heads, head_dim] at the slots, rounded to nearest even. Returns the index of the first
+    // element (over k, then v) that is finite and becomes infinite, or -1.
+    std::ptrdiff_t (*kv_write)(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+                               std::size_t tokens);
+
+    // Tokens first … last - 1 of sequence seq, all query heads of one KV head.
+    void (*attention)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t first,
+                      std::size_t last, float* scratch);
+
+    // One split of 256 keys for the only token of a sequence: partial results for `attention_merge`,
+    // part [heads of the KV head, head_dim rounded up to 16, then total, top].
+    void (*attention_split)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t split,
+                            float* part, float* scratch);
+    void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
+                            float* parts, std::size_t part_stride);
+
+    // The largest of n values (the first of them), or -1 if one of them is NaN or infinite.
+    std::ptrdiff_t (*argmax)(const float* x, std::size_t n);
 };
+
+inline constexpr std::size_t kSplitKeys = 256;
 
 namespace generic {
 extern const Kernels kernels;

@@ -1,50 +1,138 @@
-// karat._native: the kernels for Python. Shapes are checked here once more, so that no call can read outside an array;
-// the typed errors with names and remedies are karat.ops.native's.
+// karat._native: packed matrices, caches and plans for Python. What could read or write outside memory is checked here
+// and in the plan; the typed errors with names and remedies are karat.ops.native's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <atomic>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
-#include "float_env.h"
 #include "isa.h"
+#include "plan.h"
 
 namespace nb = nanobind;
+using namespace karat;
 
 namespace {
 
-using InMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using InVector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T, int N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Ids = In<std::int32_t, 1>;
 
-// The kernels of one build, as chosen by name.
-class NativeKernels {
-public:
-    explicit NativeKernels(const std::string& isa) : isa_(isa), kernels_(karat::kernels_for(isa)) {}
+template <class E, std::size_t N>
+E named(const std::string& name, const std::pair<const char*, E> (&names)[N]) {
+    for (const auto& [known, value] : names)
+        if (name == known) return value;
+    throw std::invalid_argument("unknown name '" + name + "'");
+}
 
-    const std::string& isa() const { return isa_; }
+Format format_of(const std::string& name) {
+    for (int i = 0; i < kNumFormats; ++i)
+        if (name == kFormats[i].name) return static_cast<Format>(i);
+    throw std::invalid_argument("no kernels for stored type '" + name + "'");
+}
 
-    void rms_norm(InMatrix x, InVector weight, double eps, OutMatrix out) const {
-        const std::size_t rows = x.shape(0), n = x.shape(1);
-        if (n == 0 || n > karat::kMaxColumns)
-            throw std::invalid_argument("rms_norm: rows of " + std::to_string(n) + " elements; from 1 to " +
-                                        std::to_string(karat::kMaxColumns) + " are possible");
-        if (weight.shape(0) != n)
-            throw std::invalid_argument("rms_norm: a weight of " + std::to_string(weight.shape(0)) +
-                                        " elements for rows of " + std::to_string(n));
-        if (out.shape(0) != rows || out.shape(1) != n)
-            throw std::invalid_argument("rms_norm: out must have the shape of x");
-        nb::gil_scoped_release released;
-        karat::DefaultFloatEnv env;
-        kernels_.rms_norm(x.data(), weight.data(), eps, out.data(), rows, n);
+// Packs a stored matrix, panels shared out among the threads.
+std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
+                                        In<std::uint8_t, 1> stored, int num_threads) {
+    Matrix matrix{format_of(format), rows, columns, nullptr};
+    const FormatInfo& info = matrix.info();
+    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 ||
+        stored.shape(0) != rows * (columns / info.block_columns) * info.block_bytes)
+        throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
+                                    format + " in " + std::to_string(stored.shape(0)) + " bytes");
+    const nb::gil_scoped_release released;
+    Memory memory(matrix.packed_bytes());
+    struct Job {
+        const Matrix& matrix;
+        const std::uint8_t* stored;
+        std::uint8_t* packed;
+        std::atomic<std::size_t> next{0};
+    } job{matrix, stored.data(), memory.bytes()};
+    Pool::of(num_threads)->run(
+        [](void* argument, int) {
+            auto& j = *static_cast<Job*>(argument);
+            const std::size_t count = j.matrix.num_panels();
+            for (std::size_t i; (i = j.next.fetch_add(1)) < count;) pack_panels(j.matrix, j.stored, i, i + 1, j.packed);
+        },
+        &job);
+    matrix.data = memory.bytes();
+    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
+}
+
+VectorRef vector_of(In<float, 1> values) {
+    return std::make_shared<const Vector>(Vector{{values.data(), values.data() + values.shape(0)}});
+}
+
+RopeRef rope_of(In<float, 2> cos, In<float, 2> sin) {
+    if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1))
+        throw std::invalid_argument("cosines and sines of different shapes");
+    auto table = std::make_shared<RopeTable>();
+    table->positions = cos.shape(0);
+    table->head_dim = 2 * cos.shape(1);
+    table->cos.assign(cos.data(), cos.data() + cos.size());
+    table->sin.assign(sin.data(), sin.data() + sin.size());
+    return table;
+}
+
+CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slots, std::size_t kv_heads,
+                  std::size_t head_dim) {
+    static constexpr std::pair<const char*, CacheType> kTypes[] = {
+        {"float32", CacheType::f32}, {"float16", CacheType::f16}, {"bfloat16", CacheType::bf16}};
+    return std::make_shared<const OwnedCache>(named(dtype, kTypes), layers, slots, kv_heads, head_dim);
+}
+
+Rows rows_of(bool wanted) { return wanted ? Rows::wanted : Rows::tokens; }
+
+using Overflow = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
+using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
+                            In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
+                            std::optional<Scores> scores, std::size_t score_seq) {
+    const std::size_t tokens = token_ids.shape(0), seqs = context_lens.shape(0);
+    if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
+        block_tables.shape(0) != seqs)
+        throw std::invalid_argument("arrays of a step that do not fit together");
+    const StepInput input{
+        .batch = {tokens, seqs, block_tables.shape(1), block_size, positions.data(), slots.data(),
+                  query_starts.data(), context_lens.data(), block_tables.data()},
+        .token_ids = token_ids.data(),
+        .wanted = wanted.data(),
+        .num_wanted = wanted.shape(0),
+    };
+    if (scores && (score_seq >= seqs ||
+                   scores->shape(1) != static_cast<std::size_t>(query_starts.data()[score_seq + 1] -
+                                                                query_starts.data()[score_seq]) ||
+                   scores->shape(2) != static_cast<std::size_t>(context_lens.data()[score_seq])))
+        throw std::invalid_argument("scores of another shape than the sequence's");
+    float* score_data = scores ? scores->data() : nullptr;
+    Plan::Overflow lost;
+    {
+        const nb::gil_scoped_release released;
+        lost = plan.run(input, score_data, score_seq);
     }
+    if (!lost.found) return std::nullopt;
+    return Overflow{lost.layer, lost.is_value, lost.token, lost.head, lost.number};
+}
 
-private:
-    std::string isa_;
-    const karat::Kernels& kernels_;
-};
+void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
+    if (values.shape(1) != plan.width(reg)) throw std::invalid_argument("rows of another width than the register's");
+    std::copy(values.data(), values.data() + values.size(), plan.data(reg));
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Plan::Register reg) {
+    Plan& plan = nb::cast<Plan&>(self);
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
+}
 
 }  // namespace
 
@@ -53,12 +141,58 @@ NB_MODULE(_native, m) {
     m.attr("compiler") = KARAT_COMPILER;
     // A model that a program keeps until its end is no leak to report on its terminal.
     nb::set_leak_warnings(false);
-    m.def("supported_isas", &karat::supported_isas,
+    m.def("supported_isas", &supported_isas,
           "Names of the kernel builds that this CPU can run, from the slowest to the fastest.");
-    // Arrays are never converted: a copy of the wrong type or layout would hide a mistake, and `out` would be lost.
-    nb::class_<NativeKernels>(m, "Kernels")
-        .def(nb::init<const std::string&>(), nb::arg("isa"))
-        .def_prop_ro("isa", &NativeKernels::isa)
-        .def("rms_norm", &NativeKernels::rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(),
-             nb::arg("eps"), nb::arg("out").noconvert());
+    m.def("formats", [] {
+        std::vector<std::string> names;
+        for (const FormatInfo& info : kFormats) names.emplace_back(info.name);
+        return names;
+    });
+
+    nb::class_<OwnedMatrix>(m, "Matrix")
+        .def_prop_ro("format", [](const OwnedMatrix& self) { return std::string(self.matrix.info().name); })
+        .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
+        .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
+        .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); });
+    m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
+          nb::arg("num_threads"));
+    nb::class_<Vector>(m, "Vector").def("__len__", [](const Vector& self) { return self.values.size(); });
+    m.def("vector", &vector_of, nb::arg("values").noconvert());
+    nb::class_<RopeTable>(m, "RopeTable")
+        .def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });
+    m.def("rope_table", &rope_of, nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
+    nb::class_<OwnedCache>(m, "Cache")
+        .def_prop_ro("num_kv_heads", [](const OwnedCache& self) { return self.num_kv_heads; })
+        .def_prop_ro("head_dim", [](const OwnedCache& self) { return self.head_dim; });
+    m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
+          nb::arg("head_dim"));
+
+    // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
+    nb::class_<Plan>(m, "Plan")
+        .def(
+            "__init__",
+            [](Plan* self, const std::string& isa, int num_threads) {
+                new (self) Plan(kernels_for(isa), num_threads);
+            },
+            nb::arg("isa"), nb::arg("num_threads"))
+        .def("input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
+             nb::arg("width"), nb::arg("wanted") = false)
+        .def("embedding", &Plan::embedding)
+        .def("rms_norm", &Plan::rms_norm)
+        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases").none(), nb::arg("unit"))
+        .def("silu_mul", &Plan::silu_mul)
+        .def("add", &Plan::add)
+        .def("rope", &Plan::rope)
+        .def("kv_write", &Plan::kv_write)
+        .def("attention", &Plan::attention)
+        .def("select", &Plan::select)
+        .def("finish", &Plan::finish, nb::arg("max_tokens"), nb::arg("max_wanted"), nb::arg("max_seqs"),
+             nb::arg("max_context"), nb::arg("kept"))
+        .def("width", &Plan::width)
+        .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
+        .def("read", &view)
+        .def("run", &run_step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
+             nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
+             nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
 }

@@ -1,7 +1,6 @@
-// Compiled once for each instruction set: KARAT_ISA_NAMESPACE is set by the build.
-// Nothing with inline functions or templates may be included here: the linker keeps one copy of such a function and
-// could take the one that was compiled for AVX-512 for everybody.
-#include "kernels.h"
+// RMSNorm (kernels.h). Compiled once for each instruction set: KARAT_ISA_NAMESPACE is set by the build.
+#include "kernels_isa.h"
+#include "simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
@@ -17,6 +16,8 @@ float sum_of_squares(const float* x, std::size_t n) {
     return lane[0];
 }
 
+}  // namespace
+
 void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n) {
     for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
         const float mean = sum_of_squares(x, n) / static_cast<float>(n);
@@ -24,9 +25,5 @@ void rms_norm(const float* x, const float* weight, double eps, float* out, std::
         for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
     }
 }
-
-}  // namespace
-
-const Kernels kernels = {rms_norm};
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,5 +1,6 @@
 """A tensor as it is stored, and what a layer says it needs."""
 
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,17 @@ class Weight:
     def is_quantised(self) -> bool:
         """Whether the data are blocks."""
         return self.dtype in FORMATS
+
+    def release(self) -> None:
+        """Give the memory of mapped pages back to the system; they are read again if they are needed again."""
+        base: object = self.data
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and self.data.nbytes:
+            whole = np.frombuffer(base, np.uint8)
+            start = self.data.ctypes.data - whole.ctypes.data
+            page = start - start % mmap.PAGESIZE
+            base.madvise(mmap.MADV_DONTNEED, page, start + self.data.nbytes - page)
 
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
         """A new array [*shape] of `dtype` (float32 or float64) of the stored values, exactly.

@@ -1,23 +1,20 @@
 """The engine: requests in, tokens and text out, step by step."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.batch import ForwardBatch
 from karat.engine.choice import Choice, LogitsReader, Reader, resolve_max_tokens
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch
 from karat.errors import NumericsError, RequestError
 from karat.kv.blocks import BlockPool
+from karat.ops.api import Runner, StepLimits
 from karat.request import Request, RequestOutput, StreamChunk, shown
 from karat.text import Tokenizer
-
-Runner = Callable[[ForwardBatch], NDArray[np.floating]]
 
 PROMPT_LOGITS_BYTES = 64 * 1024**2  # of the logits of prompt positions made in one step
 
@@ -33,6 +30,21 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
 
+    @property
+    def max_prompt_logits(self) -> int:
+        """Prompt positions of a step whose logits may be wanted."""
+        return max(1, PROMPT_LOGITS_BYTES // (4 * self.vocab_size))
+
+    @property
+    def step_limits(self) -> StepLimits:
+        """The largest step that the scheduler makes."""
+        return StepLimits(
+            num_tokens=self.max_num_batched_tokens,
+            num_logit_rows=min(self.max_num_batched_tokens, self.max_num_seqs + self.max_prompt_logits),
+            num_seqs=self.max_num_seqs,
+            context_len=self.max_model_len,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
@@ -46,7 +58,7 @@ class RequestUpdate:
 class Engine:
     """Continuous batching over one model. Not thread-safe: one thread uses an engine.
 
-    `run` computes a batch (see karat.engine.step.ModelRunner). Every request ends in exactly one finish reason per
+    `run` computes a batch (see karat.engine.step.model_runner). Every request ends in exactly one finish reason per
     choice, and then its blocks are free. A forward pass that raises leaves all as it was: the sequences are still there
     and can be stepped again or aborted.
     """
@@ -57,7 +69,7 @@ class Engine:
             BlockPool(config.num_blocks, config.block_size),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            max_prompt_logits=max(1, PROMPT_LOGITS_BYTES // (4 * config.vocab_size)),
+            max_prompt_logits=config.max_prompt_logits,
         )
         self._run = run
         self._tokenizer = tokenizer

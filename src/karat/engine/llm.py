@@ -1,5 +1,6 @@
 """LLM: a model on this machine, in one object."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,24 +11,45 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import open_folder, resolve
+from karat.checkpoint import Weight, open_folder, requantize, resolve
 from karat.config import FLOAT_BYTES, FloatName, embedded_model_path
 from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.memory import num_cache_blocks
-from karat.engine.step import ModelRunner
+from karat.engine.step import model_runner
 from karat.errors import CapacityError, UsageError
 from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec
+from karat.quant import FORMATS, Format
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
 
 GenerationSource = Literal["auto", "none"]
+Quantization = Literal["q8_0", "q4_0"]
 
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
 BLOCK_SIZE = 16
+
+_log = logging.getLogger(__name__)
+
+
+def _as_stored(weight: Weight) -> Weight:
+    return weight
+
+
+class _Quantizer:
+    """Quantises matrices on their way to the executor; says which stay as they are."""
+
+    def __init__(self, format_: Format) -> None:
+        self._format = format_
+
+    def __call__(self, weight: Weight) -> Weight:
+        done = requantize(weight, self._format)
+        if done.kept_because and len(weight.shape) > 1:
+            _log.warning("%s", done.kept_because)
+        return done.weight
 
 
 class LLM:
@@ -39,8 +61,10 @@ class LLM:
     seed is what requests without a seed of their own draw by, together with their number. At most max_num_seqs
     sequences and max_num_batched_tokens tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks
     blocks of 16 tokens; by default it is enough for max_num_seqs full contexts, but at most 40 % of the memory that is
-    available. generation_config "auto" takes default sampling from the model's generation_config.json (see
-    karat.engine.defaults); "none" takes SamplingParams() instead. End tokens are the model's in both cases.
+    available. quantize "q8_0" or "q4_0" quantises matrices as they are loaded, into the blocks that a converted file
+    would hold. threads is for the native executor (None: one for each physical core). generation_config "auto" takes
+    default sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes
+    SamplingParams() instead. End tokens are the model's in both cases.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -59,7 +83,11 @@ class LLM:
         kv_cache_bytes: int | None = None,
         num_blocks: int | None = None,
         generation_config: GenerationSource = "auto",
+        quantize: Quantization | None = None,
+        threads: int | None = None,
     ) -> None:
+        if quantize is not None and quantize not in get_args(Quantization):
+            raise UsageError(f"quantize={shown(quantize)}: expected {' or '.join(map(repr, get_args(Quantization)))}")
         if generation_config not in get_args(GenerationSource):
             raise UsageError(f"generation_config={shown(generation_config)}: expected 'auto' or 'none'")
         if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
@@ -69,10 +97,10 @@ class LLM:
         _check_int("seed", seed, 0, MAX_SEED)
         _check_int("max_num_seqs", max_num_seqs, 1)
         _check_int("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs)
-        for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes)):
+        for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes), ("threads", threads)):
             if value is not None:
                 _check_int(name, value, 1)
-        ops = registry.create(executor, dtype)
+        ops = registry.create(executor, dtype, threads)
         self.path = embedded_model_path() if model is None else resolve(model)
         checkpoint = open_folder(self.path)
         self.config = read_config(checkpoint.config)
@@ -93,7 +121,8 @@ class LLM:
         self.defaults_notice = defaults.notice
         self.executor, self.dtype = ops.executor, ops.dtype
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
-        loaded = build(self.config, ops, checkpoint, num_positions=self.max_model_len)
+        prepare = _Quantizer(FORMATS[quantize.upper()]) if quantize else _as_stored
+        loaded = build(self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare)
         num_blocks = num_cache_blocks(
             self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
@@ -104,14 +133,11 @@ class LLM:
                 num_kv_heads=self.config.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
             )
         )  # fmt: skip
-        self.engine = Engine(
-            ModelRunner(loaded, cache),
-            self.tokenizer,
-            EngineConfig(
-                vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,
-                block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            ),
+        sizes = EngineConfig(
+            vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,
+            block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         )  # fmt: skip
+        self.engine = Engine(model_runner(loaded, cache, sizes.step_limits), self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}
 

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.engine.scheduler import Chunk
 from karat.kv.blocks import BlockPool
 from karat.models.registry import Model
-from karat.ops.api import Cache
+from karat.ops.api import Cache, Runner, StepLimits
 
 
 def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) -> ForwardBatch:
@@ -51,14 +50,9 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
     return batch
 
 
-class ModelRunner:
-    """A model with its cache, as the engine calls it: a batch in, logits [rows, vocab] of its logit_rows out."""
+def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
+    """The model as the engine calls it: a batch in, logits [rows, vocab] of its logit_rows out, good until the next.
 
-    def __init__(self, model: Model, cache: Cache) -> None:
-        self._model = model
-        self._cache = cache
-
-    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
-        """Writes K and V of the batch's tokens to its slots. Raises NumericsError for what the cache cannot hold."""
-        ops = self._model.ops
-        return ops.read(self._model.forward(ops.begin(batch), self._cache))
+    Writes K and V of the batch's tokens to its slots. Raises NumericsError for what the cache cannot hold.
+    """
+    return model.ops.runner(lambda ops, step: model.on(ops).forward(step, cache), limits)

@@ -25,7 +25,9 @@ class Attention:
             RMSNorm(take, f"{name}.{part}_norm", config.head_dim, config.rms_norm_eps) if config.qk_norm else None
             for part in ("q", "k")
         )
-        self.o_proj = Linear(take, f"{name}.o_proj", config.hidden_size, q_size, bias=config.o_bias, shard=ROW)
+        self.o_proj = Linear(
+            take, f"{name}.o_proj", config.hidden_size, q_size, bias=config.o_bias, shard=ROW, unit=config.head_dim
+        )
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
         parts = (self.q_proj, self.k_proj, self.v_proj)

@@ -8,16 +8,22 @@ COLUMN, ROW = 0, 1  # of a weight [out_features, in_features]
 
 
 class Linear:
-    """x @ weight.T + bias. `shard` is COLUMN (out_features) or ROW (in_features; its bias is never sharded)."""
+    """x @ weight.T + bias. `shard` is COLUMN (out_features) or ROW (in_features; its bias is never sharded).
 
-    def __init__(self, take: Take, name: str, out_features: int, in_features: int, *, bias: bool, shard: int) -> None:
+    Of a ROW layer, `unit` input columns belong together and are never shared out to different ranks.
+    """
+
+    def __init__(
+        self, take: Take, name: str, out_features: int, in_features: int, *, bias: bool, shard: int, unit: int = 1
+    ) -> None:
         self.name = name
+        self._unit = unit if shard == ROW else None
         self.weight: Loaded = take(WeightSpec(f"{name}.weight", (out_features, in_features), shard))
         bias_shard = 0 if shard == COLUMN else None
         self.bias: Loaded | None = take(WeightSpec(f"{name}.bias", (out_features,), bias_shard)) if bias else None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias, name=self.name)
+        return ops.linear(x, self.weight, self.bias, unit=self._unit, name=self.name)
 
 
 class Embedding:

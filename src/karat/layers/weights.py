@@ -25,14 +25,18 @@ class SpecCollector:
 
 
 class WeightLoader:
-    """A `Take` that loads each assigned weight into the executor once, however many layers share it."""
+    """A `Take` that loads each assigned weight into the executor once, however many layers share it.
 
-    def __init__(self, ops: Ops, weights: Mapping[str, Weight]) -> None:
+    Each goes through `prepare` first, one at a time, so that never two weights are held twice.
+    """
+
+    def __init__(self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight]) -> None:
         self._ops = ops
         self._weights = weights
+        self._prepare = prepare
         self._loaded: dict[str, Loaded] = {}
 
     def __call__(self, spec: WeightSpec) -> Loaded:
         if spec.source not in self._loaded:
-            self._loaded[spec.source] = self._ops.load(self._weights[spec.source])
+            self._loaded[spec.source] = self._ops.load(self._prepare(self._weights[spec.source]))
         return self._loaded[spec.source]

@@ -1,6 +1,6 @@
 """From a config.json and a checkpoint to a model. A new family is one file beside this one and one line below."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from karat.checkpoint.assign import assign
 from karat.checkpoint.weights import Checkpoint, Weight
@@ -78,12 +78,20 @@ def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weigh
     return assign(weight_specs(config), checkpoint, tied=tied)
 
 
-def build(config: ModelConfig, ops: Ops, checkpoint: Checkpoint, *, num_positions: int) -> Model:
+def build(
+    config: ModelConfig,
+    ops: Ops,
+    checkpoint: Checkpoint,
+    *,
+    num_positions: int,
+    prepare: Callable[[Weight], Weight] = lambda weight: weight,
+) -> Model:
     """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
 
-    `num_positions` is the longest sequence that will be run; RoPE tables are that long.
+    `num_positions` is the longest sequence that will be run; RoPE tables are that long. `prepare` may change a weight
+    on its way (quantise it); it is called once for each, just before the executor loads it.
     """
     weights = find_weights(config, checkpoint)
-    decoder = Decoder(WeightLoader(ops, weights), config)
+    decoder = Decoder(WeightLoader(ops, weights, prepare), config)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
     return Model(config, ops, decoder, rope)

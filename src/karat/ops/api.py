@@ -26,6 +26,7 @@ Cache = Any  # K and V of all layers
 RopeTable = Any  # cosines and sines by position
 
 Observer = Callable[[str, NDArray[np.floating]], None]
+Runner = Callable[[ForwardBatch], NDArray[np.floating]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,16 @@ class CacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: FloatName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step that a runner must be able to run; context_len is of the longest sequence."""
+
+    num_tokens: int
+    num_logit_rows: int
+    num_seqs: int
+    context_len: int
 
 
 class Ops(Protocol):
@@ -69,6 +80,12 @@ class Ops(Protocol):
     def read(self, x: Tensor) -> NDArray[np.floating]:
         """The value of a result as an array of `dtype`."""
 
+    def runner(self, forward: "Callable[[Ops, Step], Tensor]", limits: StepLimits) -> Runner:
+        """`forward` as a function of batches, whose result may be overwritten by the next call.
+
+        An executor may call `forward` once now, with handles, and replay for each batch what it recorded.
+        """
+
     # Arithmetic
 
     def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
@@ -77,8 +94,14 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
         """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
 
-    def linear(self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, name: str) -> Tensor:
-        """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum."""
+    def linear(
+        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
+    ) -> Tensor:
+        """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum.
+
+        `unit` marks a row-parallel layer: its input columns may be shared out among ranks, never within `unit` of them
+        (a head). The sum then follows a tree that no degree of parallelism changes.
+        """
 
     def qkv(
         self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,

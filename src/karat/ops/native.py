@@ -1,74 +1,204 @@
-"""The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/kernels.h)."""
+"""The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/kernels.h).
+
+Two faces of one thing: `NativeOps` runs op by op on arrays, each op as a plan of its own; `NativeOps.runner` records a
+whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits.
+"""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.config import FloatName
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName, RopeConfig
 from karat.errors import ExecutorError
-from karat.ops.reference import ReferenceOps
-
-try:
-    import karat._native as _native
-except ModuleNotFoundError:
-    _UNAVAILABLE: str | None = (
-        "this installation has no C++ extension, which is left out where there is no working C++ compiler; "
-        "with one on the PATH, install Karat again"
-    )
-except ImportError as error:
-    _UNAVAILABLE = f"the C++ extension cannot be loaded ({error}); install Karat again for this Python"
-else:
-    _UNAVAILABLE = None
+from karat.ops.api import CacheSpec, Loaded, Observer, Runner, StepLimits
+from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
+from karat.ops.rope_table import cos_sin_table
+from karat.ops.threads import num_physical_cores
 
 Array = NDArray[np.floating]
+Rows = NDArray[np.float32]  # [rows, width]
 
-
-def unavailable_reason() -> str | None:
-    """Why the native executor cannot run here, and the remedy; None where it can."""
-    return _UNAVAILABLE
+__all__ = ["NativeOps", "supported_isas", "unavailable_reason"]
 
 
 def supported_isas() -> tuple[str, ...]:
     """Kernel builds that this CPU can run, from generic to the fastest; none without the extension."""
-    return () if _UNAVAILABLE else tuple(_native.supported_isas())
+    return () if unavailable_reason() else tuple(native().supported_isas())
 
 
-class NativeOps(ReferenceOps):
-    """Ops on NumPy arrays in float32. RMSNorm is native; until they are too, other ops are the reference's.
+class NativeOps:
+    """Ops (karat.ops.api) on NumPy arrays in float32.
 
-    `isa` forces a kernel build (one of `supported_isas()`); None takes the fastest.
+    `isa` forces a kernel build (one of `supported_isas()`); None takes the fastest. `threads` is how many threads work
+    on an op; None takes one for each physical core that the process may use.
     """
 
-    def __init__(self, dtype: FloatName = "float32", *, isa: str | None = None) -> None:
-        super().__init__(dtype)
+    def __init__(self, dtype: FloatName = "float32", *, isa: str | None = None, threads: int | None = None) -> None:
         if dtype != "float32":
             raise ExecutorError(f"dtype={dtype!r}: the native executor computes in float32")
-        if _UNAVAILABLE:
-            raise ExecutorError(f"the native executor is not available: {_UNAVAILABLE}; or use the reference executor")
+        if reason := unavailable_reason():
+            raise ExecutorError(f"the native executor is not available: {reason}; or use the reference executor")
         runnable = supported_isas()
         if isa is not None and isa not in runnable:
             raise ExecutorError(
                 f"kernel build {isa!r}: this CPU and this installation can run {', '.join(runnable)}; "
                 "set KARAT_ISA to one of them, or unset it for the fastest"
             )
-        self._kernels = _native.Kernels(isa or runnable[-1])
+        if threads is not None and threads < 1:
+            raise ExecutorError(f"threads={threads}: at least one thread is needed")
+        self.isa = isa or runnable[-1]
+        self.threads = num_physical_cores() if threads is None else threads
 
     @property
     def executor(self) -> str:
         return "native"
 
     @property
-    def isa(self) -> str:
-        """The kernel build in use."""
-        return self._kernels.isa
+    def dtype(self) -> FloatName:
+        return "float32"
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
-        if x.dtype != np.float32 or weight.dtype != np.float32:
-            raise ExecutorError(f"{name}: x is {x.dtype}, weight {weight.dtype}; native kernels compute in float32")
-        if x.ndim < 1 or weight.ndim != 1 or x.shape[-1] != weight.shape[0] or x.shape[-1] == 0:
-            raise ExecutorError(f"{name}: weight {weight.shape} does not fit the last axis of x {x.shape}")
-        if not 0 <= eps < np.inf:
-            raise ExecutorError(f"{name}: eps={eps}; expected a finite number of at least 0")
-        rows = np.ascontiguousarray(x.reshape(-1, x.shape[-1]), np.float32)  # [rows, n]
-        out = np.empty_like(rows)
-        self._kernels.rms_norm(rows, np.ascontiguousarray(weight, np.float32), eps, out)
-        return out.reshape(x.shape)
+    @property
+    def default_kv_dtype(self) -> FloatName:
+        return "float16"
+
+    def load(self, weight: Weight) -> Loaded:
+        """A matrix is packed as it is stored; a vector (norm, bias) is held in float32."""
+        if len(weight.shape) == 1:
+            return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
+        if len(weight.shape) != 2:
+            raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
+        if weight.dtype not in native().formats():
+            raise ExecutorError(
+                f"{weight.name}: the native executor has no kernels for {weight.dtype} yet; it has "
+                f"{', '.join(native().formats())}; use the reference executor"
+            )
+        packed = native().pack(weight.dtype, *weight.shape, weight.data, self.threads)
+        weight.release()
+        return packed
+
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> Loaded:
+        table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
+        return native().rope_table(np.ascontiguousarray(table.cos), np.ascontiguousarray(table.sin))
+
+    def new_cache(self, spec: CacheSpec) -> Loaded:
+        if spec.dtype == "float64":
+            raise ExecutorError("kv_dtype='float64': the native executor has float16, bfloat16 and float32 caches")
+        return native().cache(
+            spec.dtype, spec.num_layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim
+        )
+
+    def begin(self, batch: ForwardBatch) -> ForwardBatch:
+        return batch
+
+    def read(self, x: Array) -> Array:
+        return x
+
+    def runner(self, forward: Callable[..., object], limits: StepLimits) -> Runner:
+        """`forward` recorded as one plan, for steps within `limits`; the result lies in it until the next step."""
+        recorder = PlanRecorder(self.isa, self.threads)
+        result = forward(recorder, recorder.begin(None))
+        assert isinstance(result, Handle), "a model returns the result of an op"
+        recorder.finish(limits, [result])
+
+        def run(batch: ForwardBatch) -> Array:
+            recorder.run(batch)
+            return recorder.value(result)
+
+        return run
+
+    def embedding(self, step: ForwardBatch, table: Loaded, *, name: str) -> Array:
+        return self._now([], lambda ops: ops.embedding(step, table, name=name), step)
+
+    def rms_norm(self, x: Array, weight: Loaded, eps: float, *, name: str) -> Array:
+        return self._now([x], lambda ops, h: ops.rms_norm(h, weight, eps, name=name))
+
+    def linear(
+        self, x: Array, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
+    ) -> Array:
+        return self._now([x], lambda ops, h: ops.linear(h, weight, bias, unit=unit, name=name))
+
+    def qkv(
+        self, x: Array, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
+        head_dim: int, names: tuple[str, str, str],
+    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        q, k, v = self._all([x], lambda ops, h: ops.qkv(h, weights, biases, head_dim=head_dim, names=names))
+        return q, k, v
+
+    def gate_up(
+        self, x: Array, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        names: tuple[str, str],
+    ) -> tuple[Array, Array]:  # fmt: skip
+        gate, up = self._all([x], lambda ops, h: ops.gate_up(h, weights, biases, names=names))
+        return gate, up
+
+    def silu_mul(self, gate: Array, up: Array, *, name: str) -> Array:
+        return self._now([gate, up], lambda ops, g, u: ops.silu_mul(g, u, name=name))
+
+    def add(self, x: Array, y: Array, *, name: str) -> Array:
+        return self._now([x, y], lambda ops, a, b: ops.add(a, b, name=name))
+
+    def rope(self, x: Array, table: Loaded, step: ForwardBatch, *, name: str) -> Array:
+        return self._now([x], lambda ops, h: ops.rope(h, table, step, name=name), step)
+
+    def kv_write(self, k: Array, v: Array, cache: Loaded, layer: int, step: ForwardBatch) -> None:
+        self._all([k, v], lambda ops, a, b: ops.kv_write(a, b, cache, layer, step) or [], step)
+
+    def paged_attention(
+        self, q: Array, cache: Loaded, layer: int, step: ForwardBatch, *, scale: float, window: int | None, name: str,
+        observe: Observer | None = None,
+    ) -> Array:  # fmt: skip
+        def attend(ops: PlanRecorder, h: Handle) -> Handle:
+            return ops.paged_attention(h, cache, layer, step, scale=scale, window=window, name=name)
+
+        if observe:
+            for seq, context_len in enumerate(step.context_lens):
+                new = int(step.query_starts[seq + 1] - step.query_starts[seq])
+                scores = np.full((q.shape[1], new, int(context_len)), -np.inf, np.float32)
+                self._all([q], lambda ops, h: [attend(ops, h)], step, scores, seq)
+                shifted = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+                observe("scores", scores)
+                observe("weights", (shifted / shifted.sum(axis=-1, keepdims=True)).astype(np.float32))
+        return self._now([q], attend, step)
+
+    def select_rows(self, x: Array, step: ForwardBatch, *, name: str) -> Array:
+        return self._now([x], lambda ops, h: ops.select_rows(h, step, name=name), step)
+
+    def _now(self, inputs: list[Array], op: Callable[..., Handle], step: ForwardBatch | None = None) -> Array:
+        return self._all(inputs, lambda *args: [op(*args)], step)[0]
+
+    def _all(
+        self, inputs: list[Array], op: Callable[..., Sequence[Handle]], step: ForwardBatch | None = None,
+        scores: NDArray[np.float32] | None = None, score_seq: int = 0,
+    ) -> list[Array]:  # fmt: skip
+        """Run one op as a plan of its own on copies of the inputs, each [rows, …]."""
+        for x in inputs:
+            if x.dtype != np.float32:
+                raise ExecutorError(f"an input of {x.dtype}; native kernels compute in float32")
+        recorder = PlanRecorder(self.isa, self.threads)
+        handles = [recorder.input(x.shape[1:]) for x in inputs]
+        results = list(op(recorder, *handles))
+        batch = step if step is not None else _plain_batch(len(inputs[0]))
+        recorder.finish(
+            StepLimits(
+                num_tokens=batch.num_tokens, num_logit_rows=len(batch.logit_rows), num_seqs=batch.num_seqs,
+                context_len=int(batch.context_lens.max()),
+            ),
+            results,
+        )  # fmt: skip
+        for handle, x in zip(handles, inputs, strict=True):
+            recorder.fill(handle, x)
+        recorder.run(batch, scores, score_seq)
+        return [recorder.value(result).copy() for result in results]
+
+
+def _plain_batch(rows: int) -> ForwardBatch:
+    """A batch for ops that know only rows."""
+    zeros = np.zeros(rows, np.int32)
+    return ForwardBatch(
+        token_ids=zeros, positions=zeros, slots=zeros, query_starts=np.array([0, rows], np.int32),
+        context_lens=np.array([max(rows, 1)], np.int32), block_tables=np.zeros((1, 1), np.int32),
+        logit_rows=np.zeros(0, np.int32), block_size=max(rows, 1),
+    )  # fmt: skip

@@ -1,5 +1,6 @@
 """The reference executor: every op as one obvious NumPy function, in float64 (the truth) or float32."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
-from karat.ops.api import CacheSpec, Observer
+from karat.ops.api import CacheSpec, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
 
 Array = NDArray[np.floating]
@@ -67,6 +68,9 @@ class ReferenceOps:
     def read(self, x: Array) -> Array:
         return x
 
+    def runner(self, forward: Callable[..., Array], limits: StepLimits) -> Runner:
+        return lambda batch: forward(self, batch)
+
     def embedding(self, step: ForwardBatch, table: Array, *, name: str) -> Array:
         return table[step.token_ids]
 
@@ -76,7 +80,9 @@ class ReferenceOps:
         result: Array = x * (1 / np.sqrt(mean_square + self._dtype.type(eps))) * weight
         return result
 
-    def linear(self, x: Array, weight: Array, bias: Array | None = None, *, name: str) -> Array:
+    def linear(
+        self, x: Array, weight: Array, bias: Array | None = None, *, unit: int | None = None, name: str
+    ) -> Array:
         _require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
         result: Array = x @ weight.T
         return result if bias is None else result + bias

@@ -14,19 +14,22 @@ from karat.ops.reference import ReferenceOps
 class Executor:
     """How an executor is made, and the dtypes that it computes in."""
 
-    create: Callable[[FloatName], Ops]
+    create: Callable[[FloatName, int | None], Ops]
     dtypes: tuple[FloatName, ...]
 
 
 EXECUTORS: Mapping[str, Executor] = {
-    "reference": Executor(ReferenceOps, ("float32", "float64")),
-    "native": Executor(lambda dtype: NativeOps(dtype, isa=Settings.from_env().isa), ("float32",)),
+    "reference": Executor(lambda dtype, threads: ReferenceOps(dtype), ("float32", "float64")),
+    "native": Executor(
+        lambda dtype, threads: NativeOps(dtype, isa=Settings.from_env().isa, threads=threads), ("float32",)
+    ),
 }
 
 
-def create(executor: str = "auto", dtype: FloatName = "float32") -> Ops:
+def create(executor: str = "auto", dtype: FloatName = "float32", threads: int | None = None) -> Ops:
     """An executor that computes in `dtype`; ExecutorError if there is none of that name, of that dtype or on this CPU.
 
+    `threads` is for executors that have threads of their own (None: one for each physical core that may be used).
     "auto" is native where it has the dtype and the extension is installed, else the reference; `ops.executor` says
     which.
     """
@@ -38,4 +41,4 @@ def create(executor: str = "auto", dtype: FloatName = "float32") -> Ops:
     if dtype not in EXECUTORS[executor].dtypes:
         able = " and ".join(EXECUTORS[executor].dtypes)
         raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
-    return EXECUTORS[executor].create(dtype)
+    return EXECUTORS[executor].create(dtype, threads)

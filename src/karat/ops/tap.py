@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
-from karat.ops.api import Cache, CacheSpec, Loaded, Observer, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Cache, CacheSpec, Loaded, Observer, Ops, RopeTable, Runner, Step, StepLimits, Tensor
 
 
 class Tap:
@@ -55,14 +55,20 @@ class Tap:
     def read(self, x: Tensor) -> NDArray[np.floating]:
         return self._inner.read(x)
 
+    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
+        """Op by op, for the results to be recorded."""
+        return lambda batch: self.read(forward(self, self.begin(batch)))
+
     def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
         return self._record(name, self._inner.embedding(step, table, name=name))
 
     def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
         return self._record(name, self._inner.rms_norm(x, weight, eps, name=name))
 
-    def linear(self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, name: str) -> Tensor:
-        return self._record(name, self._inner.linear(x, weight, bias, name=name))
+    def linear(
+        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
+    ) -> Tensor:
+        return self._record(name, self._inner.linear(x, weight, bias, unit=unit, name=name))
 
     def qkv(
         self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,

@@ -1,0 +1,28 @@
+// The functions of one instruction set, each defined in the source of its name; table.cpp makes the table of them.
+#pragma once
+
+#include "kernels.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+std::size_t linear_scratch_floats();
+std::size_t attention_scratch_floats(std::size_t head_dim);
+
+void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void embedding(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
+void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);
+void silu_mul(const float* gate, const float* up, float* out, std::size_t n);
+void add(const float* x, const float* y, float* out, std::size_t n);
+void rope(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
+          std::size_t tokens, std::size_t heads, std::size_t head_dim);
+std::ptrdiff_t kv_write(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+                        std::size_t tokens);
+void attention(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t first, std::size_t last,
+               float* scratch);
+void attention_split(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t split, float* part,
+                     float* scratch);
+void attention_merge(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
+                     float* parts, std::size_t part_stride);
+std::ptrdiff_t argmax(const float* x, std::size_t n);
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

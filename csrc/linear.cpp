@@ -1,0 +1,315 @@
+// Linear layers over packed matrices (kernels.h, LinearArgs). Compiled once for each instruction set.
+//
+// One token: codes go straight from the packed words into the chain. More: a chunk of 256 columns is unpacked once into
+// a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory between
+// chunks, so the chain is the same.
+#include "linear.h"
+
+#include "formats.h"
+#include "kernels_isa.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+constexpr std::size_t kChunk = 256;        // columns
+constexpr std::size_t kTokenBlock = 192;   // tokens that one unpacked chunk serves
+constexpr std::size_t kWide = kPanelGroups * kGroupRows;
+constexpr std::size_t kPrefetch = 3072;    // bytes ahead in a stream of weights
+constexpr std::size_t kMinSub = 16;        // columns of the smallest sub-block
+
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
+struct Scratch {
+    float* chunk;   // [kChunk, lanes of the panel]
+    float* scales;  // [kChunk / kMinSub, lanes]
+    float* sums;    // [kTokenBlock, kWide]
+    float* levels;  // [3, kTokenBlock, kWide]
+
+    static constexpr std::size_t kFloats =
+        kChunk * kWide + kChunk / kMinSub * kWide + 4 * kTokenBlock * kWide;
+    explicit Scratch(float* base)
+        : chunk(base), scales(chunk + kChunk * kWide), sums(scales + kChunk / kMinSub * kWide),
+          levels(sums + kTokenBlock * kWide) {}
+};
+
+// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to the
+// left of the current one, then keep(level) to let the current one wait, or neither for the root.
+template <class Add, class Keep>
+KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
+    int level = 0;
+    for (; (leaf >> level) & 1; ++level) add(level);
+    if (leaf + 1 < num_leaves) keep(level);
+}
+
+KARAT_INLINE void finish(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
+    const std::size_t left = a.weight->rows - row;
+    const int n = left < kLanes ? static_cast<int>(left) : kLanes;
+    if (a.bias) sum = sum + (n == kLanes ? load(a.bias + row) : load_first(a.bias + row, n));
+    if (a.residual) {
+        const float* residual = a.residual + token * a.out_stride + row;
+        sum = sum + (n == kLanes ? load(residual) : load_first(residual, n));
+    }
+    store_first(a.out + token * a.out_stride + row, sum, n);
+}
+
+// ---- one token -------------------------------------------------------------------------------------------------------
+
+template <class Fmt, int G>
+KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
+    constexpr std::size_t step = G * kLanes * Fmt::kBytes;
+    for (std::size_t k = 0; k < count; ++k, w += step) {
+        for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
+        const f32x16 value = set1(x[k]);
+        for (int g = 0; g < G; ++g) sum[g] = fma(Fmt::read(w + g * kLanes * Fmt::kBytes), value, sum[g]);
+    }
+}
+
+template <class Fmt, int G>
+KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
+    constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
+    const auto codes = Fmt::Codes::make();
+    for (std::size_t k = 0; k < count; k += Fmt::kColumns, w += step) {
+        for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
+        for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, x += Fmt::kSub) {
+            f32x16 part[G];
+            for (int g = 0; g < G; ++g) part[g] = zero();
+#pragma GCC unroll 32
+            for (int j = 0; j < Fmt::kSub; ++j) {
+                const f32x16 value = set1(x[j]);
+                for (int g = 0; g < G; ++g)
+                    part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j), value, part[g]);
+            }
+            for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
+        }
+    }
+}
+
+template <class Fmt>
+inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
+
+template <class Fmt, int G>
+void one_token(const LinearArgs& a, std::size_t panel) {
+    const std::uint8_t* w = a.weight->panel(panel);
+    f32x16 levels[3][G], sum[G];
+    std::size_t start = 0;
+    for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+        const std::size_t end = a.leaf_ends[leaf];
+        for (int g = 0; g < G; ++g) sum[g] = zero();
+        if constexpr (kIsBlock<Fmt>)
+            leaf_of_blocks<Fmt, G>(w, a.x + start, end - start, sum);
+        else
+            leaf_of_floats<Fmt, G>(w, a.x + start, end - start, sum);
+        start = end;
+        climb(
+            leaf, a.num_leaves,
+            [&](int level) {
+                for (int g = 0; g < G; ++g) sum[g] = levels[level][g] + sum[g];
+            },
+            [&](int level) {
+                for (int g = 0; g < G; ++g) levels[level][g] = sum[g];
+            });
+    }
+    const std::size_t row = a.weight->first_group(panel) * kGroupRows;
+    for (int g = 0; g < G; ++g) finish(a, 0, row + static_cast<std::size_t>(g * kLanes), sum[g]);
+}
+
+// ---- many tokens -----------------------------------------------------------------------------------------------------
+
+// Unpack `count` columns of a panel: weights (or codes) to chunk [count, lanes], scales to [sub-blocks, lanes].
+template <class Fmt, int G>
+void unpack(const std::uint8_t* w, std::size_t count, const Scratch& s) {
+    float* out = s.chunk;
+    if constexpr (!kIsBlock<Fmt>) {
+        for (std::size_t i = 0; i < count * G; ++i, w += kLanes * Fmt::kBytes, out += kLanes) store(out, Fmt::read(w));
+    } else {
+        const auto codes = Fmt::Codes::make();
+        float* scale = s.scales;
+        for (std::size_t k = 0; k < count; k += Fmt::kColumns, w += G * kGroupRows * Fmt::kBytes)
+            for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
+#pragma GCC unroll 32
+                for (int j = 0; j < Fmt::kSub; ++j)
+                    for (int g = 0; g < G; ++g, out += kLanes)
+                        store(out, codes.code(block_of<Fmt>(w, g, G), sub, j));
+                for (int g = 0; g < G; ++g, scale += kLanes) store(scale, Fmt::scale(block_of<Fmt>(w, g, G), sub));
+            }
+    }
+}
+
+// One tile over one chunk: sums [tokens, kWide] go on. kSub = 0: plain floats.
+template <int kSub, int kStride, int TG>
+struct Tile {
+    const float *w, *scales, *x;
+    std::size_t x_stride, count;
+    float* sums;
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        f32x16 acc[T][TG];
+        if constexpr (kSub == 0) {
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g) acc[t][g] = load(sums + t * kWide + g * kLanes);
+            chain<T, TG>(acc, w, kStride, x, x_stride, count);
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g) store(sums + t * kWide + g * kLanes, acc[t][g]);
+        } else {
+            for (std::size_t k = 0; k < count; k += kSub) {
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < TG; ++g) acc[t][g] = zero();
+                chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, kSub);
+                const float* scale = scales + k / kSub * kStride;
+                for (int g = 0; g < TG; ++g) {
+                    const f32x16 factor = load(scale + g * kLanes);
+                    for (int t = 0; t < T; ++t) {
+                        float* sum = sums + t * kWide + g * kLanes;
+                        store(sum, fma(acc[t][g], factor, load(sum)));
+                    }
+                }
+            }
+        }
+    }
+};
+
+template <class Fmt, int G>
+void many_tokens(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    constexpr int TG = G % kTileGroups ? 1 : kTileGroups, kStride = G * kLanes;
+    constexpr std::size_t column_bytes_of_block = G * kGroupRows * Fmt::kBytes;
+    constexpr std::size_t columns_of_block = [] {
+        if constexpr (kIsBlock<Fmt>) return static_cast<std::size_t>(Fmt::kColumns);
+        return std::size_t{1};
+    }();
+    constexpr int kSub = [] {
+        if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
+        return 0;
+    }();
+    const std::size_t row = a.weight->first_group(panel) * kGroupRows;
+    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock) {
+        const std::size_t tokens = a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock;
+        const std::uint8_t* w = a.weight->panel(panel);
+        std::size_t start = 0;
+        for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+            for (std::size_t i = 0; i < tokens * kWide; i += kLanes) store(s.sums + i, zero());
+            while (start < a.leaf_ends[leaf]) {
+                const std::size_t rest = a.leaf_ends[leaf] - start, count = rest < kChunk ? rest : kChunk;
+                unpack<Fmt, G>(w, count, s);
+                w += count / columns_of_block * column_bytes_of_block;
+                for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
+                    const std::size_t first = tile_start(tokens, i), last = tile_start(tokens, i + 1);
+                    for (int g = 0; g < G; g += TG)
+                        with_height(last - first, Tile<kSub, kStride, TG>{
+                                                      s.chunk + g * kLanes, s.scales + g * kLanes,
+                                                      a.x + (token + first) * a.x_stride + start, a.x_stride, count,
+                                                      s.sums + first * kWide + static_cast<std::size_t>(g * kLanes)});
+                }
+                start += count;
+            }
+            climb(
+                leaf, a.num_leaves,
+                [&](int level) {
+                    const float* left = s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
+                    for (std::size_t i = 0; i < tokens * kWide; i += kLanes)
+                        store(s.sums + i, load(left + i) + load(s.sums + i));
+                },
+                [&](int level) {
+                    float* left = s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
+                    for (std::size_t i = 0; i < tokens * kWide; i += kLanes) store(left + i, load(s.sums + i));
+                });
+        }
+        for (std::size_t t = 0; t < tokens; ++t)
+            for (std::size_t g = 0; g < G; ++g)
+                finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
+    }
+}
+
+template <class Fmt, int G>
+void panel_of(const LinearArgs& a, std::size_t panel, const Scratch& scratch) {
+    if (a.tokens == 1)
+        one_token<Fmt, G>(a, panel);
+    else
+        many_tokens<Fmt, G>(a, panel, scratch);
+}
+
+template <class Fmt>
+void panels(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+    const Scratch s(scratch);
+    for (std::size_t panel = first; panel < last; ++panel) {
+        if (a.weight->panel_groups(panel) == kPanelGroups)
+            panel_of<Fmt, kPanelGroups>(a, panel, s);
+        else
+            panel_of<Fmt, 1>(a, panel, s);
+    }
+}
+
+// ---- rows of a table -------------------------------------------------------------------------------------------------
+
+template <class Fmt>
+void row_of(const Matrix& table, std::size_t row, float* out) {
+    const std::size_t group = row / kGroupRows, lane = row % kGroupRows, panel = table.panel_of_group(group);
+    const int groups = static_cast<int>(table.panel_groups(panel));
+    const int g = static_cast<int>(group - table.first_group(panel));
+    const std::uint8_t* w = table.panel(panel);
+    float lanes[kLanes];
+    if constexpr (!kIsBlock<Fmt>) {
+        const std::size_t step = static_cast<std::size_t>(groups) * kLanes * Fmt::kBytes;
+        for (std::size_t k = 0; k < table.columns; ++k, w += step) {
+            store(lanes, Fmt::read(w + static_cast<std::size_t>(g) * kLanes * Fmt::kBytes));
+            out[k] = lanes[lane];
+        }
+    } else {
+        const auto codes = Fmt::Codes::make();
+        const std::size_t step = static_cast<std::size_t>(groups) * kGroupRows * Fmt::kBytes;
+        for (std::size_t k = 0; k < table.columns; k += Fmt::kColumns, w += step) {
+            const Block block = block_of<Fmt>(w, g, groups);
+            for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
+                const f32x16 scale = Fmt::scale(block, sub);
+                for (int j = 0; j < Fmt::kSub; ++j) {
+                    store(lanes, codes.code(block, sub, j) * scale);
+                    *out++ = lanes[lane];
+                }
+            }
+        }
+    }
+}
+
+template <class F>
+KARAT_INLINE void with_format(Format format, const F& f) {
+    switch (format) {
+        case Format::f32: return f.template run<F32>();
+        case Format::f16: return f.template run<F16>();
+        case Format::bf16: return f.template run<BF16>();
+        case Format::q8_0: return f.template run<Q8_0>();
+        case Format::q4_0: return f.template run<Q4_0>();
+    }
+}
+
+struct RunLinear {
+    const LinearArgs& a;
+    std::size_t first, last;
+    float* scratch;
+    template <class Fmt>
+    void run() const { panels<Fmt>(a, first, last, scratch); }
+};
+
+struct RunEmbedding {
+    const Matrix& table;
+    const std::int32_t* ids;
+    std::size_t tokens;
+    float* out;
+    template <class Fmt>
+    void run() const {
+        for (std::size_t t = 0; t < tokens; ++t)
+            row_of<Fmt>(table, static_cast<std::size_t>(ids[t]), out + t * table.columns);
+    }
+};
+
+}  // namespace
+
+std::size_t linear_scratch_floats() { return Scratch::kFloats; }
+
+void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
+    with_format(args.weight->format, RunLinear{args, first, last, scratch});
+}
+
+void embedding(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out) {
+    with_format(table.format, RunEmbedding{table, ids, tokens, out});
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,57 @@
+// Matrices as the kernels read them: a SIMD lane owns a row.
+//
+// Rows are taken in groups of 16 (the last one filled up with zeros) and groups in panels of four; groups that are left
+// over are panels of one. A panel holds all columns of its rows, block by block. A block is what the format stores for
+// `block_columns` columns of one row, and is packed without change, transposed over the 16 rows of each group:
+//   the 16-bit scale, in formats whose blocks are no multiple of 4 bytes    [group][row] 16 bits
+//   then each 32-bit word of the block in turn                              [word][group][row] 32 bits
+// So the packed matrix has the bytes of the stored one (and those of rows that fill up a group), and any format of ggml
+// is packed by one routine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace karat {
+
+inline constexpr std::size_t kGroupRows = 16;
+inline constexpr std::size_t kPanelGroups = 4;
+
+enum class Format : int { f32, f16, bf16, q8_0, q4_0 };
+inline constexpr int kNumFormats = 5;
+
+struct FormatInfo {
+    const char* name;
+    std::size_t block_columns;
+    std::size_t block_bytes;
+    std::size_t scale_at;  // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
+};
+
+inline constexpr FormatInfo kFormats[kNumFormats] = {
+    {"F32", 1, 4, 0}, {"F16", 1, 2, 0}, {"BF16", 1, 2, 0}, {"Q8_0", 32, 34, 0}, {"Q4_0", 32, 18, 0},
+};
+
+struct Matrix {
+    Format format;
+    std::size_t rows, columns;
+    const std::uint8_t* data;  // packed, 64-byte aligned
+
+    // Not inline: this header is compiled for several instruction sets, and one copy of each function serves all.
+    const FormatInfo& info() const;
+    std::size_t num_groups() const;
+    std::size_t num_wide() const;  // panels of four groups
+    std::size_t num_panels() const;
+    std::size_t group_bytes() const;
+    std::size_t packed_bytes() const;
+    std::size_t first_group(std::size_t panel) const;
+    std::size_t panel_groups(std::size_t panel) const;
+    std::size_t panel_of_group(std::size_t group) const;
+    const std::uint8_t* panel(std::size_t panel) const;
+};
+
+// Packs panels first … last - 1 of a stored matrix (C order, blocks along a row) into `packed`, the place of the whole
+// packed matrix. Different panels may be packed by different threads.
+void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
+                 std::uint8_t* packed);
+
+}  // namespace karat

@@ -1,0 +1,383 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+#include "plan_ops.h"
+
+namespace karat {
+namespace {
+
+constexpr std::size_t kRowsOfAttention = 96;  // rows of an item of attention: tokens × heads of a KV head
+constexpr std::size_t kStats = 16;            // floats beside a split's part
+constexpr std::size_t kAlign = 16;            // floats
+
+void require(bool condition, const std::string& message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+// Where the leaves of a sum over `columns` end (DESIGN: fixed tree). No leaf cuts `unit` columns, nor a block.
+std::vector<std::uint32_t> leaf_ends(std::size_t columns, std::size_t unit) {
+    if (unit == 0) return {static_cast<std::uint32_t>(columns)};
+    const std::size_t block = columns % 256 == 0 ? 256 : columns % 32 == 0 ? 32 : 1;
+    std::size_t whole = std::lcm(block, unit);
+    if (columns % whole != 0) whole = block;
+    const std::size_t count = columns / whole;
+    std::vector<std::uint32_t> ends;
+    for (std::size_t leaf = 1; leaf <= kMaxLeaves; ++leaf)
+        ends.push_back(static_cast<std::uint32_t>(leaf * count / kMaxLeaves * whole));
+    return ends;
+}
+
+}  // namespace
+
+OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads,
+                       std::size_t head_dim)
+    : type(type), num_layers(layers), num_slots((slots + 15) / 16 * 16), num_kv_heads(kv_heads), head_dim(head_dim) {
+    const std::size_t item = type == CacheType::f32 ? 4 : 2, padded = (head_dim + 15) / 16 * 16;
+    k_bytes = num_slots * kv_heads * head_dim * item;
+    v_bytes = num_slots * kv_heads * padded * item;
+    memory = Memory(layers * (k_bytes + v_bytes));
+}
+
+CacheView OwnedCache::layer(std::size_t index) const {
+    std::uint8_t* k = memory.bytes() + index * (k_bytes + v_bytes);
+    return {type, num_slots, num_kv_heads, head_dim, k, k + k_bytes};
+}
+
+Plan::Plan(const Kernels& kernels, int num_threads) : kernels_(kernels), pool_(Pool::of(num_threads)) {}
+Plan::~Plan() = default;
+
+Plan::Register Plan::make(std::size_t width, Rows rows) {
+    registers_.push_back({width, rows, ops_.size(), ops_.size()});
+    return static_cast<Register>(registers_.size() - 1);
+}
+
+const Plan::Info& Plan::use(Register reg) {
+    require(reg >= 0 && static_cast<std::size_t>(reg) < registers_.size(), "no such register");
+    Info& info = registers_[static_cast<std::size_t>(reg)];
+    info.last_used = ops_.size();
+    return info;
+}
+
+Plan::Register Plan::input(std::size_t width, Rows rows) { return make(width, rows); }
+
+Plan::Register Plan::embedding(MatrixRef table) {
+    auto op = std::make_unique<EmbeddingOp>();
+    op->out = make(table->matrix.columns, Rows::tokens);
+    vocab_size_ = has_embedding_ ? std::min(vocab_size_, table->matrix.rows) : table->matrix.rows;
+    has_embedding_ = true;
+    op->table = std::move(table);
+    const Register out = op->out;
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+Plan::Register Plan::rms_norm(Register x, VectorRef weight, double eps) {
+    const Info info = use(x);
+    require(!weight->values.empty() && weight->values.size() <= kMaxColumns && info.width % weight->values.size() == 0,
+            "a norm weight of " + std::to_string(weight->values.size()) + " for rows of " + std::to_string(info.width));
+    auto op = std::make_unique<NormOp>();
+    op->x = x;
+    op->weight = std::move(weight);
+    op->eps = eps;
+    const Register out = op->out = make(info.width, info.rows);
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                                         std::size_t unit) {
+    const Info info = use(x);
+    require(!weights.empty() && weights.size() == biases.size(), "one bias, or none, for each matrix");
+    auto op = std::make_unique<LinearOp>();
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        const Matrix& matrix = weights[i]->matrix;
+        require(matrix.columns == info.width, "a matrix of " + std::to_string(matrix.columns) +
+                                                  " columns for rows of " + std::to_string(info.width));
+        require(!biases[i] || biases[i]->values.size() == matrix.rows, "a bias that does not fit its matrix");
+        op->out.push_back(make(matrix.rows, info.rows));
+    }
+    op->index = ops_.size();
+    op->x = x;
+    op->leaf_ends = leaf_ends(info.width, unit);
+    op->weights = std::move(weights);
+    op->biases = std::move(biases);
+    const std::vector<Register> out = op->out;
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+Plan::Register Plan::silu_mul(Register gate, Register up) {
+    const Info info = use(gate);
+    require(use(up).width == info.width, "gate and up of different widths");
+    const Register out = make(info.width, info.rows);
+    auto* last = ops_.empty() ? nullptr : dynamic_cast<LinearOp*>(ops_.back().get());
+    if (last && last->out == std::vector<Register>{gate, up} && last->act < 0) {
+        last->act = out;
+        registers_[static_cast<std::size_t>(out)].born -= 1;
+        return out;
+    }
+    auto op = std::make_unique<SiluMulOp>();
+    op->gate = gate;
+    op->up = up;
+    op->out = out;
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+Plan::Register Plan::add(Register x, Register y) {
+    const Info info = use(x);
+    require(use(y).width == info.width && use(y).rows == info.rows, "a sum of different shapes");
+    auto op = std::make_unique<AddOp>();
+    op->x = x;
+    op->y = y;
+    const Register out = op->out = make(info.width, info.rows);
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+Plan::Register Plan::rope(Register x, RopeRef table) {
+    const Info info = use(x);
+    require(info.rows == Rows::tokens && info.width % table->head_dim == 0, "a rotary table that does not fit");
+    auto op = std::make_unique<RopeOp>();
+    op->x = x;
+    num_positions_ = has_rope_ ? std::min(num_positions_, table->positions) : table->positions;
+    has_rope_ = true;
+    op->table = std::move(table);
+    const Register out = op->out = make(info.width, info.rows);
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+void Plan::kv_write(Register k, Register v, CacheRef cache, std::size_t layer) {
+    const std::size_t width = cache->num_kv_heads * cache->head_dim;
+    require(use(k).width == width && use(v).width == width && layer < cache->num_layers, "a cache that does not fit");
+    num_slots_ = has_cache_ ? std::min(num_slots_, cache->num_slots) : cache->num_slots;
+    has_cache_ = true;
+    auto op = std::make_unique<CacheWriteOp>();
+    op->k = k;
+    op->v = v;
+    op->layer = layer;
+    op->cache = std::move(cache);
+    ops_.push_back(std::move(op));
+}
+
+Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window) {
+    const Info info = use(q);
+    const std::size_t heads = info.width / cache->head_dim;
+    require(layer < cache->num_layers && info.width % cache->head_dim == 0 && heads % cache->num_kv_heads == 0,
+            "attention over a cache that does not fit");
+    require(num_heads_ == 0 || (num_heads_ == heads && num_kv_heads_ == cache->num_kv_heads &&
+                                head_dim_ == cache->head_dim),
+            "attention of different shapes in one plan");
+    num_heads_ = heads;
+    num_kv_heads_ = cache->num_kv_heads;
+    head_dim_ = cache->head_dim;
+    num_slots_ = has_cache_ ? std::min(num_slots_, cache->num_slots) : cache->num_slots;
+    has_cache_ = true;
+    const Register out = make(info.width, Rows::tokens);
+    const auto fill = [&](AttentionOp& op) {
+        op.index = ops_.size();
+        op.q = q;
+        op.out = out;
+        op.cache = cache;
+        op.layer = layer;
+        op.scale = scale;
+        op.window = window;
+    };
+    auto attend = std::make_unique<AttendOp>();
+    fill(*attend);
+    ops_.push_back(std::move(attend));
+    use(q);
+    auto merge = std::make_unique<MergeOp>();
+    fill(*merge);
+    ops_.push_back(std::move(merge));
+    return out;
+}
+
+Plan::Register Plan::select(Register x) {
+    const Info info = use(x);
+    require(info.rows == Rows::tokens, "rows are selected once");
+    auto op = std::make_unique<SelectOp>();
+    op->x = x;
+    const Register out = op->out = make(info.width, Rows::wanted);
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
+                  const std::vector<Register>& kept) {
+    require(offsets_.empty(), "a plan is finished once");
+    for (const Register reg : kept) use(reg);
+    max_tokens_ = max_tokens;
+    max_wanted_ = max_wanted;
+    max_seqs_ = max_seqs;
+    max_context_ = max_context;
+    // A sum whose second term is used nowhere else is taken into the layer that makes it.
+    for (std::size_t i = 1; i < ops_.size(); ++i) {
+        auto* sum = dynamic_cast<AddOp*>(ops_[i].get());
+        auto* layer = dynamic_cast<LinearOp*>(ops_[i - 1].get());
+        if (!sum || !layer || layer->out != std::vector<Register>{sum->y} || layer->act >= 0 || sum->x == sum->y ||
+            registers_[static_cast<std::size_t>(sum->y)].last_used != i)
+            continue;
+        layer->residual = sum->x;
+        layer->out = {sum->out};
+        registers_[static_cast<std::size_t>(sum->out)].born = i - 1;
+        ops_[i].reset();
+    }
+    const std::vector<std::size_t> phases = cut_into_phases();
+    place_registers(phases);
+    const std::size_t bytes = (kernels_.scratch_bytes(std::max<std::size_t>(head_dim_, 1)) + 4095) / 4096 * 4096;
+    scratch_stride_ = bytes / sizeof(float);
+    scratch_ = Memory(bytes * static_cast<std::size_t>(pool_->size()));
+    if (num_heads_ > 0) {
+        const std::size_t per_token = num_heads_ / num_kv_heads_, padded = (head_dim_ + 15) / 16 * 16;
+        const std::size_t splits = (max_context + kSplitKeys - 1) / kSplitKeys;
+        part_floats_ = per_token * (padded + kStats);
+        parts_ = Memory(max_seqs * num_kv_heads_ * splits * part_floats_ * sizeof(float));
+        items_.reserve(num_kv_heads_ * (max_seqs * splits + max_tokens));
+    }
+    std::erase(ops_, nullptr);
+    counters_ = std::make_unique<std::atomic<std::size_t>[]>(ops_.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+        if (auto* linear = dynamic_cast<LinearOp*>(ops_[i].get())) linear->index = i;
+        if (auto* attention = dynamic_cast<AttentionOp*>(ops_[i].get())) attention->index = i;
+    }
+}
+
+// Marks where barriers are needed, and returns for each op (also those that were taken in) the number of barriers before
+// it, and one past the last at the end.
+std::vector<std::size_t> Plan::cut_into_phases() {
+    std::vector<std::size_t> phases;
+    std::size_t phase = 0;
+    const Op* before = nullptr;
+    for (const auto& op : ops_) {
+        if (op) {
+            const bool barrier = before && !(op->by_rows() && before->by_rows());
+            barrier_before_.push_back(barrier);
+            phase += barrier;
+            before = op.get();
+        }
+        phases.push_back(phase);
+    }
+    phases.push_back(phase + 1);
+    return phases;
+}
+
+// Registers in one arena: each takes the lowest place that is free for its whole life. Between two barriers threads are
+// at different ops, so a life is counted in whole phases.
+void Plan::place_registers(const std::vector<std::size_t>& phases) {
+    struct Placed {
+        std::size_t first, last, born, last_used;
+    };
+    std::vector<Placed> placed;
+    std::size_t total = 0;
+    for (const Info& info : registers_) {
+        const std::size_t rows = info.rows == Rows::tokens ? max_tokens_ : max_wanted_;
+        const std::size_t size = (rows * info.width + kAlign - 1) / kAlign * kAlign;
+        const std::size_t born = phases[info.born], last_used = phases[info.last_used];
+        std::vector<Placed> others;
+        for (const Placed& other : placed)
+            if (other.born <= last_used && born <= other.last_used) others.push_back(other);
+        std::sort(others.begin(), others.end(), [](const Placed& a, const Placed& b) { return a.first < b.first; });
+        std::size_t at = 0;
+        for (const Placed& other : others)
+            if (at + size > other.first) at = std::max(at, other.last);
+        placed.push_back({at, at + size, born, last_used});
+        offsets_.push_back(at);
+        total = std::max(total, at + size);
+    }
+    arena_ = Memory((total + kAlign) * sizeof(float));
+}
+
+std::size_t Plan::rows(Register reg) const {
+    return registers_[static_cast<std::size_t>(reg)].rows == Rows::tokens ? num_tokens_ : num_wanted_;
+}
+
+// Memory safety only: what a batch must be besides is checked where it is made (karat.batch).
+void Plan::check(const StepInput& input) const {
+    const BatchView& b = input.batch;
+    require(!offsets_.empty() || registers_.empty(), "the plan is not finished");
+    require(b.num_tokens <= max_tokens_ && input.num_wanted <= max_wanted_ && b.num_seqs <= max_seqs_,
+            "a step of " + std::to_string(b.num_tokens) + " tokens, " + std::to_string(input.num_wanted) +
+                " wanted rows and " + std::to_string(b.num_seqs) + " sequences; the plan was made for " +
+                std::to_string(max_tokens_) + ", " + std::to_string(max_wanted_) + " and " + std::to_string(max_seqs_));
+    for (std::size_t t = 0; t < b.num_tokens; ++t) {
+        require(!has_embedding_ || static_cast<std::size_t>(static_cast<std::uint32_t>(input.token_ids[t])) < vocab_size_,
+                "a token id outside the vocabulary");
+        require(b.positions[t] >= 0 && (!has_rope_ || static_cast<std::size_t>(b.positions[t]) < num_positions_),
+                "a position beyond the rotary table");
+        require(!has_cache_ || static_cast<std::size_t>(static_cast<std::uint32_t>(b.slots[t])) < num_slots_,
+                "a slot outside the cache");
+    }
+    for (std::size_t r = 0; r < input.num_wanted; ++r)
+        require(static_cast<std::size_t>(static_cast<std::uint32_t>(input.wanted[r])) < b.num_tokens,
+                "a wanted row outside the step");
+    if (num_heads_ == 0) return;
+    require(b.block_size > 0 && b.query_starts[0] == 0 &&
+                static_cast<std::size_t>(b.query_starts[b.num_seqs]) == b.num_tokens, "query_starts do not fit");
+    for (std::size_t seq = 0; seq < b.num_seqs; ++seq) {
+        const std::int32_t first = b.query_starts[seq], last = b.query_starts[seq + 1];
+        const std::size_t context = static_cast<std::size_t>(b.context_lens[seq]);
+        require(first < last && static_cast<std::size_t>(last) <= b.num_tokens && b.context_lens[seq] > 0 &&
+                    context <= max_context_ && (context + b.block_size - 1) / b.block_size <= b.max_blocks,
+                "a sequence that does not fit the step");
+        for (std::int32_t t = first; t < last; ++t)
+            require(static_cast<std::size_t>(b.positions[t]) < context, "a position beyond its sequence");
+        for (std::size_t block = 0; block * b.block_size < context; ++block) {
+            const std::int32_t id = b.block_tables[seq * b.max_blocks + block];
+            const std::size_t last_slot = (static_cast<std::size_t>(id) + 1) * b.block_size;
+            require(id >= 0 && (last_slot <= num_slots_), "a block outside the cache");
+        }
+    }
+}
+
+void Plan::list_items(const BatchView& b) {
+    items_.clear();
+    if (num_heads_ == 0) return;
+    const std::size_t tile = std::max<std::size_t>(1, kRowsOfAttention / (num_heads_ / num_kv_heads_));
+    std::uint32_t part = 0;
+    for (std::size_t seq = 0; seq < b.num_seqs; ++seq) {
+        const std::size_t tokens = static_cast<std::size_t>(b.query_starts[seq + 1] - b.query_starts[seq]);
+        const std::size_t splits = (static_cast<std::size_t>(b.context_lens[seq]) + kSplitKeys - 1) / kSplitKeys;
+        for (std::size_t head = 0; head < num_kv_heads_; ++head) {
+            const auto s = static_cast<std::uint32_t>(seq), h = static_cast<std::uint32_t>(head);
+            if (tokens == 1)
+                for (std::size_t split = 0; split < splits; ++split)
+                    items_.push_back({s, h, 0, 1, static_cast<std::int32_t>(split), part++});
+            else  // the longest first: later tokens see more keys
+                for (std::size_t last = tokens; last > 0; last -= std::min(last, tile))
+                    items_.push_back({s, h, static_cast<std::uint32_t>(last > tile ? last - tile : 0),
+                                      static_cast<std::uint32_t>(last), -1, 0});
+        }
+    }
+}
+
+void Plan::work(StepContext& step, int thread) {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+        if (barrier_before_[i]) pool_->barrier();
+        ops_[i]->run(step, thread);
+    }
+}
+
+void Plan::task(void* argument, int thread) {
+    auto& step = *static_cast<StepContext*>(argument);
+    step.plan.work(step, thread);
+}
+
+Plan::Overflow Plan::run(const StepInput& input, float* scores, std::size_t score_seq) {
+    check(input);
+    num_tokens_ = input.batch.num_tokens;
+    num_wanted_ = input.num_wanted;
+    list_items(input.batch);
+    for (std::size_t i = 0; i < ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
+    StepContext step(*this, input, pool_->size());
+    step.scores = scores;
+    step.score_seq = score_seq;
+    pool_->run(task, &step);
+    return step.overflow;
+}
+
+}  // namespace karat

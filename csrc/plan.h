@@ -1,0 +1,149 @@
+// A plan: a model's ops, recorded once and run for every step, in one call without Python.
+//
+// Ops read and write registers, [rows, width] float32 in one arena; rows are the step's tokens, or those whose logits are
+// wanted. Every thread of the pool walks through the whole list. Ops on single rows are shared out by rows, always to the
+// same threads, so no barrier is needed between two of them; linear layers and attention hand out items of work as
+// threads ask for them. What is computed does not depend on either.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace karat {
+
+struct OwnedMatrix {
+    Matrix matrix;
+    Memory memory;
+};
+
+struct OwnedCache {
+    CacheType type;
+    std::size_t num_layers, num_slots, num_kv_heads, head_dim;
+    std::size_t k_bytes, v_bytes;  // of a layer
+    Memory memory;
+
+    OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads, std::size_t head_dim);
+    CacheView layer(std::size_t index) const;
+};
+
+struct RopeTable {
+    std::size_t positions, head_dim;
+    std::vector<float> cos, sin;  // [positions, head_dim / 2]
+};
+
+struct Vector {
+    std::vector<float> values;
+};
+
+using MatrixRef = std::shared_ptr<const OwnedMatrix>;
+using VectorRef = std::shared_ptr<const Vector>;
+using CacheRef = std::shared_ptr<const OwnedCache>;
+using RopeRef = std::shared_ptr<const RopeTable>;
+
+enum class Rows : int { tokens, wanted };
+
+// The inputs of a step (karat.batch.ForwardBatch).
+struct StepInput {
+    BatchView batch;
+    const std::int32_t *token_ids, *wanted;
+    std::size_t num_wanted;
+};
+
+// What a thread sees while it runs a step.
+class StepContext;
+
+struct Op {
+    virtual ~Op() = default;
+    virtual void run(StepContext& step, int thread) = 0;
+    // Whether a thread's share is the same rows as in any other op of these rows.
+    virtual bool by_rows() const { return false; }
+};
+
+class Plan {
+public:
+    using Register = int;
+
+    Plan(const Kernels& kernels, int num_threads);
+    ~Plan();
+
+    // ---- recording
+    Register input(std::size_t width, Rows rows);
+    Register embedding(MatrixRef table);
+    Register rms_norm(Register x, VectorRef weight, double eps);
+    // One register for each matrix. `unit`: columns that a leaf of the sum may not cut (0: a single leaf).
+    std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                                 std::size_t unit);
+    Register silu_mul(Register gate, Register up);
+    Register add(Register x, Register y);
+    Register rope(Register x, RopeRef table);
+    void kv_write(Register k, Register v, CacheRef cache, std::size_t layer);
+    Register attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window);
+    Register select(Register x);
+
+    // Ends the recording: makes room for steps of at most so many tokens, wanted rows and sequences of so many keys.
+    // Registers in `kept` may be read after a run.
+    void finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
+                const std::vector<Register>& kept);
+
+    // ---- running
+    float* data(Register reg) { return arena_.floats() + offsets_[static_cast<std::size_t>(reg)]; }
+    std::size_t width(Register reg) const { return registers_[static_cast<std::size_t>(reg)].width; }
+    std::size_t rows(Register reg) const;
+    // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
+    struct Overflow {
+        bool found = false;
+        std::size_t layer = 0;
+        bool is_value = false;  // V, else K
+        std::size_t token = 0, head = 0;
+        float number = 0;
+    };
+    Overflow run(const StepInput& input, float* scores, std::size_t score_seq);
+
+private:
+    friend class StepContext;
+    struct Info {
+        std::size_t width;
+        Rows rows;
+        std::size_t born, last_used;  // index of ops
+    };
+    struct Item {  // of attention
+        std::uint32_t seq, kv_head, first, last;
+        std::int32_t split;  // -1: tokens first … last - 1
+        std::uint32_t part;  // where the split's partial results go
+    };
+
+    std::vector<std::size_t> cut_into_phases();
+    void place_registers(const std::vector<std::size_t>& phases);
+    Register make(std::size_t width, Rows rows);
+    const Info& use(Register reg);
+    void check(const StepInput& input) const;
+    void list_items(const BatchView& batch);
+    void work(StepContext& step, int thread);
+    static void task(void* argument, int thread);
+
+    const Kernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+    std::vector<Info> registers_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<bool> barrier_before_;
+    std::vector<std::size_t> offsets_;
+    std::unique_ptr<std::atomic<std::size_t>[]> counters_;
+    Memory arena_, scratch_, parts_;
+    std::size_t scratch_stride_ = 0, part_floats_ = 0;
+    std::vector<Item> items_;
+    std::size_t max_tokens_ = 0, max_wanted_ = 0, max_seqs_ = 0, max_context_ = 0;
+    std::size_t num_tokens_ = 0, num_wanted_ = 0;
+    // What the inputs are checked against.
+    std::size_t vocab_size_ = 0, num_positions_ = 0, num_slots_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    bool has_embedding_ = false, has_rope_ = false, has_cache_ = false;
+};
+
+}  // namespace karat

@@ -1,0 +1,61 @@
+// Threads that run one function together, and barriers between its parts.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace karat {
+
+// Waits for `size` threads; each spins for some microseconds and then sleeps.
+class Barrier {
+public:
+    explicit Barrier(int size) : size_(size) {}
+    void wait();
+
+private:
+    const int size_;
+    alignas(64) std::atomic<int> arrived_{0};
+    alignas(64) std::atomic<std::uint32_t> phase_{0};
+    std::atomic<int> sleeping_{0};
+};
+
+// A fixed number of threads, the caller of `run` among them. One pool of a size serves a whole process, and only one
+// function runs at a time in all pools together: several engines do not ask for more cores than there are.
+class Pool {
+public:
+    using Task = void (*)(void* argument, int thread);
+
+    // The process' pool of this size, started if there is none.
+    static std::shared_ptr<Pool> of(int num_threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int size() const { return size_; }
+
+    // Calls task(argument, thread) on every thread, in the default floating-point environment; returns when all are
+    // done. Throws std::runtime_error in a forked child, where the threads do not exist.
+    void run(Task task, void* argument);
+
+    // For tasks: all threads wait here for each other.
+    void barrier() { barrier_.wait(); }
+
+private:
+    explicit Pool(int num_threads);
+    void work(int thread);
+
+    const int size_;
+    const int process_;
+    Barrier barrier_;
+    Task task_ = nullptr;
+    void* argument_ = nullptr;
+    std::atomic<std::uint32_t> generation_{0};
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> ending_{false};
+    std::unique_ptr<std::vector<std::thread>> threads_;
+};
+
+}  // namespace karat

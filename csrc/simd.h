@@ -1,0 +1,320 @@
+// Sixteen float32 lanes, the same on every instruction set: one AVX-512 register, two of AVX2, four of NEON, or an array.
+//
+// Everything here lies in the namespace of the instruction set it is compiled for (see kernels.h). Each operation is one
+// IEEE operation a lane, rounded once, so results do not depend on which of the four is in use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define KARAT_INLINE inline __attribute__((always_inline))
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+inline constexpr int kLanes = 16;
+
+KARAT_INLINE float float_of(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+KARAT_INLINE std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// IEEE half precision to float32, exactly; a signalling NaN becomes quiet, as the hardware's conversion makes it.
+KARAT_INLINE float float_of_f16(std::uint16_t half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16;
+    const std::uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
+    if (exponent == 31) return float_of(sign | 0x7f800000 | (mantissa ? 0x400000 | (mantissa << 13) : 0));
+    if (exponent == 0) {
+        const float small = static_cast<float>(mantissa) * 0x1p-24f;
+        return sign ? -small : small;
+    }
+    return float_of(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+#if defined(__AVX512F__)
+
+struct f32x16 { __m512 v; };
+struct i32x16 { __m512i v; };
+struct mask16 { __mmask16 v; };
+
+KARAT_INLINE f32x16 set1(float x) { return {_mm512_set1_ps(x)}; }
+KARAT_INLINE f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+KARAT_INLINE void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
+KARAT_INLINE f32x16 load_f16(const void* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+KARAT_INLINE f32x16 load_bf16(const void* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+KARAT_INLINE i32x16 iset1(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+KARAT_INLINE i32x16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {_mm512_srli_epi32(a.v, static_cast<unsigned>(n))}; }
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
+KARAT_INLINE f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+KARAT_INLINE i32x16 as_int(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
+KARAT_INLINE f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
+
+// Sixteen values looked up by the low four bits of each lane.
+struct Lut16 { __m512 v; };
+KARAT_INLINE Lut16 make_lut(const float* values) { return {_mm512_loadu_ps(values)}; }
+KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {_mm512_permutexvar_ps(index.v, lut.v)}; }
+
+#elif defined(__AVX2__)
+
+struct f32x16 { __m256 lo, hi; };
+struct i32x16 { __m256i lo, hi; };
+struct mask16 { __m256 lo, hi; };
+
+#define KARAT_BOTH(f, ...) f(a.lo __VA_OPT__(,) __VA_ARGS__), f(a.hi __VA_OPT__(,) __VA_ARGS__)
+KARAT_INLINE f32x16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+KARAT_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+KARAT_INLINE void store(float* p, f32x16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+KARAT_INLINE f32x16 load_f16(const void* p) {
+    const auto* q = static_cast<const __m128i*>(p);
+    return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+KARAT_INLINE f32x16 load_bf16(const void* p) {
+    const auto* q = static_cast<const __m128i*>(p);
+    const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(q)), hi = _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+}
+KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+KARAT_INLINE i32x16 iset1(std::int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+KARAT_INLINE i32x16 iload(const void* p) {
+    const auto* q = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) {
+    return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) {
+    return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) {
+    return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
+    return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {KARAT_BOTH(_mm256_slli_epi32, n)}; }
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srli_epi32, n)}; }
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srai_epi32, n)}; }
+KARAT_INLINE f32x16 to_float(i32x16 a) { return {KARAT_BOTH(_mm256_cvtepi32_ps)}; }
+KARAT_INLINE i32x16 as_int(f32x16 a) { return {KARAT_BOTH(_mm256_castps_si256)}; }
+KARAT_INLINE f32x16 as_float(i32x16 a) { return {KARAT_BOTH(_mm256_castsi256_ps)}; }
+KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) {
+    return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
+}
+KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
+}
+#undef KARAT_BOTH
+
+struct Lut16 { __m256 low, high; };
+KARAT_INLINE Lut16 make_lut(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)}; }
+KARAT_INLINE __m256 look_up8(Lut16 lut, __m256i index) {  // bit 3 chooses the half, by way of the sign bit
+    const __m256 pick = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lut.low, index), _mm256_permutevar8x32_ps(lut.high, index), pick);
+}
+KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {look_up8(lut, index.lo), look_up8(lut, index.hi)}; }
+
+#else
+
+// Four-lane vectors of NEON, or single floats; loops of constant length that a compiler unrolls.
+#if defined(__ARM_NEON)
+using f32part = float32x4_t;
+using i32part = int32x4_t;
+inline constexpr int kParts = 4;
+#else
+using f32part = float;
+using i32part = std::int32_t;
+inline constexpr int kParts = 16;
+#endif
+inline constexpr int kPartLanes = kLanes / kParts;
+
+struct f32x16 { f32part v[kParts]; };
+struct i32x16 { i32part v[kParts]; };
+struct mask16 { std::uint32_t v[kLanes]; };
+
+#define KARAT_EACH(type, expression)                   \
+    type r;                                            \
+    for (int i = 0; i < kParts; ++i) r.v[i] = expression; \
+    return r
+
+KARAT_INLINE void store(float* p, f32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
+KARAT_INLINE f32x16 load(const float* p) {
+    f32x16 r;
+    std::memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+KARAT_INLINE i32x16 iload(const void* p) {
+    i32x16 r;
+    std::memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+KARAT_INLINE f32x16 load_f16(const void* p) {
+    std::uint16_t half[kLanes];
+    std::memcpy(half, p, sizeof half);
+    float out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = float_of_f16(half[i]);
+    return load(out);
+}
+KARAT_INLINE f32x16 load_bf16(const void* p) {
+    std::uint16_t half[kLanes];
+    std::memcpy(half, p, sizeof half);
+    float out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = float_of(static_cast<std::uint32_t>(half[i]) << 16);
+    return load(out);
+}
+KARAT_INLINE i32x16 as_int(f32x16 a) {
+    i32x16 r;
+    std::memcpy(r.v, a.v, sizeof r.v);
+    return r;
+}
+KARAT_INLINE f32x16 as_float(i32x16 a) {
+    f32x16 r;
+    std::memcpy(r.v, a.v, sizeof r.v);
+    return r;
+}
+#if defined(__ARM_NEON)
+KARAT_INLINE f32x16 set1(float x) { KARAT_EACH(f32x16, vdupq_n_f32(x)); }
+KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, vdupq_n_s32(x)); }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(n))); }
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
+    KARAT_EACH(i32x16, vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a.v[i]), vdupq_n_s32(-n))));
+}
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(-n))); }
+KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
+#else
+KARAT_INLINE f32x16 set1(float x) { KARAT_EACH(f32x16, x); }
+KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, x); }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) {
+    KARAT_EACH(i32x16, static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << n));
+}
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
+    KARAT_EACH(i32x16, static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> n));
+}
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { KARAT_EACH(i32x16, a.v[i] >> n); }
+KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, static_cast<float>(a.v[i])); }
+#endif
+KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] + b.v[i]); }
+KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] - b.v[i]); }
+KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] * b.v[i]); }
+KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] / b.v[i]); }
+KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] & b.v[i]); }
+KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] | b.v[i]); }
+KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] ^ b.v[i]); }
+KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) {  // wraps
+    std::uint32_t x[kLanes], y[kLanes];
+    std::memcpy(x, a.v, sizeof x);
+    std::memcpy(y, b.v, sizeof y);
+    for (int i = 0; i < kLanes; ++i) x[i] += y[i];
+    return iload(x);
+}
+KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
+    std::uint32_t x[kLanes], y[kLanes];
+    std::memcpy(x, a.v, sizeof x);
+    std::memcpy(y, b.v, sizeof y);
+    for (int i = 0; i < kLanes; ++i) x[i] -= y[i];
+    return iload(x);
+}
+KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) {
+    float x[kLanes], y[kLanes];
+    store(x, a);
+    store(y, b);
+    mask16 r;
+    for (int i = 0; i < kLanes; ++i) r.v[i] = x[i] < y[i] ? 0xffffffffu : 0;
+    return r;
+}
+KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    std::uint32_t x[kLanes], y[kLanes];
+    std::memcpy(x, yes.v, sizeof x);
+    std::memcpy(y, no.v, sizeof y);
+    for (int i = 0; i < kLanes; ++i) y[i] = (x[i] & m.v[i]) | (y[i] & ~m.v[i]);
+    return as_float(iload(y));
+}
+#undef KARAT_EACH
+
+struct Lut16 { const float* values; };
+KARAT_INLINE Lut16 make_lut(const float* values) { return {values}; }
+KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) {
+    std::uint32_t at[kLanes];
+    std::memcpy(at, index.v, sizeof at);
+    float out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = lut.values[at[i] & 15];
+    return load(out);
+}
+
+#endif
+
+KARAT_INLINE f32x16 zero() { return set1(0.0f); }
+
+// The larger of both, b where either is NaN.
+KARAT_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(b < a, a, b); }
+
+// The first n lanes; the others are read as 0, and not written.
+KARAT_INLINE f32x16 load_first(const float* p, int n) {
+    float all[kLanes] = {};
+    for (int i = 0; i < n; ++i) all[i] = p[i];
+    return load(all);
+}
+KARAT_INLINE void store_first(float* p, f32x16 a, int n) {
+    if (n >= kLanes) return store(p, a);
+    float all[kLanes];
+    store(all, a);
+    for (int i = 0; i < n; ++i) p[i] = all[i];
+}
+
+// Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
+KARAT_INLINE float fold(f32x16 a) {
+    float lane[kLanes];
+    store(lane, a);
+    for (int half = kLanes / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; ++l) lane[l] = lane[l] + lane[l + half];
+    return lane[0];
+}
+
+KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

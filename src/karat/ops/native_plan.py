@@ -1,0 +1,186 @@
+"""Recording a plan for the native executor: ops that note what is to be done, on handles instead of values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from types import ModuleType
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.errors import ExecutorError, NumericsError
+from karat.ops.api import Loaded, Observer, StepLimits
+
+try:
+    import karat._native as _native
+except ModuleNotFoundError:
+    _UNAVAILABLE: str | None = (
+        "this installation has no C++ extension, which is left out where there is no working C++ compiler; "
+        "with one on the PATH, install Karat again"
+    )
+except ImportError as error:
+    _UNAVAILABLE = f"the C++ extension cannot be loaded ({error}); install Karat again for this Python"
+else:
+    _UNAVAILABLE = None
+
+
+def unavailable_reason() -> str | None:
+    """Why the native executor cannot run here, and the remedy; None where it can."""
+    return _UNAVAILABLE
+
+
+def native() -> ModuleType:
+    """The C++ extension; only where `unavailable_reason` is None."""
+    return _native
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handle:
+    """A result of the plan, [rows, *tail], that has no value until the plan runs. To look at it is an error."""
+
+    register: int
+    tail: tuple[int, ...]
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ExecutorError(
+            "a model looked at a value, shape or truth while its plan was recorded; a model states ops and nothing else"
+        )
+
+    __bool__ = __len__ = __iter__ = __array__ = __getitem__ = __float__ = __int__ = _refuse
+
+    @property
+    def shape(self) -> NoReturn:
+        self._refuse()
+
+
+class PlanRecorder:
+    """The arithmetic of Ops (karat.ops.api), each call one op more in a plan. Then `finish`, and `run` once a step."""
+
+    def __init__(self, isa: str, threads: int) -> None:
+        self._plan = _native.Plan(isa, threads)
+
+    # ---- recording
+
+    def input(self, tail: tuple[int, ...]) -> Handle:
+        """A register to be filled before each run."""
+        return Handle(self._plan.input(prod(tail)), tail)
+
+    def begin(self, batch: object) -> object:
+        """The step of a plan is each batch it will be run with."""
+        return batch
+
+    def embedding(self, step: object, table: Loaded, *, name: str) -> Handle:
+        return Handle(self._plan.embedding(table), (table.columns,))
+
+    def rms_norm(self, x: Handle, weight: Loaded, eps: float, *, name: str) -> Handle:
+        if len(weight) != x.tail[-1]:
+            raise ExecutorError(f"{name}: a weight of {len(weight)} for rows of {x.tail[-1]}")
+        if not 0 <= eps < np.inf:
+            raise ExecutorError(f"{name}: eps={eps}; expected a finite number of at least 0")
+        return Handle(self._plan.rms_norm(x.register, weight, eps), x.tail)
+
+    def linear(
+        self, x: Handle, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
+    ) -> Handle:
+        return self._linears(x, (weight,), None if bias is None else (bias,), unit, (name,))[0]
+
+    def qkv(
+        self, x: Handle, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
+        head_dim: int, names: tuple[str, str, str],
+    ) -> tuple[Handle, Handle, Handle]:  # fmt: skip
+        q, k, v = (
+            Handle(flat.register, (flat.tail[0] // head_dim, head_dim))
+            for flat in self._linears(x, weights, biases, None, names)
+        )
+        return q, k, v
+
+    def gate_up(
+        self, x: Handle, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        names: tuple[str, str],
+    ) -> tuple[Handle, Handle]:  # fmt: skip
+        gate, up = self._linears(x, weights, biases, None, names)
+        return gate, up
+
+    def silu_mul(self, gate: Handle, up: Handle, *, name: str) -> Handle:
+        self._require(gate.tail == up.tail, name, f"gate {gate.tail} and up {up.tail} differ")
+        return Handle(self._plan.silu_mul(gate.register, up.register), gate.tail)
+
+    def add(self, x: Handle, y: Handle, *, name: str) -> Handle:
+        self._require(x.tail == y.tail, name, f"rows of {x.tail} + rows of {y.tail}")
+        return Handle(self._plan.add(x.register, y.register), x.tail)
+
+    def rope(self, x: Handle, table: Loaded, step: object, *, name: str) -> Handle:
+        self._require(x.tail[-1] == table.head_dim, name, f"a table for head_dim {table.head_dim}, got {x.tail[-1]}")
+        return Handle(self._plan.rope(x.register, table), x.tail)
+
+    def kv_write(self, k: Handle, v: Handle, cache: Loaded, layer: int, step: object) -> None:
+        held = (cache.num_kv_heads, cache.head_dim)
+        self._require(k.tail == v.tail == held, "kv_write", f"K {k.tail} and V {v.tail} for a cache of {held}")
+        self._plan.kv_write(k.register, v.register, cache, layer)
+
+    def paged_attention(
+        self, q: Handle, cache: Loaded, layer: int, step: object, *, scale: float, window: int | None, name: str,
+        observe: Observer | None = None,
+    ) -> Handle:  # fmt: skip
+        heads, head_dim = q.tail
+        fits = head_dim == cache.head_dim and heads % cache.num_kv_heads == 0
+        self._require(fits, name, f"{q.tail} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
+        self._require(observe is None, name, "scores are observed op by op, not in a recorded plan")
+        register = self._plan.attention(q.register, cache, layer, scale, window or 0)
+        return Handle(register, (heads * head_dim,))
+
+    def select_rows(self, x: Handle, step: object, *, name: str) -> Handle:
+        return Handle(self._plan.select(x.register), x.tail)
+
+    def finish(self, limits: StepLimits, kept: Sequence[Handle]) -> None:
+        """End the recording; only the handles in `kept` have values afterwards."""
+        self._plan.finish(
+            limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, [h.register for h in kept]
+        )
+
+    def _linears(
+        self, x: Handle, weights: Sequence[Loaded], biases: Sequence[Loaded] | None, unit: int | None,
+        names: Sequence[str],
+    ) -> list[Handle]:  # fmt: skip
+        given = biases or (None,) * len(weights)
+        for weight, bias, name in zip(weights, given, names, strict=True):
+            shape = (weight.rows, weight.columns)
+            self._require(x.tail == shape[1:], name, f"a weight [out, in] of {shape} for rows of {x.tail}")
+            self._require(bias is None or len(bias) == weight.rows, name, "a bias that does not fit its weight")
+        registers = self._plan.linear(x.register, list(weights), list(given), unit or 0)
+        return [Handle(register, (weight.rows,)) for register, weight in zip(registers, weights, strict=True)]
+
+    @staticmethod
+    def _require(condition: bool, op: str, message: str) -> None:
+        if not condition:
+            raise ExecutorError(f"{op}: {message}")
+
+    # ---- running
+
+    def fill(self, handle: Handle, values: NDArray[np.floating]) -> None:
+        """The value [rows, *tail] of an input."""
+        rows: NDArray[np.floating] = np.ascontiguousarray(values, np.float32).reshape(len(values), prod(handle.tail))
+        self._plan.write(handle.register, rows)
+
+    def run(self, batch: ForwardBatch, scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> None:
+        """One step. NumericsError for a K or V that the cache cannot hold; ExecutorError beyond the plan's limits."""
+        try:
+            lost = self._plan.run(
+                batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens,
+                batch.block_tables, batch.logit_rows, batch.block_size, scores, score_seq,
+            )  # fmt: skip
+        except (ValueError, RuntimeError) as fault:
+            raise ExecutorError(str(fault)) from fault
+        if lost is not None:
+            layer, is_value, token, head, number = lost
+            raise NumericsError(
+                f"{'V' if is_value else 'K'} of layer {layer}, KV head {head}, token {token} of the step: {number:.6g} "
+                "does not fit the KV cache; choose a wider one (--kv-dtype float32, or LLM(kv_dtype='float32'))"
+            )
+
+    def value(self, handle: Handle) -> NDArray[np.floating]:
+        """The value [rows, *tail] of a kept handle after a run; it lies in the plan until the next one."""
+        rows: NDArray[np.floating] = self._plan.read(handle.register)
+        return rows.reshape(len(rows), *handle.tail)
