@@ -6,6 +6,7 @@ own few. The bound is the worst case, so it holds for any order of summation.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
 from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.api import CacheSpec, Loaded, Ops
+from karat.ops.rope_table import cos_sin_table
 
 torch = pytest.importorskip("torch", reason="the independent implementation")
 F = torch.nn.functional
@@ -44,6 +47,16 @@ Array = NDArray[np.floating]
 def draw(seed: int, *shapes: tuple[int, ...], dtype: str) -> list[Array]:
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def weights(seed: int, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+    return [x.astype(np.float32) for x in draw(seed, *shapes, dtype="float64")]
+
+
+def load(ops: Ops, values: NDArray[np.float32]) -> Loaded:
+    """Values as a stored weight in the executor's layout."""
+    data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
+    return ops.load(Weight("weight", "F32", values.shape, data, Path("in-memory")))
 
 
 def exact(x: Array) -> Any:
@@ -80,8 +93,11 @@ def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0
 @every_executor
 @given(rows=sizes, outs=sizes, ins=sizes, biased=st.booleans(), seed=seeds)
 def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: int) -> None:
-    x, w, b = draw(seed, (rows, ins), (outs, ins), (outs,), dtype=ops.dtype)
-    got = ops.linear(x, w, b if biased else None, name="op")
+    """Row-parallel or not, which changes the order of the sum."""
+    (x,) = draw(seed, (rows, ins), dtype=ops.dtype)
+    w, b = weights(seed + 1, (outs, ins), (outs,))
+    unit = None if seed % 2 else 1 + seed % 5
+    got = ops.linear(x, load(ops, w), load(ops, b) if biased else None, unit=unit, name="op")
     want = F.linear(exact(x), exact(w), exact(b) if biased else None)
     check(ops, got, want, (ins + 8) * (np.abs(x) @ np.abs(w).T + np.abs(b)))
 
@@ -89,10 +105,10 @@ def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: in
 @every_executor
 @given(rows=sizes, n=sizes, scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=seeds)
 def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
-    x, w = draw(seed, (rows, n), (n,), dtype=ops.dtype)
+    (x,), (w,) = draw(seed, (rows, n), dtype=ops.dtype), weights(seed + 1, (n,))
     x = x * np.dtype(ops.dtype).type(scale)
     want = F.rms_norm(exact(x), (n,), exact(w), eps=1e-5)
-    check(ops, ops.rms_norm(x, w, 1e-5, name="op"), want, (n + 8) * np.abs(want.numpy()))
+    check(ops, ops.rms_norm(x, load(ops, w), 1e-5, name="op"), want, (n + 8) * np.abs(want.numpy()))
 
 
 @every_executor
@@ -101,8 +117,10 @@ def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
 def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
     """Three plain linears, bit for bit."""
     d = 2 * half
-    x, q, k, v = draw(seed, (tokens, 11), (heads * groups * d, 11), (heads * d, 11), (heads * d, 11), dtype=ops.dtype)
-    bias_q, bias_k, bias_v = draw(seed + 1, (len(q),), (len(k),), (len(v),), dtype=ops.dtype)
+    (x,) = draw(seed, (tokens, 11), dtype=ops.dtype)
+    sizes_out = (heads * groups * d, heads * d, heads * d)
+    q, k, v = (load(ops, w) for w in weights(seed + 1, *((n, 11) for n in sizes_out)))
+    bias_q, bias_k, bias_v = (load(ops, b) for b in weights(seed + 2, *((n,) for n in sizes_out)))
     biases = (bias_q, bias_k, bias_v) if biased else None
     results = ops.qkv(x, (q, k, v), biases, head_dim=d, names=("q", "k", "v"))
     for got, w, b in zip(results, (q, k, v), biases or (None,) * 3, strict=True):
@@ -114,7 +132,8 @@ def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: 
 @given(tokens=sizes, ins=sizes, outs=sizes, biased=st.booleans(), seed=seeds)
 def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed: int) -> None:
     """Two plain linears, bit for bit."""
-    x, gate, up, b_gate, b_up = draw(seed, (tokens, ins), (outs, ins), (outs, ins), (outs,), (outs,), dtype=ops.dtype)
+    (x,) = draw(seed, (tokens, ins), dtype=ops.dtype)
+    gate, up, b_gate, b_up = (load(ops, w) for w in weights(seed, (outs, ins), (outs, ins), (outs,), (outs,)))
     results = ops.gate_up(x, (gate, up), (b_gate, b_up) if biased else None, names=("gate", "up"))
     for got, w, b in zip(results, (gate, up), (b_gate, b_up), strict=True):
         np.testing.assert_array_equal(ops.read(got), ops.read(ops.linear(x, w, b if biased else None, name="op")))
@@ -142,10 +161,10 @@ def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
 @every_executor
 @given(lens=st.lists(st.integers(1, 30), min_size=1, max_size=3), hidden=sizes, seed=seeds)
 def test_embedding_and_rows(ops: Ops, lens: list[int], hidden: int, seed: int) -> None:
-    (table,) = draw(seed, (50, hidden), dtype=ops.dtype)
+    (table,) = weights(seed, (50, hidden))
     batch = batch_of(lens, lens, seed=seed)
     step = ops.begin(batch)
-    x = ops.embedding(step, table, name="op")
+    x = ops.embedding(step, load(ops, table), name="op")
     np.testing.assert_array_equal(ops.read(x), F.embedding(torch.from_numpy(batch.token_ids), exact(table)).numpy())
     rows = ops.read(ops.select_rows(x, step, name="op"))
     np.testing.assert_array_equal(rows, table[batch.token_ids[batch.logit_rows]])
@@ -161,7 +180,8 @@ def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
                       attention_factor=1.3)  # fmt: skip
     table: Any = ops.rope_table(rope, head_dim=2 * half, num_positions=64)
     (x,) = draw(seed, (new, heads, 2 * half), dtype=ops.dtype)
-    turn = torch.complex(exact(table.cos), exact(table.sin))[length - new : length, None]
+    angles = cos_sin_table(rope, head_dim=2 * half, num_positions=64, dtype=np.dtype(ops.dtype))
+    turn = torch.complex(exact(angles.cos), exact(angles.sin))[length - new : length, None]
     turned = torch.complex(exact(x[..., :half]), exact(x[..., half:])) * turn
     want = torch.cat((turned.real, turned.imag), dim=-1)
     size = 1.3 * (np.abs(x[..., :half]) + np.abs(x[..., half:]))
@@ -180,8 +200,8 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
     everything, step_batch = batch_of(lens, lens, seed=seed), batch_of(lens, new, seed=seed)
     cache: Any = ops.new_cache(CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d,
                                          dtype=ops.dtype))  # fmt: skip
-    if hasattr(cache, "k"):
-        cache.k[:], cache.v[:] = np.nan, np.nan
+    stale = np.full((152, kv_heads, d), np.nan, ops.dtype)
+    ops.kv_write(stale, stale, cache, 1, ops.begin(batch_of([152], [152])))
     total = sum(lens)
     q, k, v = draw(seed, (total, heads, d), (total, kv_heads, d), (total, kv_heads, d), dtype=ops.dtype)
     ops.kv_write(k, v, cache, 1, ops.begin(everything))
@@ -236,8 +256,8 @@ def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
 def test_shapes_outside_the_contract_are_refused(ops: Ops) -> None:
     x = np.ones((2, 3), ops.dtype)
     with pytest.raises(ExecutorError, match=r"some\.op"):
-        ops.linear(x, np.ones((5, 4), ops.dtype), name="some.op")
+        ops.linear(x, load(ops, np.ones((5, 4), np.float32)), name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
-        ops.rms_norm(x, np.ones(2, ops.dtype), 1e-6, name="some.op")
+        ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
-        ops.add(x, np.ones((1, 3), ops.dtype), name="some.op")
+        ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
