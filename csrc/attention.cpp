@@ -175,22 +175,117 @@ void add_values(const Scratch& s, std::size_t first, std::size_t last, std::size
         with_height(last - first, ValueTile<1>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
 }
 
+// ---- one token: K and V straight from the cache into the chains --------------------------------------------------------
+
+// Blocks hold whole groups of 16 positions, and all rows see the same keys.
+template <class From>
+struct Direct {
+    using Stored = typename From::Stored;
+    const Keys& keys;
+    const Scratch& s;
+    std::size_t start, from, to;  // the split, and its visible keys
+
+    KARAT_INLINE std::size_t place(std::size_t group) const { return keys.place(keys.slot(start + group * kLanes)); }
+
+    struct Scores {
+        const Direct& d;
+        template <int T>
+        KARAT_INLINE void run() const {
+            const std::size_t dim = d.s.dim, last = (d.to + kLanes - 1) / kLanes;
+            const auto* k = reinterpret_cast<const Stored*>(d.keys.a.cache.k);
+            const f32x16 factor = set1(d.keys.a.scale);
+            for (std::size_t group = d.from / kLanes; group < last; group += kDirectGroups) {
+                const Stored *in[kDirectGroups], *next[kDirectGroups];
+                for (std::size_t g = 0; g < kDirectGroups; ++g) {
+                    in[g] = k + d.place(least(group + g, last - 1)) * dim * kLanes;
+                    next[g] = k + d.place(least(group + g + kDirectGroups, last - 1)) * dim * kLanes;
+                }
+                f32x16 acc[T][kDirectGroups];
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = zero();
+                for (std::size_t i = 0; i < dim; ++i) {
+                    f32x16 key[kDirectGroups];
+                    for (int g = 0; g < kDirectGroups; ++g) {
+                        key[g] = From::read(in[g] + i * kLanes);
+                        prefetch(next[g] + i * kLanes);
+                    }
+                    for (int t = 0; t < T; ++t) {
+                        const f32x16 q = set1(d.s.q[static_cast<std::size_t>(t) * d.s.padded + i]);
+                        for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = fma(key[g], q, acc[t][g]);
+                    }
+                }
+                for (int t = 0; t < T; ++t)
+                    for (std::size_t g = 0; g < kDirectGroups && group + g < last; ++g)
+                        store(d.s.weights + t * kSplitKeys + (group + g) * kLanes, acc[t][g] * factor);
+            }
+        }
+    };
+
+    template <int DG>
+    struct Values {
+        const Direct& d;
+        std::size_t dims;  // the first of DG groups of dimensions
+        template <int T>
+        KARAT_INLINE void run() const {
+            const std::size_t padded = d.s.padded;
+            const auto* v = reinterpret_cast<const Stored*>(d.keys.a.cache.v);
+            f32x16 acc[T][DG];
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < DG; ++g) acc[t][g] = zero();
+            for (std::size_t group = d.from / kLanes; group * kLanes < d.to; ++group) {
+                const Stored* in = v + d.place(group) * kLanes * padded + dims;
+                const std::size_t after = (group + 1) * kLanes < d.to ? group + 1 : group;
+                const Stored* next = v + d.place(after) * kLanes * padded + dims;
+                const std::size_t first = most(d.from, group * kLanes), last = least(d.to, (group + 1) * kLanes);
+                for (std::size_t j = first; j < last; ++j) {
+                    f32x16 value[DG];
+                    for (int g = 0; g < DG; ++g)
+                        value[g] = From::read(in + (j - group * kLanes) * padded + g * kLanes);
+                    prefetch(next + (j - group * kLanes) * padded);
+                    for (int t = 0; t < T; ++t) {
+                        const f32x16 weight = set1(d.s.weights[static_cast<std::size_t>(t) * kSplitKeys + j]);
+                        for (int g = 0; g < DG; ++g) acc[t][g] = fma(value[g], weight, acc[t][g]);
+                    }
+                }
+            }
+            for (std::size_t t = 0; t < T; ++t)
+                for (int g = 0; g < DG; ++g) store(d.s.part_of(t) + dims + g * kLanes, acc[t][g]);
+        }
+    };
+
+    KARAT_INLINE void scores(std::size_t rows) const { with_height<kDirectTokens>(rows, Scores{*this}); }
+    KARAT_INLINE void values(std::size_t rows) const {
+        std::size_t dims = 0;
+        for (; dims + kDirectGroups * kLanes <= s.padded; dims += kDirectGroups * kLanes)
+            with_height<kDirectTokens>(rows, Values<kDirectGroups>{*this, dims});
+        for (; dims < s.padded; dims += kLanes) with_height<kDirectTokens>(rows, Values<1>{*this, dims});
+    }
+};
+
 // Scores of a row to weights, in place; the row's total and top behind its part.
 void soften(const Scratch& s, std::size_t row) {
     const std::size_t from = s.from[row], to = s.to[row];
     float* weights = s.weights + row * kSplitKeys;
-    float top = kNegInf;
-    for (std::size_t j = from; j < to; ++j) top = top < weights[j] ? weights[j] : top;
+    // What is not visible at both ends counts as the lowest score, and then as weight 0.
+    const auto visible = [&](std::size_t j, f32x16 value, float other) {
+        if (from <= j && j + kLanes <= to) return value;
+        float lanes[kLanes];
+        store(lanes, value);
+        for (std::size_t i = 0; i < kLanes; ++i)
+            if (j + i < from || to <= j + i) lanes[i] = other;
+        return load(lanes);
+    };
+    f32x16 tops = set1(kNegInf);
+    for (std::size_t j = from / kLanes * kLanes; j < to; j += kLanes) {
+        const f32x16 score = visible(j, load(weights + j), kNegInf);
+        tops = select(tops < score, score, tops);
+    }
+    float lanes[kLanes], top = kNegInf;
+    store(lanes, tops);
+    for (const float lane : lanes) top = top < lane ? lane : top;
     f32x16 total = zero();
     for (std::size_t j = from / kLanes * kLanes; j < to; j += kLanes) {
-        f32x16 weight = exp(load(weights + j) - set1(top));
-        if (j < from || to < j + kLanes) {
-            float lanes[kLanes];
-            store(lanes, weight);
-            for (std::size_t i = 0; i < kLanes; ++i)
-                if (j + i < from || to <= j + i) lanes[i] = 0.0f;
-            weight = load(lanes);
-        }
+        const f32x16 weight = visible(j, exp(load(weights + j) - set1(top)), 0.0f);
         store(weights + j, weight);
         total = total + weight;
     }
@@ -247,6 +342,19 @@ void gather_queries(const Rows& rows, std::size_t first, std::size_t count, cons
     }
 }
 
+// Scores for an observer, as far as they are visible.
+void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
+          const Scratch& s) {
+    if (!rows.a.scores || rows.seq != rows.a.score_seq) return;
+    const std::size_t begin = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq]);
+    const std::size_t tokens = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq + 1]) - begin;
+    for (std::size_t r = 0; r < count; ++r) {
+        const std::size_t row = rows.head(first + r) * tokens + rows.token(first + r) - begin;
+        float* out = rows.a.scores + row * keys.context + start;
+        for (std::size_t j = s.from[r]; j < s.to[r]; ++j) out[j] = s.weights[r * kSplitKeys + j];
+    }
+}
+
 // One split for rows first … first + count - 1 (at most kRows), whose queries are gathered: parts, totals and tops.
 void split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
            const Scratch& s) {
@@ -270,15 +378,7 @@ void split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t co
                                                             rows.a.scale, s.weights + r * kSplitKeys + base + g});
         }
     }
-    if (rows.a.scores && rows.seq == rows.a.score_seq)
-        for (std::size_t r = 0; r < count; ++r) {
-            const std::size_t tokens = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq + 1] -
-                                                                rows.a.batch.query_starts[rows.seq]);
-            const std::size_t token =
-                rows.token(first + r) - static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq]);
-            float* out = rows.a.scores + (rows.head(first + r) * tokens + token) * keys.context + start;
-            for (std::size_t j = s.from[r]; j < s.to[r]; ++j) out[j] = s.weights[r * kSplitKeys + j];
-        }
+    show(rows, keys, first, count, start, s);
     for (std::size_t r = 0; r < count; ++r) {
         for (std::size_t d = 0; d < s.padded; d += kLanes) store(s.part_of(r) + d, zero());
         for (std::size_t d = s.padded; d < s.padded + kStats; ++d) s.part_of(r)[d] = 0.0f;
@@ -340,16 +440,50 @@ void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std
     }
 }
 
+namespace {
+
+template <class From>
+void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
+                  const Scratch& s) {
+    const std::size_t start = index * kSplitKeys;
+    for (std::size_t r = 0; r < count; ++r) {
+        s.from[r] = most(rows.begin(first), start) - start;
+        s.to[r] = least(rows.end(first), start + kSplitKeys) - start;
+        for (std::size_t d = s.padded; d < s.padded + kStats; ++d) s.part_of(r)[d] = 0.0f;
+    }
+    const Direct<From> direct{keys, s, start, s.from[0], s.to[0]};
+    direct.scores(count);
+    show(rows, keys, first, count, start, s);
+    for (std::size_t r = 0; r < count; ++r) soften(s, r);
+    direct.values(count);
+}
+
+void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
+                  const Scratch& s) {
+    switch (rows.a.cache.type) {
+        case CacheType::f32: return direct_split<FromF32>(rows, keys, first, count, index, s);
+        case CacheType::f16: return direct_split<FromF16>(rows, keys, first, count, index, s);
+        case CacheType::bf16: return direct_split<FromBF16>(rows, keys, first, count, index, s);
+    }
+}
+
+}  // namespace
+
 void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t index, float* part,
                      float* scratch) {
     const Scratch s(scratch, a.cache.head_dim);
     const Rows rows = rows_of(a, seq, kv_head, 0);
     const Keys keys = keys_of(a, seq, kv_head);
     const std::size_t stride = s.padded + kStats;
-    for (std::size_t row = 0; row < rows.per_token; row += kRows) {
-        const std::size_t count = least(kRows, rows.per_token - row);
+    const bool is_direct = kDirectTokens > 1 && a.batch.block_size % kLanes == 0;
+    const std::size_t most_rows = is_direct ? kDirectTokens : kRows;
+    for (std::size_t row = 0; row < rows.per_token; row += most_rows) {
+        const std::size_t count = least(most_rows, rows.per_token - row);
         gather_queries(rows, row, count, s);
-        split(rows, keys, row, count, index, s);
+        if (is_direct)
+            direct_split(rows, keys, row, count, index, s);
+        else
+            split(rows, keys, row, count, index, s);
         for (std::size_t r = 0; r < count; ++r) copy(part + (row + r) * stride, s.part_of(r), stride);
     }
 }

@@ -1,6 +1,6 @@
 // Linear layers over packed matrices (kernels.h, LinearArgs). Compiled once for each instruction set.
 //
-// One token: codes go straight from the packed words into the chain. More: a chunk of 256 columns is unpacked once into
+// One token, or (with AVX-512) a few: codes go straight from the packed words into the chain. More: a chunk of columns is unpacked once into
 // a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory between
 // chunks, so the chain is the same.
 #include "linear.h"
@@ -11,7 +11,7 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-constexpr std::size_t kChunk = 256;        // columns
+constexpr std::size_t kChunk = 128;        // columns
 constexpr std::size_t kTokenBlock = 192;   // tokens that one unpacked chunk serves
 constexpr std::size_t kWide = kPanelGroups * kGroupRows;
 constexpr std::size_t kPrefetch = 3072;    // bytes ahead in a stream of weights
@@ -112,6 +112,102 @@ void one_token(const LinearArgs& a, std::size_t panel) {
     for (int g = 0; g < G; ++g) finish(a, 0, row + static_cast<std::size_t>(g * kLanes), sum[g]);
 }
 
+// ---- a few tokens ----------------------------------------------------------------------------------------------------
+
+// Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
+template <class Fmt, int G, int DG>
+struct FewTokens {
+    const LinearArgs& a;
+    std::size_t panel, token;
+    int group;
+    const Scratch& s;
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        const std::uint8_t* w = a.weight->panel(panel);
+        const float* x = a.x + token * a.x_stride;
+        const std::size_t stride = a.x_stride;
+        float* sums = s.sums;
+        std::size_t start = 0;
+        for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+            const std::size_t end = a.leaf_ends[leaf];
+            if constexpr (kIsBlock<Fmt>) {
+                for (int i = 0; i < T * DG; ++i) store(sums + i * kLanes, zero());
+                const auto codes = Fmt::Codes::make();
+                constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
+                for (; start < end; start += Fmt::kColumns, w += step)
+                    for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
+                        if (group == 0)
+                            for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
+                        f32x16 part[T][DG];
+                        for (int t = 0; t < T; ++t)
+                            for (int g = 0; g < DG; ++g) part[t][g] = zero();
+                        const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
+#pragma GCC unroll 32
+                        for (int j = 0; j < Fmt::kSub; ++j) {
+                            f32x16 weight[DG];
+                            for (int g = 0; g < DG; ++g)
+                                weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, j);
+                            for (int t = 0; t < T; ++t) {
+                                const f32x16 value = set1(at[static_cast<std::size_t>(t) * stride + j]);
+                                for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+                            }
+                        }
+                        for (int g = 0; g < DG; ++g) {
+                            const f32x16 factor = Fmt::scale(block_of<Fmt>(w, group + g, G), sub);
+                            for (int t = 0; t < T; ++t) {
+                                float* sum = sums + (t * DG + g) * kLanes;
+                                store(sum, fma(part[t][g], factor, load(sum)));
+                            }
+                        }
+                        settle();
+                    }
+            } else {
+                f32x16 sum[T][DG];
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < DG; ++g) sum[t][g] = zero();
+                constexpr std::size_t step = G * kLanes * Fmt::kBytes;
+                for (; start < end; ++start, w += step) {
+                    f32x16 weight[DG];
+                    for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + (group + g) * kLanes * Fmt::kBytes);
+                    for (int t = 0; t < T; ++t) {
+                        const f32x16 value = set1(x[static_cast<std::size_t>(t) * stride + start]);
+                        for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
+                    }
+                }
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < DG; ++g) store(sums + (t * DG + g) * kLanes, sum[t][g]);
+            }
+            constexpr std::size_t size = T * DG * kLanes;
+            climb(
+                leaf, a.num_leaves,
+                [&](int level) {
+                    const float* left = s.levels + static_cast<std::size_t>(level) * size;
+                    for (std::size_t i = 0; i < size; i += kLanes) store(sums + i, load(left + i) + load(sums + i));
+                },
+                [&](int level) {
+                    float* left = s.levels + static_cast<std::size_t>(level) * size;
+                    for (std::size_t i = 0; i < size; i += kLanes) store(left + i, load(sums + i));
+                });
+        }
+        const std::size_t row = (a.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
+        for (std::size_t t = 0; t < T; ++t)
+            for (std::size_t g = 0; g < DG; ++g)
+                finish(a, token + t, row + g * kLanes, load(sums + (t * DG + g) * kLanes));
+    }
+};
+
+template <class Fmt, int G>
+void few_tokens(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    constexpr int DG = G % kDirectGroups ? 1 : kDirectGroups;
+    const std::size_t tiles = (a.tokens + kDirectTokens - 1) / kDirectTokens;
+    for (int group = 0; group < G; group += DG)
+        for (std::size_t i = 0; i < tiles; ++i) {
+            const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
+            with_height<kDirectTokens>(last - first, FewTokens<Fmt, G, DG>{a, panel, first, group, s});
+        }
+}
+
 // ---- many tokens -----------------------------------------------------------------------------------------------------
 
 // Unpack `count` columns of a panel: weights (or codes) to chunk [count, lanes], scales to [sub-blocks, lanes].
@@ -163,6 +259,7 @@ struct Tile {
                         store(sum, fma(acc[t][g], factor, load(sum)));
                     }
                 }
+                settle();
             }
         }
     }
@@ -223,6 +320,8 @@ template <class Fmt, int G>
 void panel_of(const LinearArgs& a, std::size_t panel, const Scratch& scratch) {
     if (a.tokens == 1)
         one_token<Fmt, G>(a, panel);
+    else if (kDirectTokens > 1 && a.tokens <= 2 * kDirectTokens)
+        few_tokens<Fmt, G>(a, panel, scratch);
     else
         many_tokens<Fmt, G>(a, panel, scratch);
 }

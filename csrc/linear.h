@@ -13,6 +13,15 @@ inline constexpr int kTileGroups = 4;
 inline constexpr int kTileGroups = 1;
 #endif
 
+// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain.
+#if defined(__AVX512F__)
+inline constexpr int kDirectTokens = 8;
+inline constexpr int kDirectGroups = 2;
+#else
+inline constexpr int kDirectTokens = 1;
+inline constexpr int kDirectGroups = 1;
+#endif
+
 // acc[t][g] = chain of fma(w[k, 16 g …], x[t, k], acc[t][g]) over k = 0 … count - 1; rows of w are w_stride floats apart.
 template <int T, int G>
 KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_stride, const float* x,
@@ -32,17 +41,15 @@ KARAT_INLINE std::size_t num_tiles(std::size_t tokens) { return (tokens + kTileT
 KARAT_INLINE std::size_t tile_start(std::size_t tokens, std::size_t i) { return i * tokens / num_tiles(tokens); }
 
 // Calls f with T as a constant, so that a tile of any height keeps its accumulators in registers.
-template <class F>
+template <int Most = kTileTokens, class F>
 KARAT_INLINE void with_height(std::size_t height, const F& f) {
-    static_assert(kTileTokens == 6);
-    switch (height) {
-        case 1: return f.template run<1>();
-        case 2: return f.template run<2>();
-        case 3: return f.template run<3>();
-        case 4: return f.template run<4>();
-        case 5: return f.template run<5>();
-        default: return f.template run<6>();
+    if constexpr (Most > 1) {
+        if (height < Most) return with_height<Most - 1>(height, f);
     }
+    f.template run<Most>();
 }
+
+// Keeps the compiler from holding what was stored in registers that the accumulators need.
+KARAT_INLINE void settle() { __asm__ volatile("" ::: "memory"); }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
