@@ -125,11 +125,12 @@ def test_the_process_ends_with_the_code(karat: Karat) -> None:
     assert done.stderr.startswith("karat: error: '/no/such/folder'") and done.stderr.count("\n") == 1
 
 
-def test_output_that_cannot_be_written(karat: Karat) -> None:
+@pytest.mark.parametrize(
+    "args", [["help", "exit-codes"], ["--help"], ["run", "--help"], ["help", "run"], [], ["--version"]], ids=" ".join
+)
+def test_output_that_cannot_be_written(args: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*COMMAND, "help", "exit-codes"], stdout=full, stderr=subprocess.PIPE, env=environment(), text=True
-        )
+        done = subprocess.run([*COMMAND, *args], stdout=full, stderr=subprocess.PIPE, env=environment(), text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("karat: error: the output cannot be written (No space left on device)")
     assert done.stderr.count("\n") == 1
