@@ -7,12 +7,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from karat.errors import ConfigError
 
 RopeType = Literal["default", "linear", "llama3", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
+
+_PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # of variables' names: ours, and huggingface_hub's
 
 FLOAT_BYTES: Mapping[FloatName, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -91,14 +94,22 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2 or avx512 (neon on Arm)."""
+    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2 or avx512 (neon on Arm).
+
+    `variables` are all that change what Karat or huggingface_hub does, by name, for `karat env` to show.
+    """
 
     isa: str | None
     debug: bool
+    variables: Mapping[str, str]
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        return cls(isa=env.get("KARAT_ISA") or None, debug=env.get("KARAT_DEBUG", "") not in ("", "0"))
+        return cls(
+            isa=env.get("KARAT_ISA") or None,
+            debug=env.get("KARAT_DEBUG", "") not in ("", "0"),
+            variables=MappingProxyType({name: env[name] for name in sorted(env) if name.startswith(_PREFIXES)}),
+        )
 
 
 def embedded_model_path() -> Path:

@@ -5,12 +5,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize
 
 TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "U8": "uint8"}
 
 Stored = tuple[str, tuple[int, ...], bytes]  # type, shape, data
+
+# One file, rewritten for each example.
+REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(lambda name: name != "__metadata__")
 
 
 def official(tensors: Mapping[str, Stored], metadata: dict[str, str] | None = None) -> bytes:

@@ -56,6 +56,12 @@ def test_notes_of_an_error_are_part_of_its_line(monkeypatch: pytest.MonkeyPatch,
     assert karat_here("help", "exit-codes").stderr == "karat: error: no such model (it was taken for a model)\n"
 
 
+def test_the_lines_of_an_error_stay_apart_on_the_one(monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:
+    failing(monkeypatch, KaratError("it does not fit: download it again\n  missing: a, b\n\n  unexpected:\n c"))
+    line = "karat: error: it does not fit: download it again; missing: a, b; unexpected: c\n"
+    assert karat_here("help", "exit-codes").stderr == line
+
+
 def test_anything_else_is_a_bug_and_says_so(monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:
     failing(monkeypatch, ZeroDivisionError("division by zero"))
     done = karat_here("help", "exit-codes")
@@ -125,11 +131,12 @@ def test_the_process_ends_with_the_code(karat: Karat) -> None:
     assert done.stderr.startswith("karat: error: '/no/such/folder'") and done.stderr.count("\n") == 1
 
 
-def test_output_that_cannot_be_written(karat: Karat) -> None:
+@pytest.mark.parametrize(
+    "args", [["help", "exit-codes"], ["--help"], ["run", "--help"], ["help", "run"], [], ["--version"]], ids=" ".join
+)
+def test_output_that_cannot_be_written(args: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*COMMAND, "help", "exit-codes"], stdout=full, stderr=subprocess.PIPE, env=environment(), text=True
-        )
+        done = subprocess.run([*COMMAND, *args], stdout=full, stderr=subprocess.PIPE, env=environment(), text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("karat: error: the output cannot be written (No space left on device)")
     assert done.stderr.count("\n") == 1

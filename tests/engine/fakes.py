@@ -9,6 +9,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -20,6 +21,7 @@ from karat.request import Request, RequestOutput, SamplingParams, StreamChunk
 from karat.text import Tokenizer
 
 STALE = -7  # what a slot holds before it is written
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12, "logprobs": 2}
 
 
 def byte_chars() -> list[str]:
@@ -128,3 +130,9 @@ def run(engine: Engine, *requests: Request) -> dict[str, RequestOutput]:
     for item in requests:
         engine.add_request(item)
     return drive(engine)[0]
+
+
+def alone(item: Request) -> RequestOutput:
+    """The output of a request that has an engine to itself, and a step for each prompt."""
+    engine, _ = make_engine(max_num_batched_tokens=64)
+    return run(engine, item)[item.request_id]

@@ -8,6 +8,8 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
+import karat
+from karat import LLM, SamplingParams
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 
@@ -26,6 +28,10 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "silu", "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
     "tie_word_embeddings": False, "use_sliding_window": False, "eos_token_id": None, "bos_token_id": None,
 }  # fmt: skip
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True, seed=7, top_p=0.95, logprobs=3)
+PROMPTS = ["Once upon a time", "a", "The quick brown fox jumps over the lazy dog, and " * 2, "ÄÖÜ ☃"]
 
 
 def write_model(
@@ -66,3 +72,12 @@ def write_model(
 
 def write(path: Path, value: object) -> None:
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def at_rest(llm: LLM) -> bool:
+    llm.engine.scheduler.check()
+    return llm.engine.scheduler.blocks.num_free == llm.engine.config.num_blocks and not llm.engine.has_work
+
+
+def tokens(outputs: list[karat.RequestOutput]) -> list[tuple[int, ...]]:
+    return [choice.token_ids for output in outputs for choice in output.outputs]

@@ -133,6 +133,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"vocab_size": ...}, "vocab_size is missing"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps=0"),
     ("llama", {"torch_dtype": "int8"}, "'int8'"),
+    ("llama", {"dtype": "bfloat16", "torch_dtype": "float32"}, "dtype='bfloat16' and torch_dtype='float32' disagree"),
+    ("llama", {"rope_theta": 0}, "rope_theta=0.0: expected a number above 1"),
+    ("llama", {"rope_theta": ..., "rope_parameters": {"rope_theta": 0.0}}, "rope_theta=0.0"),
     ("llama", {"eos_token_id": "two"}, "'two'"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
     ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
@@ -146,6 +149,12 @@ def test_refused_by_name(family: str, changes: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigError) as caught:
         read_config(raw_config(family, **changes))
     assert message in str(caught.value)
+
+
+def test_both_names_of_the_type_may_be_there_if_they_agree() -> None:
+    both = {"dtype": "bfloat16", "torch_dtype": "torch.bfloat16"}
+    assert read_config(raw_config("llama", **both)).dtype == "bfloat16"
+    assert read_config(raw_config("llama", **{**both, "dtype": None})).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,10 +12,11 @@ import torch
 import transformers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
-def draw_config(rng: random.Random, family: str) -> dict[str, Any]:
-    """A config.json as transformers 5 writes it, for 1 to 3 layers, with awkward sizes."""
+def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -> dict[str, Any]:
+    """A config.json as transformers 5 writes it, for 1 to 3 layers, with awkward sizes; any RoPE type unless given."""
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
@@ -41,7 +42,7 @@ def draw_config(rng: random.Random, family: str) -> dict[str, Any]:
         "rms_norm_eps": rng.choice([1e-6, 1e-5, 1e-3]),
         "hidden_act": "silu",
         "tie_word_embeddings": rng.random() < 0.5,
-        "rope_parameters": draw_rope(rng),
+        "rope_parameters": draw_rope(rng, rope_type),
         "bos_token_id": 1,
         "eos_token_id": rng.choice([2, [2, 3]]),
     }
@@ -63,10 +64,10 @@ def draw_config(rng: random.Random, family: str) -> dict[str, Any]:
     return config
 
 
-def draw_rope(rng: random.Random) -> dict[str, Any]:
-    """RoPE parameters of one of the four supported types, with an original length that the prompts cross."""
+def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any]:
+    """RoPE parameters of this type, or of any supported one, with an original length that the prompts cross."""
     theta = rng.choice([10000.0, 500.0, 1000000.0])
-    match rng.choice(["default", "linear", "llama3", "yarn"]):
+    match rope_type or rng.choice(ROPE_TYPES):
         case "linear":
             return {"rope_type": "linear", "rope_theta": theta, "factor": rng.choice([2.0, 3.5])}
         case "llama3":

@@ -222,9 +222,9 @@ def test_code_is_not_needed_beside_tokenizer_json(byte_level: dict[str, Any], tm
 
 
 CORRUPT: list[tuple[str, Any, str]] = [
-    ("tokenizer_config", "{", r"tokenizer_config\.json is corrupt: Expecting property name"),
-    ("tokenizer_config", "[]", "tokenizer_config.json is corrupt: the file is a list, expected dict"),
-    ("tokenizer_config", "[" * 100_000, "tokenizer_config.json is corrupt: maximum recursion depth"),
+    ("tokenizer_config", "{", r"tokenizer_config\.json: expecting property name .* at character 1; correct"),
+    ("tokenizer_config", "[]", r"tokenizer_config\.json: holds \[\]; expected a JSON object"),
+    ("tokenizer_config", "[" * 100_000, r"tokenizer_config\.json: nested too deeply"),
     ("tokenizer_config", {"bos_token": 7}, "is malformed: bos_token is a int, expected str"),
     ("tokenizer_config", {"eos_token": {"content": None}}, "eos_token is a NoneType"),
     ("tokenizer_config", {"extra_special_tokens": "x"}, "extra_special_tokens is a str"),
@@ -242,9 +242,14 @@ CORRUPT: list[tuple[str, Any, str]] = [
     ("tokenizer_config", {"chat_template": [{"name": "default"}]}, "is malformed: 'template'"),
     ("tokenizer_config", {"chat_control_tokens": "x"}, "chat_control_tokens is a str"),
     ("tokenizer_config", {"fix_mistral_regex": True}, "sets fix_mistral_regex, which Karat does not follow"),
-    ("special_tokens_map", "nope", "special_tokens_map.json is corrupt"),
+    ("tokenizer_config", '{"eos_token": "a", "eos_token": "b"}', r"_config\.json: the key 'eos_token' comes twice"),
+    ("tokenizer_config", '{"x": {"added": 1, "added": 1}}', "the key 'added' comes twice in one object"),
+    ("tokenizer_config", '{"model_max_length": NaN}', "NaN is not JSON"),
+    ("special_tokens_map", "nope", r"special_tokens_map\.json: expecting value"),
+    ("special_tokens_map", '{"eos_token": "a", "eos_token": "b"}', r"_map\.json: the key 'eos_token' comes twice"),
     ("added_tokens", {"<new>": "1"}, "<new> is a str, expected int"),
-    ("chat_template", "{]", "chat_template.json is corrupt"),
+    ("added_tokens", '{"<new>": 4096, "<new>": 4097}', r"added_tokens\.json: the key '<new>' comes twice"),
+    ("chat_template", "{]", r"chat_template\.json: expecting property name"),
 ]
 
 
@@ -268,7 +273,7 @@ def test_a_huge_file_is_refused_unread(byte_level: dict[str, Any], tmp_path: Pat
     write(tmp_path, byte_level)
     with (tmp_path / "tokenizer_config.json").open("wb") as file:
         file.truncate(10**12)
-    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json has 1000000000000 bytes; expected at most"):
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: has 1000000000000 bytes; expected at most"):
         Tokenizer.from_folder(tmp_path)
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from karat import __version__
 from karat.cli import chat, env, inspect, pull, run, topics
 from karat.cli.options import Debug, unfolded
-from karat.cli.terminal import emit
+from karat.cli.terminal import emit, writing
 
 _EXAMPLES = """
 Examples
@@ -24,9 +24,26 @@ Examples
 """
 
 
+class _Command(typer.core.TyperCommand):
+    """Whose help, which rich writes, fails as all other output does."""
+
+    def format_help(self, *args: Any) -> None:
+        with writing():
+            super().format_help(*args)
+
+
+class _Group(typer.core.TyperGroup):
+    """The same for the help of them all."""
+
+    def format_help(self, *args: Any) -> None:
+        with writing():
+            super().format_help(*args)
+
+
 def command() -> typer.core.TyperGroup:
     """The whole command line, as typer parses it."""
     app = typer.Typer(
+        cls=_Group,
         add_completion=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -35,7 +52,9 @@ def command() -> typer.core.TyperGroup:
     app.callback(invoke_without_command=True, help=_flowing(_karat))(_karat)
     for name, function, examples in _COMMANDS:
         settings = {"allow_extra_args": name == "run"}  # its words are counted by karat.cli.sources, with a remedy
-        app.command(name, help=_flowing(function), epilog=examples, context_settings=settings)(unfolded(function))
+        flowing = _flowing(function)
+        register = app.command(name, cls=_Command, help=flowing, epilog=examples, context_settings=settings)
+        register(unfolded(function))
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     return group

@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -40,7 +41,8 @@ def gather() -> dict[str, Any]:
     from karat.ops.registry import EXECUTORS
 
     builds = native.supported_isas()
-    chosen = Settings.from_env().isa or (builds[-1] if builds else None)
+    settings = Settings.from_env()
+    chosen = settings.isa or (builds[-1] if builds else None)
     return {
         "karat": __version__,
         "python": platform.python_version(),
@@ -62,7 +64,7 @@ def gather() -> dict[str, Any]:
             "chosen": chosen if chosen in builds else None,
             "fault": f"KARAT_ISA={chosen} cannot run here" if builds and chosen not in builds else None,
         },
-        "settings": _settings(),
+        "settings": _without_secrets(settings.variables),
         "embedded_model": _embedded_model(),
     }
 
@@ -74,12 +76,10 @@ def _version_or_none(package: str) -> str | None:
         return None
 
 
-def _settings() -> dict[str, str]:
-    """The variables that change what Karat or huggingface_hub does. Shown here, obeyed elsewhere."""
+def _without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: "(set, hidden)" if _SECRET.search(name) and not name.endswith("_PATH") else _URL_LOGIN.sub("…", value)
-        for name, value in sorted(os.environ.items())
-        if name.startswith(("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_"))
+        for name, value in variables.items()
     }
 
 

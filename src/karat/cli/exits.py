@@ -74,9 +74,13 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error and its notes as one printable line."""
-    parts = [str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))]
-    return printable(" ".join(" ".join(parts).split()))
+    """The message of an error and its notes as one printable line; lines that were apart stay so by a semicolon."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    text = ""
+    for line in filter(None, lines):
+        text += line if not text else f" {line}" if text[-1] in ",;:" else f"; {line}"
+    notes = (" ".join(f"({note})".split()) for note in getattr(error, "__notes__", ()))
+    return printable(" ".join(filter(None, (text, *notes))))
 
 
 def _usage_message(error: typer.TyperException) -> str:

@@ -5,7 +5,8 @@ rename the window or forge what Karat says. Into a pipe or a file, generated tex
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from karat.errors import KaratError
@@ -47,9 +48,16 @@ def emit(text: str) -> None:
 
     Raises BrokenPipeError when nobody reads any more, KaratError when it cannot be written.
     """
-    try:
+    with writing():
         sys.stdout.write(printable(text) if is_terminal(sys.stdout) else text)
         sys.stdout.flush()
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around whatever writes to stdout: a failure becomes a KaratError, but BrokenPipeError stays what it is."""
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as fault:

@@ -113,15 +113,20 @@ class ConfigReader:
 
 def read_dtype(reader: ConfigReader) -> FloatName | None:
     """`dtype` (transformers 5) or `torch_dtype` (4); what the checkpoint says of itself, None if it does not."""
-    for key in ("dtype", "torch_dtype"):
-        name = reader.optional(str, key)
-        if name is not None:
-            bare = name.removeprefix("torch.")
-            for known in _FLOATS:
-                if bare == known:
-                    return known
-            raise ConfigError(f"{key}={name!r}: expected one of {', '.join(_FLOATS)}")
-    return None
+    new, old = _read_float_name(reader, "dtype"), _read_float_name(reader, "torch_dtype")
+    if new is not None and old is not None and new != old:
+        raise ConfigError(f"dtype={new!r} and torch_dtype={old!r} disagree: keep the one that is right")
+    return new if new is not None else old
+
+
+def _read_float_name(reader: ConfigReader, key: str) -> FloatName | None:
+    name = reader.optional(str, key)
+    if name is None:
+        return None
+    for known in _FLOATS:
+        if name.removeprefix("torch.") == known:
+            return known
+    raise ConfigError(f"{key}={name!r}: expected one of {', '.join(_FLOATS)}")
 
 
 def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
@@ -174,7 +179,10 @@ def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
     inner_theta = rope.optional(float, "rope_theta")
     if theta is not None and inner_theta is not None and theta != inner_theta:
         raise ConfigError(f"rope_theta={theta} and {where}.rope_theta={inner_theta} disagree")
-    theta = inner_theta or theta or _DEFAULT_THETA
+    if inner_theta is not None:
+        theta = inner_theta
+    if theta is None:
+        theta = _DEFAULT_THETA
     if not theta > 1:
         raise ConfigError(f"rope_theta={theta}: expected a number above 1")
     result = _read_rope_kind(rope, kind, theta, max_position_embeddings, where)

@@ -8,7 +8,7 @@ plain Python, pay too. A step between two payments is bounded by what was paid, 
 One environment serves one render and owns its budget: nothing is shared between threads.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import wraps
 from types import BuiltinMethodType, CodeType, MethodType
 from typing import Any, NoReturn, cast
@@ -39,6 +39,7 @@ _AMPLIFIERS = frozenset(
 _CONSUMING_FILTERS = frozenset("batch groupby join max min slice sort sum unique".split())
 _SLOW_FILTERS = frozenset("pprint title urlencode wordcount wordwrap".split())
 _SLOWNESS = 16
+_SORTING_FILTERS = frozenset("dictsort groupby sort".split())
 # A prompt is a function of the conversation; bytes make numbers of any size; the rest is slow by design.
 _MISSING_FILTERS = ("random", "striptags", "urlize", "xmlattr")
 _UNSAFE_METHODS = frozenset("encode from_bytes striptags to_bytes translate".split())
@@ -280,6 +281,8 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             self.budget.pay_product(value, args)
         if name in _SLOW_FILTERS:
             self.budget.pay_product(value, (_SLOWNESS,))
+        if name in _SORTING_FILTERS and isinstance(value, Sized):  # in one go, so each comparison is paid for before
+            pay(ITEM_BYTES * len(value) * len(value).bit_length())
         if name == "replace" and len(args) >= 2:
             pay(str(value).count(str(args[0])) * len(str(args[1])))
         elif name == "sum" and any(isinstance(arg, list | tuple) for arg in args):  # each step copies the sum so far

@@ -7,7 +7,6 @@ at the start and after special tokens otherwise than the file.) What the other f
 tokens, flags of added tokens, and the chat template.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from karat.checkpoint import read_json
 from karat.errors import TokenizerError
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
-MAX_CONFIG_BYTES = 16 * 1024**2
+MAX_TEMPLATE_BYTES = 16 * 1024**2
 
 _NAMED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
@@ -48,7 +48,7 @@ class TokenizerFiles(NamedTuple):
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Reads `folder`. Raises `TokenizerError`, naming the file, for what is missing, corrupt or unsupported."""
     config_file = folder / "tokenizer_config.json"
-    config = _read_object(config_file) if config_file.is_file() else {}
+    config = read_json(config_file, TokenizerError) if config_file.is_file() else {}
     backend = _read_backend(folder, config)
     for key in _UNSUPPORTED_KEYS:
         if config.get(key):
@@ -118,11 +118,11 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
         for index, token in _expect(dict, config["added_tokens_decoder"], "added_tokens_decoder").items():
             declared[int(index)] = _token(token, f"added token {index}")
     elif (path := folder / "special_tokens_map.json").is_file():
-        config = {**config, **_read_object(path)}
+        config = {**config, **read_json(path, TokenizerError)}
     roles, extra = _special_tokens(config)
     special = {token.content: token for token in [*roles.values(), *extra]}
     if "added_tokens_decoder" not in config and (path := folder / "added_tokens.json").is_file():
-        for content, index in _read_object(path).items():
+        for content, index in read_json(path, TokenizerError).items():
             flag = content in special
             declared[_expect(int, index, content)] = AddedToken(content, special=flag, normalized=not flag)
 
@@ -170,10 +170,10 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if (path := folder / "chat_template.jinja").is_file():
         files["default"] = path
     if files:
-        return {name: _text(_read_bytes(path, MAX_CONFIG_BYTES), path) for name, path in files.items()}
+        return {name: _text(_read_bytes(path, MAX_TEMPLATE_BYTES), path) for name, path in files.items()}
     found = config.get("chat_template")
     if found is None and (path := folder / "chat_template.json").is_file():
-        found = _read_object(path).get("chat_template")
+        found = read_json(path, TokenizerError).get("chat_template")
     if found is None:
         return {}
     if isinstance(found, list):
@@ -181,13 +181,6 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(found, str):
         found = {"default": found}
     return {name: _expect(str, source, name) for name, source in _expect(dict, found, "chat_template").items()}
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        return _expect(dict, json.loads(_text(_read_bytes(path, MAX_CONFIG_BYTES), path)), "the file")
-    except (ValueError, TypeError, RecursionError) as error:
-        raise TokenizerError(f"{path} is corrupt: {error}; expected a JSON object; fetch it again") from error
 
 
 def _read_bytes(path: Path, max_bytes: int) -> bytes:

@@ -1,0 +1,108 @@
+"""What a model's name may mean: a folder here, or org/name on the hub; and what is neither."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from karat.checkpoint import hub as hub_module
+from karat.checkpoint import resolve
+from karat.checkpoint.hub import pull
+from karat.errors import CheckpointError, HubError, UsageError
+
+
+class TestNames:
+    @pytest.fixture(autouse=True)
+    def no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            pytest.fail("the hub was asked")
+
+        monkeypatch.setattr(hub_module, "snapshot_download", fail)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "fox",
+            "",
+            "org/",
+            "/fox",
+            "a/b/c",
+            "../fox",
+            "../x/y",
+            "./org/fox",
+            "org/..",
+            "org/.fox",
+            "org/fox.",
+            "-org/fox",
+            "org/fo x",
+            "org/fox\n",
+            "org/fox@",
+            "org/fox@v1@v2",
+            "org/fox@\n",
+            "org/fox?x=1",
+            "org/fox#1",
+            "org\\fox",
+            "https://hub/org/fox",
+            "org/f\N{LATIN SMALL LETTER O WITH DIAERESIS}x",
+            "x" * 300,
+            "org/" + "x" * 300,
+            "org/fox\0",
+            "~nobody-of-this-name/fox",
+        ],
+    )
+    def test_no_name(self, name: str) -> None:
+        for function in (resolve, pull):
+            with pytest.raises(HubError, match="org/name or org/name@revision"):
+                function(name)
+
+    @pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "a--b/fox", "org/fox@../../x", "org/fox@/etc/passwd"])
+    def test_name_that_leaves_the_cache(self, name: str) -> None:
+        with pytest.raises(HubError, match="check the spelling"):
+            resolve(name)
+
+    def test_two_revisions(self) -> None:
+        with pytest.raises(UsageError, match="org/fox@v1: has a revision, and 'v2' was given too"):
+            pull("org/fox@v1", revision="v2")
+
+
+class TestLocal:
+    def test_everything_else_is_pulled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def pulled(model: str, **options: object) -> Path:
+            return Path(f"{model} {options}")
+
+        monkeypatch.setattr(hub_module, "pull", pulled)
+        assert str(resolve("org/fox")) == "org/fox {'revision': None, 'progress': True}"
+        options = {"revision": "v1", "progress": False}
+        assert str(resolve("org/fox", revision="v1", progress=False)) == f"org/fox {options}"
+
+    def test_folder_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "org" / "fox").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        assert resolve("org/fox") == Path("org/fox")
+        assert resolve(tmp_path) == tmp_path
+
+    def test_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "fox").mkdir()
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert resolve("~/fox") == tmp_path / "fox"
+
+    def test_file(self, tmp_path: Path) -> None:
+        (tmp_path / "model.safetensors").touch()
+        with pytest.raises(CheckpointError, match=f"is a file; expected the folder .*: give {tmp_path}"):
+            resolve(tmp_path / "model.safetensors")
+
+    def test_path_that_does_not_exist(self) -> None:
+        with pytest.raises(CheckpointError, match="org/fox: does not exist; expected a folder"):
+            resolve(Path("org/fox"))
+
+    def test_revision_of_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="is a local folder, which has no revision 'v1'; leave it out"):
+            resolve(tmp_path, revision="v1")
+
+    def test_needs_no_hub_library(self, tmp_path: Path) -> None:
+        program = (
+            "import sys; from karat.checkpoint import resolve\n"
+            f"resolve({str(tmp_path)!r}); sys.exit('huggingface_hub' in sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)

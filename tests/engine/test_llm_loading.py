@@ -1,0 +1,87 @@
+"""What LLM is told when a model is loaded: arguments, what is no model, and the size of the cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from karat import LLM
+from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
+from tests.engine.tiny import write, write_model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"dtype": "float16"}, ExecutorError, "dtype='float16'"),
+        ({"executor": "abacus"}, ExecutorError, "executor='abacus' is unknown"),
+        ({"kv_dtype": "int8"}, UsageError, "kv_dtype='int8': expected one of float16"),
+        ({"generation_config": "vllm"}, UsageError, "expected 'auto' or 'none'"),
+        ({"seed": -1}, UsageError, "seed=-1: expected an integer from 0"),
+        ({"seed": 1.5}, UsageError, r"seed=1\.5"),
+        ({"max_num_seqs": 0}, UsageError, "max_num_seqs=0"),
+        ({"max_num_batched_tokens": 15}, UsageError, "max_num_batched_tokens=15: expected an integer of at least 16"),
+        ({"max_model_len": 0}, UsageError, "max_model_len=0"),
+        ({"max_model_len": 129}, UsageError, "max_model_len=129: the model was made for 128"),
+        ({"num_blocks": 4, "kv_cache_bytes": 5}, UsageError, "give one"),
+        ({"num_blocks": 0}, UsageError, "num_blocks=0"),
+        ({"kv_cache_bytes": "1G"}, UsageError, "kv_cache_bytes='1G'"),
+        (
+            {"num_blocks": 7},
+            CapacityError,
+            r"max_model_len=128 tokens takes 32\.0 KiB.*28\.0 KiB \(given\).*112 tokens",
+        ),
+        ({"kv_cache_bytes": 16 * 256 * 7 + 5}, CapacityError, "given.*112 tokens"),
+    ],
+)
+def test_arguments_are_checked(folder: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        LLM(folder, **({"kv_dtype": "float32"} | arguments))
+
+
+def test_unknown_arguments_are_an_error(folder: Path) -> None:
+    with pytest.raises(TypeError, match="tensor_parallel"):
+        LLM(folder, tensor_parallel=2)
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        LLM(tmp_path / "nothing")
+    folder = write_model(tmp_path)
+    write(folder / "generation_config.json", {"do_sample": "perhaps"})
+    with pytest.raises(ConfigError, match="do_sample='perhaps'"):
+        LLM(folder)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "float32", "float64", None])
+def test_kv_dtypes(folder: Path, kv_dtype: Any) -> None:
+    llm = LLM(folder, kv_dtype=kv_dtype, executor="reference")
+    assert llm.kv_dtype == (kv_dtype or "float32")
+    exact = LLM(folder, dtype="float64").logits(range(64))
+    error = np.abs(llm.logits(range(64)) - exact).max()
+    bound = {"float16": 0.1, "bfloat16": 1.0}.get(llm.kv_dtype, 1e-3)
+    floor = {"float16": 1e-4, "bfloat16": 1e-3}.get(llm.kv_dtype, 0)
+    assert floor < error < bound
+
+
+def test_the_cache_is_as_large_as_told(folder: Path) -> None:
+    def num_blocks(kv_dtype: Any = "float32", **arguments: Any) -> int:
+        return LLM(folder, kv_dtype=kv_dtype, **arguments).engine.config.num_blocks
+
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, head_dim, float32
+    assert num_blocks(num_blocks=11) == 11
+    assert num_blocks(kv_cache_bytes=20 * block_bytes + 1) == 20
+    assert num_blocks(kv_cache_bytes=20 * block_bytes, kv_dtype="float16") == 40
+    assert num_blocks(max_num_seqs=3) == 3 * 8, "three contexts of 128 tokens"
+    assert num_blocks(max_num_seqs=3, max_model_len=17) == 3 * 2
+
+
+def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 100 * block_bytes)
+    assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 10 * block_bytes)
+    with pytest.raises(CapacityError, match=r"40% of the 40\.0 KiB of memory that are available.*64 tokens"):
+        LLM(folder, kv_dtype="float32")
+    assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4
