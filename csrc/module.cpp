@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "isa.h"
+#include "limits_module.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -195,4 +196,5 @@ NB_MODULE(_native, m) {
              nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
              nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
              nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+    bind_limits(m);
 }

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli import chat, env, inspect, pull, run, topics
+from karat.cli import bench, chat, env, inspect, pull, run, topics
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, writing
 
@@ -91,6 +91,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("run", run.run, run.EXAMPLES),
     ("chat", chat.chat, chat.EXAMPLES),
     ("inspect", inspect.inspect, inspect.EXAMPLES),
+    ("bench", bench.bench, bench.EXAMPLES),
     ("pull", pull.pull, pull.EXAMPLES),
     ("env", env.env, env.EXAMPLES),
     ("help", topics.show_help, topics.EXAMPLES),

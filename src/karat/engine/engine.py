@@ -58,9 +58,9 @@ class RequestUpdate:
 class Engine:
     """Continuous batching over one model. Not thread-safe: one thread uses an engine.
 
-    `run` computes a batch (see karat.engine.step.model_runner). Every request ends in exactly one finish reason per
-    choice, and then its blocks are free. A forward pass that raises leaves all as it was: the sequences are still there
-    and can be stepped again or aborted.
+    `run` computes a batch (see karat.engine.step.model_runner); between steps another may take its place, such as one
+    that calls it and watches. Every request ends in exactly one finish reason per choice, and then its blocks are free.
+    A forward pass that raises leaves all as it was: the sequences are still there and can be stepped again or aborted.
     """
 
     def __init__(self, run: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
@@ -71,7 +71,7 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_prompt_logits=config.max_prompt_logits,
         )
-        self._run = run
+        self.run = run
         self._tokenizer = tokenizer
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id
@@ -170,7 +170,7 @@ class Engine:
             return []
         batch = build_batch(chunks, self.scheduler.blocks, vocab_size=self.config.vocab_size)
         try:
-            logits = self._run(batch)
+            logits = self.run(batch)
         except NumericsError as error:
             if len(chunks) == 1:
                 return [error]

@@ -1,0 +1,50 @@
+"""Runs `karat bench` and keeps the result: python -m benchmarks.record NAME [options of karat bench …]
+
+The JSON goes to benchmarks/results/DATE-MACHINE-NAME.json, with the commit and the command added; the table to stdout.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from karat.cli.bench import as_text
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def record(name: str, options: list[str], folder: Path = RESULTS) -> Path:
+    """Measures with these options and writes the file, whose path is returned. Raises where `karat bench` fails."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise SystemExit(f"{name!r} names no result: expected small letters, digits, dots and dashes")
+    command = [sys.executable, "-m", "karat", "bench", *options, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    kept = {"command": shlex.join(["karat", "bench", *options]), "commit": commit(), **result}
+    machine = f"{result['machine']['cpu'] or 'unknown'} {result['machine']['usable_cores']} cores"
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    path = folder / f"{result['date'][:10]}-{slug}-{name}.json"
+    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def commit() -> str:
+    """The commit that is checked out; with what differs from it told."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    changes = subprocess.run(
+        ["git", "status", "--porcelain", "--", "src", "csrc", "CMakeLists.txt"], cwd=ROOT, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
+    written = record(sys.argv[1], sys.argv[2:])
+    print(as_text(json.loads(written.read_text(encoding="utf-8"))))
+    print(written)

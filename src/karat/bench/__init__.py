@@ -1,0 +1,1 @@
+"""How fast a model runs here, against what the machine can do and against other engines."""

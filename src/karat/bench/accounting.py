@@ -1,0 +1,86 @@
+"""What a step must read and compute at least, counted from the model and the batch alone.
+
+Bytes: each stored weight that takes part, once a step, and the keys and values that the step's tokens see, once for
+each sequence. FLOPs, a multiply-add as two: the linear layers, the scores and the weighted sums of the keys that each
+token sees (the causal half of attention, exactly), and the logits of those rows whose logits are wanted. Norms,
+rotations, activations, biases, what is written, and activations that are read again are not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from karat.batch import ForwardBatch
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig
+from karat.models.decoder import weight_specs
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Bytes and FLOPs of one or several steps."""
+
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    linear_flops: int = 0
+    attention_flops: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_bytes + self.cache_bytes
+
+    @property
+    def flops(self) -> int:
+        return self.linear_flops + self.attention_flops
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.weight_bytes + other.weight_bytes,
+            self.cache_bytes + other.cache_bytes,
+            self.linear_flops + other.linear_flops,
+            self.attention_flops + other.attention_flops,
+        )
+
+
+class Account:
+    """Counts the work of batches for a model whose tensors are stored in `stored_bytes` (Hugging Face name → bytes).
+
+    A tied head is the embedding. An embedding of its own is read by rows, one for each token.
+    """
+
+    def __init__(self, config: ModelConfig, stored_bytes: Mapping[str, int], kv_dtype: FloatName) -> None:
+        specs = {spec.source: spec.shape for spec in weight_specs(config)}
+        layers = {name: shape for name, shape in specs.items() if name not in (_EMBEDDING, _HEAD)}
+        self._config = config
+        self._layer_bytes = sum(stored_bytes[name] for name in layers)
+        self._layer_params = sum(prod(shape) for shape in layers.values() if len(shape) == 2)
+        self._head_bytes = stored_bytes[_EMBEDDING if config.tie_word_embeddings else _HEAD]
+        self._head_params = config.vocab_size * config.hidden_size
+        self._row_bytes = stored_bytes[_EMBEDDING] // config.vocab_size
+        self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * FLOAT_BYTES[kv_dtype]
+        self.total_bytes = sum(stored_bytes[name] for name in specs)
+
+    def of(self, batch: ForwardBatch) -> Work:
+        """The work of one step."""
+        config, num_tokens, num_logits = self._config, batch.num_tokens, len(batch.logit_rows)
+        weight_bytes = self._layer_bytes
+        if num_logits:
+            weight_bytes += self._head_bytes
+        if not (num_logits and config.tie_word_embeddings):
+            weight_bytes += num_tokens * self._row_bytes
+        visible = batch.positions.astype(np.int64) + 1  # [tokens] keys that each token sees
+        first_new = batch.context_lens.astype(np.int64) - np.diff(batch.query_starts)  # [seqs]
+        num_seen, num_read = 0, 0  # summed over layers
+        for window in config.layer_windows:
+            oldest = 0 if window is None else np.maximum(0, first_new - window + 1)  # key that the first new token sees
+            num_seen += int((visible if window is None else np.minimum(visible, window)).sum())
+            num_read += int((batch.context_lens - oldest).sum())
+        return Work(
+            weight_bytes=weight_bytes,
+            cache_bytes=num_read * self._kv_bytes,
+            linear_flops=2 * (self._layer_params * num_tokens + self._head_params * num_logits),
+            attention_flops=4 * config.num_heads * config.head_dim * num_seen,
+        )

@@ -1,0 +1,108 @@
+"""What this machine can do at most: read memory, and multiply and add. The best that any loop of ours has reached.
+
+A limit is only worth comparing with if it is hard to beat, and if the machine was in the same mood: it is the best of
+several access patterns, kernel builds and runs, and the runs are spread over the whole measurement (see
+karat.bench.workloads). The loops are csrc/limits.cpp.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from karat.errors import CapacityError, ExecutorError
+from karat.ops import native
+
+MIN_BUFFER_BYTES = 512 << 20  # many times a cache
+CACHES_PER_BUFFER = 8
+NUM_KEPT = 3  # patterns that are measured again after all were tried once
+FMA_RUN_S = 0.02
+_L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How a buffer is read: by which build, in how many streams a thread, prefetching so many bytes ahead (0: not at
+    all), each thread one part of it (chunk 0) or all threads taking chunks in turn."""
+
+    isa: str
+    streams: int
+    ahead: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each."""
+
+    num_threads: int
+    bandwidth: float
+    pattern: Pattern
+    fma_peak: float
+    fma_by_isa: dict[str, float]
+    num_runs: int
+
+
+class LimitMeter:
+    """Measures with `num_threads` threads at once; each `run` may raise the limits, and none lowers them.
+
+    It keeps a buffer of 512 MiB, or eight times the last cache where that is more. ExecutorError without the native
+    extension, CapacityError where the buffer cannot be had.
+    """
+
+    def __init__(self, num_threads: int, *, buffer_bytes: int | None = None) -> None:
+        if reason := native.unavailable_reason():
+            raise ExecutorError(f"limits are measured by the native extension, which is not available: {reason}")
+        import karat._native as extension
+
+        self.num_threads = num_threads
+        self._isas = native.supported_isas()
+        num_bytes = buffer_bytes or max(MIN_BUFFER_BYTES, CACHES_PER_BUFFER * last_cache_bytes())
+        try:
+            self._native = extension.Limits(num_bytes, num_threads)
+        except MemoryError:
+            raise CapacityError(
+                f"a buffer of {num_bytes} bytes to measure the memory's bandwidth does not fit; close other programs"
+            ) from None
+        self._bandwidths = dict.fromkeys(_patterns(self._isas), 0.0)
+        self._peaks = dict.fromkeys(self._isas, 0.0)
+        self._num_runs = 0
+
+    def run(self) -> None:
+        """One more measurement: of everything the first time, later of what came out best."""
+        kept = sorted(self._bandwidths, key=self._bandwidths.__getitem__, reverse=True)
+        for pattern in kept if self._num_runs == 0 else kept[:NUM_KEPT]:
+            seconds, _ = self._native.read(pattern.isa, pattern.streams, pattern.ahead, pattern.chunk)
+            self._bandwidths[pattern] = max(self._bandwidths[pattern], self._native.num_bytes / seconds)
+        fastest = sorted(self._peaks, key=self._peaks.__getitem__)[-1]
+        for isa in self._isas if self._num_runs == 0 else (fastest,):
+            self._peaks[isa] = max(self._peaks[isa], self._fma_rate(isa))
+        self._num_runs += 1
+
+    def limits(self) -> Limits:
+        """The best so far; at least one `run` must have been."""
+        assert self._num_runs, "nothing was measured"
+        pattern = max(self._bandwidths, key=self._bandwidths.__getitem__)
+        return Limits(
+            num_threads=self.num_threads, bandwidth=self._bandwidths[pattern], pattern=pattern,
+            fma_peak=max(self._peaks.values()), fma_by_isa=dict(self._peaks), num_runs=self._num_runs,
+        )  # fmt: skip
+
+    def _fma_rate(self, isa: str) -> float:
+        """FLOP/s of a run that is long enough to be timed."""
+        rounds = 1024
+        while True:
+            seconds, flops, _ = self._native.fma(isa, rounds)
+            if seconds > FMA_RUN_S:
+                return flops / seconds
+            rounds *= 4
+
+
+def last_cache_bytes(size: Path = _L3) -> int:
+    """The third-level cache; 0 where Linux does not say or there is none."""
+    text = size.read_text().strip() if size.exists() else ""
+    number, unit = text[:-1], text[-1:]
+    return int(number) * {"K": 1 << 10, "M": 1 << 20}[unit] if number.isdigit() and unit in "KM" else 0
+
+
+def _patterns(isas: tuple[str, ...]) -> list[Pattern]:
+    shapes = [(streams, ahead, chunk) for chunk in (0, 1 << 20) for streams in (1, 4, 8) for ahead in (0, 512, 4096)]
+    return [Pattern(isa, *shape) for isa in isas for shape in shapes]

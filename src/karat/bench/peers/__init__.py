@@ -1,0 +1,46 @@
+"""Other engines on the very same weights, to compare with. Karat needs none of them; who wants one installs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from karat.bench.peers.api import Peer, PeerModel
+from karat.errors import ExecutorError, UsageError
+
+__all__ = ["PEERS", "Peer", "PeerModel", "load_peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where a peer's adapter is, which modules it imports, and how to get them."""
+
+    module: str
+    imports: tuple[str, ...]
+    package: str
+    install: str
+
+
+PEERS: Mapping[str, _Entry] = {
+    "llama.cpp": _Entry(
+        "karat.bench.peers.llamacpp", ("llama_cpp", "gguf"), "llama-cpp-python", "pip install llama-cpp-python gguf"
+    ),
+    "transformers": _Entry(
+        "karat.bench.peers.hf", ("torch", "transformers"), "transformers", "pip install torch transformers"
+    ),
+    "openvino": _Entry(
+        "karat.bench.peers.ov", ("openvino_genai", "gguf"), "openvino-genai", "pip install openvino-genai gguf"
+    ),
+}
+
+
+def load_peer(name: str, model: PeerModel) -> Peer:
+    """The peer with the model loaded. UsageError for a name that is none, ExecutorError where it is not installed."""
+    if name not in PEERS:
+        raise UsageError(f"peer {name!r} is not known; there are {', '.join(PEERS)}")
+    entry = PEERS[name]
+    if missing := [module for module in entry.imports if find_spec(module) is None]:
+        raise ExecutorError(f"the peer {name} needs {' and '.join(missing)}; install with: {entry.install}")
+    load: Callable[[PeerModel, str], Peer] = import_module(entry.module).load
+    return load(model, version(entry.package))

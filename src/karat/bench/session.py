@@ -1,0 +1,200 @@
+"""One measurement from beginning to end: load the model, measure workload by workload, put the figures together."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import karat
+from karat.bench.accounting import Account
+from karat.bench.limits import LimitMeter
+from karat.bench.peers import Peer, PeerModel, load_peer
+from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
+from karat.bench.shapes import random_model
+from karat.bench.sides import KaratSide, Side
+from karat.bench.workloads import measure, plan
+from karat.checkpoint import FolderCheckpoint, Weight, open_folder
+from karat.engine.llm import LLM, Quantization
+from karat.models.registry import find_weights, read_config
+from karat.ops import native
+from karat.ops.threads import num_physical_cores
+from karat.quant import FORMATS
+from karat.text import Tokenizer
+
+_CACHE_BLOCK = 16
+_DEFAULT_BUDGET = 512  # tokens of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What to measure: `model`, a folder, on weights as stored or quantised at load; or `shape`, made as `stored` says.
+
+    threads is how many Karat, the limits and the peer have each, at most at a time (None: one a physical core).
+    `loading` goes to LLM as it is.
+    """
+
+    model: Path | None = None
+    shape: str | None = None
+    stored: str = "bf16"
+    quantize: Quantization | None = None
+    prompt_tokens: tuple[int, ...] = ()
+    gen_tokens: int = 32
+    batch: int = 16
+    context: int | None = None
+    repeat: int = 3
+    max_num_batched_tokens: int | None = None
+    peer: str | None = None
+    threads: int | None = None
+    loading: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_threads(self) -> int:
+        return num_physical_cores() if self.threads is None else self.threads
+
+
+def run_bench(
+    options: BenchOptions, progress: Callable[[str], None], *, limit_buffer_bytes: int | None = None
+) -> dict[str, Any]:
+    """Everything measured, as docs/cli.md describes the JSON. Errors as LLM's, and those of the peer and of `plan`."""
+    meter = None
+    if native.unavailable_reason() is None:
+        meter = LimitMeter(options.num_threads, buffer_bytes=limit_buffer_bytes)
+    session = _Session(options, progress)
+    try:
+        records = [
+            measure(
+                workload, session.sides, repeat=options.repeat, vocab_size=session.config.vocab_size, meter=meter,
+                progress=progress,
+            )
+            for workload in session.workloads
+        ]  # fmt: skip
+    finally:
+        session.close()
+    limits = meter.limits() if meter else None  # the best of the whole session, for all rows
+    rows = []
+    for workload, series in zip(session.workloads, records, strict=True):
+        rows.append(row(workload, series[0], limits))
+        if len(series) > 1:
+            rows[-1]["peer"] = peer_row(workload, series[0], series[1])
+    described = [side_object(side) for side in session.sides]
+    return {
+        "schema": SCHEMA,
+        **session.facts,
+        "repeat": options.repeat,
+        "karat": described[0],
+        "peer": described[1] if len(described) > 1 else None,
+        "limits": limits_object(limits) if limits else None,
+        "rows": rows,
+    }
+
+
+class _Session:
+    """The model loaded on every side, and what is to be measured with it. The checkpoint is not kept."""
+
+    def __init__(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
+        checkpoint, tokenizer = _open(options, progress)
+        self.config = read_config(checkpoint.config)
+        weights = find_weights(self.config, checkpoint)
+        budget = options.max_num_batched_tokens or max(_DEFAULT_BUDGET, 2 * options.batch)
+        self.workloads = plan(
+            longest=self.config.max_position_embeddings, prompt_tokens=options.prompt_tokens,
+            gen_tokens=options.gen_tokens, batch=options.batch, context=options.context, repeat=options.repeat,
+            max_num_batched_tokens=budget,
+        )  # fmt: skip
+        lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
+        blocks = (w.batch * (-(-n // _CACHE_BLOCK) + 2) for w, n in zip(self.workloads, lengths, strict=True))
+        progress("loading the model")
+        llm = LLM(
+            checkpoint, tokenizer=tokenizer, max_model_len=max(lengths), max_num_seqs=options.batch,
+            max_num_batched_tokens=budget, num_blocks=max(blocks), generation_config="none",
+            quantize=options.quantize, threads=options.num_threads, **options.loading,
+        )  # fmt: skip
+        account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype)
+        types = _stored_types(weights, options.quantize)
+        self.facts: dict[str, Any] = {
+            "model": str(checkpoint.path),
+            "shape": options.shape,
+            "quantize": options.quantize,
+            "parameters": sum(prod(weight.shape) for weight in _each_once(weights)),
+            "stored": types,
+            "stored_bytes": sum(types.values()),
+        }
+        self.sides: list[Side] = [KaratSide(llm, account, karat.__version__)]
+        if options.peer:
+            progress(f"loading the model into {options.peer}")
+            self.sides.append(_load_peer(options, checkpoint, weights, llm))
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.close()
+
+
+def _load_peer(
+    options: BenchOptions, checkpoint: FolderCheckpoint, weights: Mapping[str, Weight], llm: LLM
+) -> Peer:  # fmt: skip
+    assert options.peer is not None
+    model = PeerModel(
+        raw_config=checkpoint.config, config=llm.config,
+        weights={weight.name: weight for weight in _each_once(weights)},
+        quantize=options.quantize, num_threads=options.num_threads,
+    )  # fmt: skip
+    peer = load_peer(options.peer, model)
+    peer.details["logits_deviation"] = _deviation(llm, peer)
+    return peer
+
+
+def _deviation(llm: LLM, peer: Peer) -> float | None:
+    """By how much the peer's logits after a short prompt differ from Karat's, over their own deviation.
+
+    Root mean squares; that it is small says that both compute the same model. None where the peer shows no logits.
+    """
+    prompt = [(7 * i + 3) % llm.config.vocab_size for i in range(8)]
+    theirs = peer.logits(prompt)
+    if theirs is None:
+        return None
+    ours = llm.logits(prompt)[-1].astype(np.float64)
+    return float(np.sqrt(np.mean((theirs - ours) ** 2)) / ours.std())
+
+
+def stored_bytes(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:
+    """Bytes of each weight as it is computed on: as stored, or as `quantize` (q8_0, q4_0) makes it at load."""
+    return {source: _bytes_as(weight, _type_as(weight, quantize)) for source, weight in weights.items()}
+
+
+def _type_as(weight: Weight, quantize: str | None) -> str:
+    """Vectors, and rows that are no whole number of blocks, are kept; so is what is quantised already."""
+    if quantize is None or weight.is_quantised or len(weight.shape) < 2:
+        return weight.dtype
+    format_ = FORMATS[quantize.upper()]
+    return weight.dtype if weight.shape[-1] % format_.block_size else format_.name
+
+
+def _bytes_as(weight: Weight, dtype: str) -> int:
+    return weight.num_bytes if dtype == weight.dtype else FORMATS[dtype].num_bytes(prod(weight.shape))
+
+
+def _stored_types(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:
+    """Bytes by stored type."""
+    totals: dict[str, int] = {}
+    for weight in _each_once(weights):
+        dtype = _type_as(weight, quantize)
+        totals[dtype] = totals.get(dtype, 0) + _bytes_as(weight, dtype)
+    return totals
+
+
+def _each_once(weights: Mapping[str, Weight]) -> Iterable[Weight]:
+    """A tied head is the embedding's weight under another name."""
+    return {weight.name: weight for weight in weights.values()}.values()
+
+
+def _open(options: BenchOptions, progress: Callable[[str], None]) -> tuple[FolderCheckpoint, Tokenizer | None]:
+    """The checkpoint; with the tokenizer that goes with it where it is no folder's."""
+    if options.shape is None:
+        assert options.model is not None
+        return open_folder(options.model), None
+    progress(f"making random weights: {options.shape}, {options.stored}")
+    made = random_model(options.shape, stored=options.stored)
+    return made.checkpoint, made.tokenizer

@@ -1,0 +1,180 @@
+"""Models of well-known shapes with random weights: to measure, not to talk to. Nothing is downloaded.
+
+All weights of a model are views of one pool of random numbers (deviation 0.02, as models are initialised), at places
+that differ: only the largest tensor is in memory beside what an executor makes of it, and the pool is gone when the
+checkpoint is. Block formats are drawn as blocks, so nothing is quantised.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from karat.checkpoint import FolderCheckpoint, Weight
+from karat.checkpoint.weights import ITEM_BYTES
+from karat.errors import UsageError
+from karat.models.decoder import weight_specs
+from karat.models.registry import read_config
+from karat.quant import FORMATS
+from karat.text import Tokenizer
+from karat.text.tokenizer_files import TokenizerFiles
+
+DEVIATION = 0.02
+STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+
+_SLACK_BYTES = 8 << 20  # of the pool, beyond its largest tensor, for places that differ
+_CHUNK = 1 << 20  # numbers drawn at a time
+
+_QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936, "hidden_act": "silu",
+    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+    "use_sliding_window": False, "sliding_window": 32768, "torch_dtype": "bfloat16",
+}  # fmt: skip
+_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "qwen2.5-0.5b": _QWEN2 | {
+        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "max_window_layers": 21,
+    },
+    "qwen2.5-1.5b": _QWEN2 | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "max_window_layers": 21,
+    },
+    "llama-3.2-1b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+        "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "tiny": _QWEN2 | {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "sliding_window": 512,
+        "max_window_layers": 2,
+    },
+}  # fmt: skip
+SHAPES = tuple(_CONFIGS)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModel:
+    """A checkpoint in memory, and a tokenizer with a word for every token id; for karat.engine.llm.LLM."""
+
+    checkpoint: FolderCheckpoint
+    tokenizer: Tokenizer
+
+
+def shape_config(name: str) -> dict[str, Any]:
+    """The config.json of a shape; UsageError, with the names that there are, if there is none of this name."""
+    if name not in _CONFIGS:
+        raise UsageError(f"shape {name!r} is not known; there are {', '.join(SHAPES)}")
+    return dict(_CONFIGS[name])
+
+
+def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomModel:
+    """The shape `name` with weights stored as `stored`, one of STORED_TYPES; the same bits for the same seed.
+
+    Vectors (norms and biases), and matrices whose rows are no whole number of blocks, are float32 in a block format.
+    """
+    raw = shape_config(name)
+    if stored not in STORED_TYPES:
+        raise UsageError(f"weights {stored!r}: expected one of {', '.join(STORED_TYPES)}")
+    path = Path(f"random {name}, {stored}, seed {seed}")
+    config = read_config(raw)
+    shapes = {spec.source: spec.shape for spec in weight_specs(config)}
+    types = {source: _stored_type(shape, stored.upper()) for source, shape in shapes.items()}
+    sizes = {source: _num_bytes(types[source], shape) for source, shape in shapes.items()}
+    rng = np.random.default_rng(seed)
+    pools = {
+        dtype: _draw(rng, dtype, _SLACK_BYTES + max(n for source, n in sizes.items() if types[source] == dtype))
+        for dtype in sorted(set(types.values()))
+    }
+    weights = {}
+    for source, shape in shapes.items():
+        dtype, unit = types[source], _unit_bytes(types[source])
+        start = int(rng.integers((len(pools[dtype]) - sizes[source]) // unit + 1)) * unit
+        data = pools[dtype][start : start + sizes[source]]
+        if len(shape) == 1 and "norm" in source:
+            data = _draw(rng, dtype, sizes[source], mean=1.0)
+        weights[source] = Weight(source, dtype, shape, data, path)
+    return RandomModel(FolderCheckpoint(path, raw, None, weights), _tokenizer(config.vocab_size))
+
+
+def _stored_type(shape: tuple[int, ...], wanted: str) -> str:
+    format_ = FORMATS.get(wanted)
+    return wanted if format_ is None or (len(shape) > 1 and shape[-1] % format_.block_size == 0) else "F32"
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return FORMATS[dtype].num_bytes(prod(shape)) if dtype in FORMATS else prod(shape) * ITEM_BYTES[dtype]
+
+
+def _unit_bytes(dtype: str) -> int:
+    """What a view of the pool begins at a multiple of."""
+    return FORMATS[dtype].block_bytes if dtype in FORMATS else ITEM_BYTES[dtype]
+
+
+def _draw(rng: np.random.Generator, dtype: str, num_bytes: int, mean: float = 0.0) -> NDArray[np.uint8]:
+    """At least `num_bytes` bytes of stored numbers, read-only: normal, or of uniform codes in a block format."""
+    unit = _unit_bytes(dtype)
+    count = -(-num_bytes // unit)
+    pool = np.empty((count, unit), np.uint8)
+    for start in range(0, count, _CHUNK):
+        part = pool[start : start + _CHUNK]
+        if dtype in FORMATS:
+            part[:] = _draw_blocks(rng, dtype, len(part))
+            continue
+        numbers = (mean + DEVIATION * rng.standard_normal(len(part), np.float32)).astype(np.float32)
+        if dtype == "BF16":
+            bits = numbers.view(np.uint32) >> np.uint32(16)
+            part[:] = bits.astype("<u2").view(np.uint8).reshape(part.shape)
+        else:
+            part[:] = numbers.astype("<f4" if dtype == "F32" else "<f2").view(np.uint8).reshape(part.shape)
+    flat = pool.reshape(-1)
+    flat.flags.writeable = False
+    return flat
+
+
+def _draw_blocks(rng: np.random.Generator, dtype: str, count: int) -> NDArray[np.uint8]:
+    """Blocks of a 16-bit scale and uniform codes, which are symmetric but for the lowest code of Q4_0."""
+    format_ = FORMATS[dtype]
+    blocks = rng.integers(0, 256, (count, format_.block_bytes), np.uint8)
+    if dtype == "Q8_0":
+        blocks[:, 2:][blocks[:, 2:] == 0x80] = 0x81  # -128, which no quantiser writes
+    largest = {"Q8_0": 127, "Q4_0": 8}[dtype]
+    scales = DEVIATION * np.sqrt(3) / largest * rng.uniform(0.75, 1.25, (count, 1))  # uniform: largest / √3
+    blocks[:, :2] = scales.astype("<f2").view(np.uint8)
+    return blocks
+
+
+@cache
+def _tokenizer(vocab_size: int) -> Tokenizer:
+    backend = Backend(models.BPE({token: i for i, token in enumerate(made_up_tokens(vocab_size))}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(TokenizerFiles(backend, {}, {}, None))
+
+
+def made_up_tokens(vocab_size: int) -> list[str]:
+    """Byte-level BPE's spelling of the 256 bytes, then of made-up words, each with a space before it."""
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [*tokens, *(f"Ġ{_word(i)}" for i in range(vocab_size - len(tokens)))][:vocab_size]
+
+
+def _word(number: int) -> str:
+    """Letters that no other number has: its digits in base 26."""
+    letters = ""
+    while number >= 0:
+        letters = chr(ord("a") + number % 26) + letters
+        number = number // 26 - 1
+    return letters

@@ -1,0 +1,151 @@
+"""Who is measured: something that prefills prompts and goes on with them step by step. Karat is one, peers others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.bench.accounting import Account, Work
+from karat.engine.llm import LLM
+from karat.errors import NumericsError
+from karat.ops.api import Runner
+from karat.request import Request, SamplingParams
+
+Prompt = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed piece of work: all steps of a prefill, or one step of decode.
+
+    model_s of `seconds` went to the model's forward pass; it and `work` are known of Karat only.
+    """
+
+    seconds: float
+    model_s: float | None = None
+    work: Work | None = None
+
+
+class Side(Protocol):
+    """An engine with a model loaded. One workload at a time: `prefill`, or `start`, `step` as announced, `stop`."""
+
+    name: str
+    version: str
+    details: dict[str, object]  # what else its figures depend on
+
+    def prefill(self, prompt: Prompt) -> Sample:
+        """Computes the whole prompt up to the logits after its last token, and forgets it."""
+
+    def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
+        """Prefills the prompts, untimed; each can then go on for `num_steps` tokens."""
+
+    def step(self) -> Sample:
+        """One more token for every prompt."""
+
+    def stop(self) -> None:
+        """Forgets the prompts."""
+
+    def close(self) -> None:
+        """Frees the model."""
+
+
+class Watch:
+    """Calls an engine's runner and notes what it was asked for and how long it took."""
+
+    def __init__(self, run: Runner) -> None:
+        self._run = run
+        self.model_s = 0.0
+        self.batches: list[ForwardBatch] = []
+
+    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
+        before = perf_counter()
+        logits = self._run(batch)
+        self.model_s += perf_counter() - before
+        self.batches.append(batch)
+        return logits
+
+
+def extra_tokens(prompt_lens: Sequence[int], max_num_batched_tokens: int) -> int:
+    """At most so many tokens follow a prompt before all of `prompt_lens` are prefilled and have gone on once.
+
+    Early ones go on while late ones are prefilled; decoding comes first in a step's budget.
+    """
+    num_seqs = len(prompt_lens)
+    assert num_seqs < max_num_batched_tokens, "no room for prefill beside decoding"
+    return sum(prompt_lens) // (max_num_batched_tokens - num_seqs) + 3
+
+
+class KaratSide:
+    """Karat through its engine: what is timed is `Engine.step`, with scheduling, sampling (greedy) and detokenising."""
+
+    name = "karat"
+
+    def __init__(self, llm: LLM, account: Account, version: str) -> None:
+        self.version = version
+        self.details: dict[str, object] = {
+            "executor": llm.executor, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype,
+            "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,
+        }  # fmt: skip
+        self._engine = llm.engine
+        self._account = account
+        self._watch = Watch(llm.engine.run)
+        self._ids = count()
+        self._running: list[str] = []
+
+    def prefill(self, prompt: Prompt) -> Sample:
+        self._add(prompt, 1)
+        sample = self._timed_step()
+        while self._engine.has_work:
+            more = self._timed_step()
+            assert sample.work and more.work and sample.model_s is not None and more.model_s is not None
+            sample = Sample(sample.seconds + more.seconds, sample.model_s + more.model_s, sample.work + more.work)
+        self._running.clear()
+        return sample
+
+    def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
+        extra = extra_tokens([len(prompt) for prompt in prompts], self._engine.config.max_num_batched_tokens)
+        for prompt in prompts:
+            self._add(prompt, extra + num_steps)
+        decodes = False
+        while not decodes:
+            self._timed_step()
+            decodes = all(batch.num_tokens == batch.num_seqs == len(prompts) for batch in self._watch.batches)
+
+    def step(self) -> Sample:
+        return self._timed_step()
+
+    def stop(self) -> None:
+        for request_id in self._running:
+            self._engine.abort(request_id)
+        self._running.clear()
+
+    def close(self) -> None:
+        self.stop()
+
+    def _add(self, prompt: Prompt, max_tokens: int) -> None:
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)
+        request_id = f"bench-{next(self._ids)}"
+        self._engine.add_request(Request(request_id, tuple(prompt), params, 0, None, frozenset()))
+        self._running.append(request_id)
+
+    def _timed_step(self) -> Sample:
+        watch, engine = self._watch, self._engine
+        watch.model_s = 0.0
+        watch.batches.clear()
+        plain, engine.run = engine.run, watch
+        try:
+            before = perf_counter()
+            updates = engine.step()
+            seconds = perf_counter() - before
+        finally:
+            engine.run = plain
+        for update in updates:
+            for chunk in update.chunks:
+                if chunk.error:
+                    raise NumericsError(chunk.error)
+        return Sample(seconds, watch.model_s, sum(map(self._account.of, watch.batches), Work()))

@@ -1,0 +1,191 @@
+"""`karat bench`: how fast a model runs here, against what the machine can do and against other engines."""
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from karat.cli import machine
+from karat.cli.terminal import bytes_text, columns, emit, is_terminal, note
+from karat.config import embedded_model_path
+from karat.errors import UsageError
+
+EXAMPLES = """
+Examples
+
+  karat bench                                          the embedded model
+  karat bench --shape qwen2.5-0.5b --quantize q4_0     random weights, nothing to fetch
+  karat bench ./my-model -p 512 -p 8192 --context 8192
+  karat bench --shape llama-3.2-1b --quantize q8_0 --peer llama.cpp
+  karat bench --shape qwen2.5-0.5b --plot roofline.svg
+"""
+
+
+def bench(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.")] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, tiny."),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Of --shape: bf16 (default), f16, f32, q8_0 or q4_0.")
+    ] = None,
+    quantize: Annotated[str | None, typer.Option(metavar="TYPE", help="Run on weights as q8_0 or q4_0.")] = None,
+    prompt_tokens: Annotated[
+        list[int] | None,
+        typer.Option("-p", "--prompt-tokens", metavar="N", help="Prefill N tokens (default: 512); repeatable."),
+    ] = None,
+    gen_tokens: Annotated[
+        int, typer.Option("-n", "--gen-tokens", metavar="N", help="Steps of decode in each turn.")
+    ] = 32,
+    batch: Annotated[int, typer.Option(metavar="B", help="Sequences of batched decode; 1: leave it out.")] = 16,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Tokens before long-context decode (default: 4096 if they fit); 0: leave it out."
+        ),
+    ] = None,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Turns of each workload.")] = 3,
+    peer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Measure another engine, too: llama.cpp, transformers or openvino."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: the cores there are).")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a step, so the chunk of a prefill (default: 512).")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Keep keys and values in float16, bfloat16 or float32.")
+    ] = None,
+    executor: Annotated[str | None, typer.Option(metavar="NAME", help="One that `karat env` lists.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the roofline into FILE, an .svg.", dir_okay=False)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
+) -> None:
+    """Measure prefill, decode, batched and long-context decode, each as a share of what the machine can do.
+
+    The limits are the bandwidth of reading memory and the peak of fused multiply-adds, the best of several ways and
+    runs, measured in between with as many threads. Bytes are all stored weights and the cache entries read in a step;
+    FLOPs the linear layers, the causal half of attention, and the logits wanted. A star marks the nearer limit.
+
+    With --peer another engine computes on the same weights in the same run, in turns; the ratio is how many times as
+    fast Karat is, as median with the least and the most of all turns.
+    """
+    if model is not None and shape is not None:
+        raise UsageError(f"both a model ({model}) and --shape {shape}; give one of them")
+    if weights is not None and (shape is None or quantize is not None):
+        raise UsageError("--weights says how --shape stores its weights; use it without --quantize, or leave it out")
+    for name, value in (("--threads", threads), ("--max-num-batched-tokens", max_num_batched_tokens)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: expected at least 1")
+    if plot is not None and plot.suffix != ".svg":
+        raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
+    from karat.bench.plot import roofline
+    from karat.bench.session import BenchOptions, run_bench
+    from karat.checkpoint import resolve
+
+    folder = None
+    if shape is None:
+        folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
+    loading = {"kv_dtype": kv_dtype, "executor": executor}
+    options = BenchOptions(
+        model=folder, shape=shape, threads=threads,
+        stored=weights or quantize or "bf16", quantize=quantize if shape is None else None,
+        prompt_tokens=tuple(prompt_tokens or ()), gen_tokens=gen_tokens, batch=batch,
+        context=context, repeat=repeat, max_num_batched_tokens=max_num_batched_tokens, peer=peer,
+        loading={name: value for name, value in loading.items() if value is not None},
+    )  # fmt: skip
+    progress = _Progress(quiet=quiet)
+    try:
+        measured = run_bench(options, progress)
+    finally:
+        progress.clear()
+    result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": _machine(), **measured}
+    if plot is not None:
+        _write(plot, roofline(result))
+    emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
+
+
+class _Progress:
+    """What is going on, in one line of a terminal that the next one replaces; elsewhere nothing."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._shows = not quiet and is_terminal(sys.stderr)
+
+    def __call__(self, text: str) -> None:
+        if self._shows:
+            note(f"\r\x1b[K{text} …", end="")
+
+    def clear(self) -> None:
+        if self._shows:
+            note("\r\x1b[K", end="")
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cpu": machine.cpu_model(),
+        "features": machine.cpu_features(),
+        "usable_cores": machine.num_usable_cores(),
+        "memory_bytes": machine.memory_bytes(),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise UsageError(
+            f"--plot {path}: cannot be written ({fault.strerror}); name a file in a folder of yours"
+        ) from fault
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result as a table for people."""
+    karat, limits, peer = result["karat"], result["limits"], result["peer"]
+    stored = ", ".join(f"{name} {bytes_text(size)}" for name, size in result["stored"].items())
+    facts = [
+        ("model", f"{result['model']}: {result['parameters']:,} parameters, {stored}"),
+        ("machine", f"{result['machine']['cpu'] or 'unknown'}, {result['machine']['usable_cores']} cores"),
+        ("karat", ", ".join([karat["version"], karat["executor"], karat["dtype"], f"cache {karat['kv_dtype']}"])),
+    ]
+    if peer:
+        facts.append((peer["name"], _peer_text(peer)))
+    if limits:
+        peak = f"{limits['fma_peak_flops_per_s'] / 1e9:,.1f} GFLOP/s"
+        bandwidth = f"{limits['bandwidth_bytes_per_s'] / 1e9:,.2f} GB/s"
+        facts.append(("limits", f"{bandwidth} read, {peak}, with {limits['threads']} threads"))
+    else:
+        facts.append(("limits", "not measured: that needs the native extension"))
+    head = ["", "tok/s", "GB/s", "of limit", "GFLOP/s", "of limit", "overhead"]
+    if peer:
+        head += [peer["name"], "ratio", "least – most"]
+    table = [head, *(_row_text(row, with_peer=bool(peer)) for row in result["rows"])]
+    return f"{columns(facts)}\n\n{columns(table, right='12345678')}\n"
+
+
+def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
+    """The share of the limit that is the nearer one is marked."""
+    shares = [
+        "–" if share is None else f"{'*' if row['bound'] == bound else ''}{share:.0%}"
+        for bound, share in (("bandwidth", row["of_bandwidth"]), ("fma", row["of_fma_peak"]))
+    ]
+    cells = [
+        row["name"], f"{row['tokens_per_s']:.1f}", f"{row['bytes_per_s'] / 1e9:.2f}", shares[0],
+        f"{row['flops_per_s'] / 1e9:.1f}", shares[1], f"{row['overhead']:.1%}",
+    ]  # fmt: skip
+    if with_peer:
+        peer = row["peer"]
+        spread = f"{peer['ratio_min']:.2f} – {peer['ratio_max']:.2f}"
+        cells += [f"{peer['tokens_per_s']:.1f}", f"{peer['ratio']:.2f} ×", spread]
+    return cells
+
+
+def _peer_text(peer: dict[str, Any]) -> str:
+    deviation = peer["logits_deviation"]
+    shown = "logits not shown" if deviation is None else f"its logits deviate by {deviation:.1e}"
+    return f"{peer['version']}, {peer['threads']} threads, {shown}"

@@ -1,0 +1,109 @@
+"""The count of bytes and FLOPs, against loops that count one by one and against torch's own counter."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.batch import ForwardBatch
+from karat.bench.accounting import Account, Work
+from karat.config import FLOAT_BYTES, ModelConfig, RopeConfig
+from karat.models.decoder import weight_specs
+
+CONFIG = ModelConfig(
+    model_type="qwen2", vocab_size=50, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=6, num_kv_heads=2,
+    head_dim=4, rms_norm_eps=1e-6, max_position_embeddings=64, rope=RopeConfig(theta=10000.0),
+    tie_word_embeddings=True, layer_windows=(None, None, None), qkv_bias=True,
+)  # fmt: skip
+
+
+def batch_of(seqs: list[tuple[int, int]], logit_rows: list[int]) -> ForwardBatch:
+    """Sequences as (tokens in the cache, new tokens)."""
+    counts = [new for _, new in seqs]
+    positions = [p for start, new in seqs for p in range(start, start + new)]
+    ids = np.zeros(len(positions), np.int32)
+    return ForwardBatch(
+        token_ids=ids, positions=np.array(positions, np.int32), slots=ids,
+        query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        context_lens=np.array([start + new for start, new in seqs], np.int32),
+        block_tables=np.zeros((len(seqs), 1), np.int32), logit_rows=np.array(logit_rows, np.int32), block_size=64,
+    )  # fmt: skip
+
+
+@given(
+    seqs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=4),
+    windows=st.tuples(*[st.one_of(st.none(), st.integers(1, 12))] * 3),
+    tied=st.booleans(),
+    data=st.data(),
+)
+def test_every_byte_and_operation_counted_by_hand(
+    seqs: list[tuple[int, int]], windows: tuple[int | None, ...], tied: bool, data: st.DataObject
+) -> None:
+    config = replace(CONFIG, layer_windows=windows, tie_word_embeddings=tied)
+    num_tokens = sum(new for _, new in seqs)
+    rows = data.draw(st.lists(st.integers(0, num_tokens - 1), unique=True).map(sorted))
+    sizes = {spec.source: 1000 * i + 50 * 7 for i, spec in enumerate(weight_specs(config))}
+    work = Account(config, sizes, "float16").of(batch_of(seqs, rows))
+
+    weights = sum(size for name, size in sizes.items() if name.startswith(("model.layers", "model.norm")))
+    head, table = "lm_head.weight", "model.embed_tokens.weight"
+    if rows:
+        weights += sizes[table if tied else head]
+    if not (rows and tied):  # the table is not read as a whole
+        weights += num_tokens * (sizes[table] // 50)
+    assert work.weight_bytes == weights
+
+    keys_read = pairs = 0
+    for window in windows:
+        for start, new in seqs:
+            seen = set()
+            for position in range(start, start + new):
+                keys = [key for key in range(position + 1) if window is None or position - key < window]
+                pairs += len(keys)
+                seen |= set(keys)
+            keys_read += len(seen)
+    assert work.cache_bytes == keys_read * 2 * 2 * 4 * 2  # K and V, KV heads, head_dim, float16
+    assert work.attention_flops == pairs * 6 * (2 * 4 + 2 * 4)  # heads; a dot product and a weighted sum
+    layer = 12 * 24 + 2 * 12 * 8 + 24 * 12 + 3 * 12 * 20  # q; k and v; o; gate, up and down
+    assert work.linear_flops == 2 * (3 * layer * num_tokens + 12 * 50 * len(rows))
+    assert work.bytes == work.weight_bytes + work.cache_bytes
+    assert work.flops == work.linear_flops + work.attention_flops
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_cache_counts_in_its_own_type(dtype: str) -> None:
+    sizes = {spec.source: 50 for spec in weight_specs(CONFIG)}
+    work = Account(CONFIG, sizes, dtype).of(batch_of([(9, 1)], [0]))  # type: ignore[arg-type]
+    assert work.cache_bytes == 10 * CONFIG.kv_bytes_per_token(dtype)  # type: ignore[arg-type]
+    assert FLOAT_BYTES[dtype] * 10 * 3 * 2 * 2 * 4 == work.cache_bytes  # type: ignore[index]
+
+
+def test_work_adds_up() -> None:
+    assert Work(1, 2, 3, 4) + Work(10, 20, 30, 40) == Work(11, 22, 33, 44)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_flops_are_those_that_torch_counts(family: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from karat.models.registry import read_config
+    from tests.support.random_models import build, draw_config
+
+    raw = draw_config(random.Random(family), family)
+    raw.pop("layer_types", None)
+    if family != "llama":
+        raw |= {"use_sliding_window": False, "sliding_window": None}  # torch counts all keys
+    config, num_tokens, num_logits = read_config(raw), 17, 3
+    model = build(raw, seed=0)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.arange(num_tokens)[None], logits_to_keep=num_logits)
+    counts = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
+    batched = counts.pop("aten.bmm")  # scores and sums over all keys, the hidden half included
+    sizes = {spec.source: 1 for spec in weight_specs(config)}
+    work = Account(config, sizes, "float32").of(batch_of([(0, num_tokens)], [14, 15, 16]))
+    assert work.linear_flops == sum(counts.values())
+    assert work.attention_flops * 2 * num_tokens == batched * (num_tokens + 1)

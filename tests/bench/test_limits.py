@@ -1,0 +1,84 @@
+"""The loops that measure limits do read every byte and compute every step; times are not judged."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat.bench.limits import LimitMeter, last_cache_bytes
+from karat.ops.native import supported_isas, unavailable_reason
+
+if unavailable_reason():
+    pytest.skip(f"no native extension: {unavailable_reason()}", allow_module_level=True)
+
+import karat._native as _native
+
+ISAS = supported_isas()
+
+
+def checksum(num_bytes: int) -> int:
+    """The XOR of the words that the buffer is filled with."""
+    words = np.arange(1, num_bytes // 8 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return int(np.bitwise_xor.reduce(words))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_every_word_is_read_exactly_once(isa: str, num_threads: int) -> None:
+    limits = _native.Limits(5 << 20, num_threads)
+    assert limits.num_bytes == num_threads * -(-(5 << 20) // (num_threads * (2 << 20))) * (2 << 20)
+    expected = checksum(limits.num_bytes)
+    for streams in (1, 2, 4, 8, 16):
+        for ahead in (0, 512, 1 << 30):
+            for chunk in (0, 1 << 16, 1 << 20):
+                seconds, total = limits.read(isa, streams, ahead, chunk)
+                assert total == expected and seconds > 0, (streams, ahead, chunk)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_chain_is_computed(isa: str) -> None:
+    limits = _native.Limits(1, 2)
+    # x = x / 2 + 1 / 2 from 0, 1, 2, …, chains - 1, each in as many lanes; a FLOP for the product and one for the sum
+    seconds, flops, total = limits.fma(isa, 0)
+    assert flops == 0 and seconds >= 0
+    _, flops, after_one = limits.fma(isa, 1)
+    lanes = {"avx512": 16, "avx2": 8}.get(isa)
+    if lanes:
+        num_chains = flops / 2 / 2 / lanes  # two threads
+        assert total == lanes * num_chains * (num_chains - 1) / 2
+    assert after_one == pytest.approx((total + flops / 4) / 2)
+    _, flops_of_many, after_many = limits.fma(isa, 1000)
+    assert flops_of_many == 1000 * flops
+    assert after_many == flops / 4  # every lane is 1
+
+
+def test_arguments_that_would_read_elsewhere_are_refused() -> None:
+    limits = _native.Limits(2 << 20, 1)
+    for streams, chunk in ((0, 0), (3, 0), (65, 0), (1, 100), (1, 3 << 20), (8, 1024)):
+        with pytest.raises(ValueError, match="divide"):
+            limits.read(ISAS[-1], streams, 0, chunk)
+    with pytest.raises(ValueError, match="sse9"):
+        limits.fma("sse9", 1)
+    for num_bytes, num_threads in ((0, 1), (1, 0), (1, 5000), (2**64 - 1, 1)):
+        with pytest.raises(ValueError, match=r"at least a byte|threads"):
+            _native.Limits(num_bytes, num_threads)
+
+
+def test_limits_only_rise() -> None:
+    meter = LimitMeter(2, buffer_bytes=4 << 20)
+    meter.run()
+    first = meter.limits()
+    for _ in range(3):
+        meter.run()
+    last = meter.limits()
+    assert last.bandwidth >= first.bandwidth > 0 and last.fma_peak >= first.fma_peak > 0
+    assert (first.num_runs, last.num_runs, last.num_threads) == (1, 4, 2)
+    assert last.fma_by_isa.keys() == set(ISAS) and last.fma_peak == max(last.fma_by_isa.values())
+    assert last.pattern.isa in ISAS
+
+
+@pytest.mark.parametrize(("text", "size"), [("32768K\n", 32 << 20), ("2M", 2 << 20), ("", 0), ("odd", 0)])
+def test_the_last_cache(text: str, size: int, tmp_path: Path) -> None:
+    (tmp_path / "size").write_text(text)
+    assert last_cache_bytes(tmp_path / "size") == size
+    assert last_cache_bytes(tmp_path / "none") == 0

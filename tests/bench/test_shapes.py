@@ -1,0 +1,105 @@
+"""The shapes are those of the released models; their weights are random, reproducible and cheap in memory."""
+
+import tracemalloc
+from math import prod
+
+import numpy as np
+import pytest
+
+from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, made_up_tokens, random_model, shape_config
+from karat.engine.llm import LLM
+from karat.errors import UsageError
+from karat.models.decoder import weight_specs
+from karat.models.registry import find_weights, read_config
+from karat.quant import FORMATS
+
+RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_shape_has_the_parameters_of_the_released_model(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    raw = shape_config(name)
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(raw["model_type"], **fields)
+        )
+    theirs = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
+    ours = {spec.source: spec.shape for spec in weight_specs(read_config(raw))}
+    assert ours == theirs
+    assert sum(map(prod, ours.values())) == model.num_parameters() == RELEASED[name]
+
+
+def test_there_is_one_whose_hidden_size_is_a_multiple_of_256() -> None:
+    assert {name for name in SHAPES if read_config(shape_config(name)).hidden_size % 256 == 0} >= {
+        "qwen2.5-1.5b",
+        "llama-3.2-1b",
+    }
+
+
+@pytest.mark.parametrize("stored", STORED_TYPES)
+def test_the_same_seed_gives_the_same_bits(stored: str) -> None:
+    first, again, other = (random_model("tiny", stored=stored, seed=seed).checkpoint.weights for seed in (3, 3, 4))
+    assert all(np.array_equal(first[name].data, again[name].data) for name in first)
+    assert not any(np.array_equal(first[name].data, other[name].data) for name in first)
+    assert len({weight.data.tobytes()[:256] for weight in first.values()}) == len(first), "two tensors are one"
+
+
+@pytest.mark.parametrize("stored", STORED_TYPES)
+def test_the_values_are_those_of_a_fresh_model(stored: str) -> None:
+    made = random_model("tiny", stored=stored)
+    for weight in find_weights(read_config(made.checkpoint.config), made.checkpoint).values():
+        values = weight.to_array(np.dtype(np.float32))
+        assert values.shape == weight.shape and np.isfinite(values).all() and not weight.data.flags.writeable
+        if len(weight.shape) == 2:
+            assert weight.dtype == stored.upper()
+            assert values.std() == pytest.approx(DEVIATION, rel=0.1)
+            assert abs(values.mean()) < DEVIATION / 4  # the codes of Q4_0 are from -8 to 7
+        else:
+            assert weight.dtype == (stored.upper() if stored.upper() not in FORMATS else "F32")
+            assert values.mean() == pytest.approx(1.0 if "norm" in weight.name else 0.0, abs=0.02)
+
+
+@pytest.mark.parametrize("stored", STORED_TYPES)
+def test_a_model_runs_on_it(stored: str) -> None:
+    made = random_model("tiny", stored=stored)
+    llm = LLM(made.checkpoint, tokenizer=made.tokenizer, max_model_len=32)
+    logits = llm.logits([5, 6, 7, 8])
+    assert np.isfinite(logits).all() and logits.std() > 0.05
+    assert llm.path == made.checkpoint.path
+
+
+def test_only_the_largest_tensor_is_in_memory() -> None:
+    tracemalloc.start()
+    try:
+        weights = random_model("qwen2.5-0.5b", stored="q4_0").checkpoint.weights.values()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(weight.num_bytes for weight in weights) == 494_032_768 * 18 // 32 + _vectors_extra()
+    assert peak < max(weight.num_bytes for weight in weights) * 1.1 + (120 << 20)  # the rest: drawing, the tokenizer
+
+
+def _vectors_extra() -> int:
+    """Vectors are float32 beside the blocks: 49 norms, and the biases of 24 layers."""
+    num_values = 49 * 896 + 24 * (896 + 128 + 128)
+    return num_values * 4 - num_values * 18 // 32
+
+
+def test_every_token_has_a_text_of_its_own() -> None:
+    tokenizer = random_model("tiny").tokenizer
+    texts = [tokenizer.decode([i]) for i in range(256, 512)]
+    assert len(set(texts)) == 256 and all(text.startswith(" ") for text in texts)
+    assert tokenizer.vocab_size == 512
+    tokens = made_up_tokens(151936)
+    assert len(set(tokens)) == len(tokens) == 151936
+    assert made_up_tokens(100) == tokens[:100]
+
+
+def test_unknown_names_are_refused_with_the_choices() -> None:
+    with pytest.raises(UsageError, match=r"shape 'gpt' is not known; there are qwen2\.5-0\.5b, "):
+        random_model("gpt")
+    with pytest.raises(UsageError, match=r"weights 'int3': expected one of f32, f16"):
+        random_model("tiny", stored="int3")

@@ -1,0 +1,210 @@
+"""`karat bench`: the whole way on a tiny shape and the embedded model; shapes of the output, never times."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from karat.bench import limits
+from karat.ops.native import unavailable_reason
+from tests.cli.conftest import Karat
+
+QUICK = ("-n", "2", "--batch", "2", "--repeat", "2")
+
+
+class Machine(msgspec.Struct, forbid_unknown_fields=True):
+    cpu: str | None
+    features: list[str]
+    usable_cores: int | None
+    memory_bytes: int | None
+
+
+class KaratFacts(msgspec.Struct, forbid_unknown_fields=True):
+    name: Literal["karat"]
+    version: str
+    executor: str
+    dtype: str
+    kv_dtype: str
+    max_num_batched_tokens: int
+
+
+class Pattern(msgspec.Struct, forbid_unknown_fields=True):
+    build: str
+    streams: int
+    ahead: int
+    chunk: int
+
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True):
+    threads: int
+    bandwidth_bytes_per_s: float
+    fma_peak_flops_per_s: float
+    fma_peak_by_build: dict[str, float]
+    best_pattern: Pattern
+    runs: int
+
+
+class PeerRow(msgspec.Struct, forbid_unknown_fields=True):
+    seconds: float
+    tokens_per_s: float
+    tokens_per_s_min: float
+    tokens_per_s_max: float
+    turn_seconds: list[float]
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    kind: Literal["prefill", "decode"]
+    prompt_tokens: int
+    batch: int
+    gen_tokens: int
+    seconds: float
+    tokens_per_s: float
+    tokens_per_s_min: float
+    tokens_per_s_max: float
+    turn_seconds: list[float]
+    bytes_per_s: float
+    flops_per_s: float
+    weight_bytes: int
+    cache_bytes: int
+    linear_flops: int
+    attention_flops: int
+    of_bandwidth: float | None
+    of_fma_peak: float | None
+    of_roofline: float | None
+    bound: Literal["bandwidth", "fma"] | None
+    overhead: float
+    peer: PeerRow | None
+
+
+class Result(msgspec.Struct, forbid_unknown_fields=True):
+    """What docs/cli.md promises."""
+
+    schema: Literal[1]
+    date: str
+    machine: Machine
+    model: str
+    shape: str | None
+    quantize: str | None
+    parameters: int
+    stored: dict[str, int]
+    stored_bytes: int
+    repeat: int
+    karat: KaratFacts
+    peer: dict[str, Any] | None
+    limits: Limits | None
+    rows: list[Row]
+
+
+@pytest.fixture(autouse=True)
+def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MIN_BUFFER_BYTES", 4 << 20)
+    monkeypatch.setattr(limits, "last_cache_bytes", lambda: 0)
+
+
+def parsed(stdout: str) -> Result:
+    result = msgspec.json.decode(stdout, type=Result)
+    assert (result.limits is None) == (unavailable_reason() is not None)
+    for row in result.rows:
+        assert len(row.turn_seconds) == result.repeat
+        assert 0 < row.tokens_per_s_min <= row.tokens_per_s_max
+        assert 0 <= row.overhead < 1
+        assert row.weight_bytes > 0 < row.cache_bytes and row.linear_flops > 0 < row.attention_flops
+        if result.limits:
+            assert row.of_bandwidth == pytest.approx(row.bytes_per_s / result.limits.bandwidth_bytes_per_s)
+            assert row.of_fma_peak == pytest.approx(row.flops_per_s / result.limits.fma_peak_flops_per_s)
+    return result
+
+
+def test_a_shape_as_json(karat_here: Karat, tmp_path: Path) -> None:
+    plot = tmp_path / "roofline.svg"
+    more = ("--plot", str(plot)) if unavailable_reason() is None else ()
+    done = karat_here("bench", "--shape", "tiny", "--quantize", "q4_0", *QUICK, "-p", "20", "-p", "300", "--context",
+                      "200", "--json", *more)  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    result = parsed(done.stdout)
+    assert [row.name for row in result.rows] == [
+        "prefill 20", "prefill 300", "decode after 128", "decode after 128, batch 2", "decode after 200",
+    ]  # fmt: skip
+    assert result.shape == "tiny" and result.stored.keys() == {"Q4_0", "F32"} and result.peer is None
+    assert result.stored_bytes == sum(result.stored.values()) and result.parameters == 94_784
+    # Every stored byte is read in a step of decode: the head is the embedding.
+    assert {row.weight_bytes for row in result.rows if row.kind == "decode"} == {result.stored_bytes}
+    if result.limits:
+        assert result.limits.runs == 2 * len(result.rows)
+        assert ET.parse(plot).getroot().tag.endswith("svg")
+
+
+def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
+    done = karat_here("bench", *QUICK, "-p", "5", "--context", "0", "--executor", "reference")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("model ") and "embedded" in lines[0] and "parameters" in lines[0]
+    assert any(re.match(r"karat +\S+, reference, float32, cache float32$", line) for line in lines)
+    (head,) = [i for i, line in enumerate(lines) if "tok/s" in line]
+    assert lines[head].split() == "tok/s GB/s of limit GFLOP/s of limit overhead".split()
+    assert [re.split(r"\s{2,}", line)[0] for line in lines[head + 1 :]] == [
+        "prefill 5", "decode after 128", "decode after 128, batch 2",
+    ]  # fmt: skip
+    if unavailable_reason() is None:
+        assert all(re.search(r"\*\d+%", line) for line in lines[head + 1 :])
+
+
+def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    done = karat_here(
+        "bench", "--shape", "tiny", "--weights", "f32", *QUICK, "-p", "9", "--peer", "transformers", "--json"
+    )
+    assert done.returncode == 0
+    result = parsed(done.stdout)
+    assert result.peer and result.peer["name"] == "transformers" and result.peer["logits_deviation"] < 1e-5
+    for row in result.rows:
+        assert row.peer and row.peer.ratio_min <= row.peer.ratio <= row.peer.ratio_max
+        ratios = [theirs / ours for ours, theirs in zip(row.turn_seconds, row.peer.turn_seconds, strict=True)]
+        assert min(ratios) == pytest.approx(row.peer.ratio_min) and max(ratios) == pytest.approx(row.peer.ratio_max)
+    table = karat_here("bench", "--shape", "tiny", "--weights", "f32", *QUICK, "--peer", "transformers").stdout
+    assert "least – most" in table and " × " in table
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (("./x", "--shape", "tiny"), 2, "both a model (./x) and --shape tiny"),
+        (("--shape", "huge"), 2, "shape 'huge' is not known; there are qwen2.5-0.5b"),
+        (("--shape", "tiny", "--weights", "q3"), 2, "weights 'q3': expected one of f32"),
+        (("--weights", "f32"), 2, "--weights says how --shape stores its weights"),
+        (("--shape", "tiny", "-p", "600"), 2, "prefill 600: "),
+        (("--shape", "tiny", "-n", "0"), 2, "--gen-tokens 0: expected at least 1"),
+        (("--shape", "tiny", "--threads", "0"), 2, "--threads 0: expected at least 1"),
+        (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
+        (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
+        (("/no/such/folder",), 6, "/no/such/folder"),
+        (("--shape", "tiny", "--executor", "gpu"), 9, "gpu"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(args: tuple[str, ...], code: int, message: str, karat_here: Karat) -> None:
+    done = karat_here("bench", *args)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("karat: error: ") and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path) -> None:
+    if unavailable_reason():
+        pytest.skip("no roofline without the native extension")
+    done = karat_here("bench", "--shape", "tiny", *QUICK, "--context", "0", "--plot", str(tmp_path / "no" / "x.svg"))
+    assert done.returncode == 2 and "cannot be written" in done.stderr
+
+
+def test_the_json_survives_a_program(karat: Karat) -> None:
+    """In a process of its own, with the true size of the buffer."""
+    done = karat("bench", "--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["schema"] == 1
