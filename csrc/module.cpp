@@ -155,7 +155,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
         .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); });
-    m.def("pack", &pack, nb::arg("format"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
+    m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
           nb::arg("num_threads"));
     nb::class_<Vector>(m, "Vector").def("__len__", [](const Vector& self) { return self.values.size(); });
     m.def("vector", &vector_of, nb::arg("values").noconvert());
@@ -180,7 +180,8 @@ NB_MODULE(_native, m) {
              nb::arg("width"), nb::arg("wanted") = false)
         .def("embedding", &Plan::embedding)
         .def("rms_norm", &Plan::rms_norm)
-        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases").none(), nb::arg("unit"))
+        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"),
+             nb::arg("leaf_ends"))
         .def("silu_mul", &Plan::silu_mul)
         .def("add", &Plan::add)
         .def("rope", &Plan::rope)

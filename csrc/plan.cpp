@@ -1,7 +1,6 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 
 #include "plan_ops.h"
@@ -15,19 +14,6 @@ constexpr std::size_t kAlign = 16;            // floats
 
 void require(bool condition, const std::string& message) {
     if (!condition) throw std::invalid_argument(message);
-}
-
-// Where the leaves of a sum over `columns` end (DESIGN: fixed tree). No leaf cuts `unit` columns, nor a block.
-std::vector<std::uint32_t> leaf_ends(std::size_t columns, std::size_t unit) {
-    if (unit == 0) return {static_cast<std::uint32_t>(columns)};
-    const std::size_t block = columns % 256 == 0 ? 256 : columns % 32 == 0 ? 32 : 1;
-    std::size_t whole = std::lcm(block, unit);
-    if (columns % whole != 0) whole = block;
-    const std::size_t count = columns / whole;
-    std::vector<std::uint32_t> ends;
-    for (std::size_t leaf = 1; leaf <= kMaxLeaves; ++leaf)
-        ends.push_back(static_cast<std::uint32_t>(leaf * count / kMaxLeaves * whole));
-    return ends;
 }
 
 }  // namespace
@@ -88,20 +74,26 @@ Plan::Register Plan::rms_norm(Register x, VectorRef weight, double eps) {
 }
 
 std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
-                                         std::size_t unit) {
+                                         std::vector<std::uint32_t> leaf_ends) {
     const Info info = use(x);
     require(!weights.empty() && weights.size() == biases.size(), "one bias, or none, for each matrix");
+    require(!leaf_ends.empty() && leaf_ends.size() <= kMaxLeaves && (leaf_ends.size() & (leaf_ends.size() - 1)) == 0 &&
+                leaf_ends.back() == info.width && std::is_sorted(leaf_ends.begin(), leaf_ends.end()),
+            "leaves that do not cover the columns");
     auto op = std::make_unique<LinearOp>();
     for (std::size_t i = 0; i < weights.size(); ++i) {
         const Matrix& matrix = weights[i]->matrix;
         require(matrix.columns == info.width, "a matrix of " + std::to_string(matrix.columns) +
                                                   " columns for rows of " + std::to_string(info.width));
+        for (const std::uint32_t end : leaf_ends)
+            require(end % matrix.info().block_columns == 0, "a leaf that cuts a block of " +
+                                                                std::string(matrix.info().name));
         require(!biases[i] || biases[i]->values.size() == matrix.rows, "a bias that does not fit its matrix");
         op->out.push_back(make(matrix.rows, info.rows));
     }
     op->index = ops_.size();
     op->x = x;
-    op->leaf_ends = leaf_ends(info.width, unit);
+    op->leaf_ends = std::move(leaf_ends);
     op->weights = std::move(weights);
     op->biases = std::move(biases);
     const std::vector<Register> out = op->out;

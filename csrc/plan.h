@@ -78,9 +78,9 @@ public:
     Register input(std::size_t width, Rows rows);
     Register embedding(MatrixRef table);
     Register rms_norm(Register x, VectorRef weight, double eps);
-    // One register for each matrix. `unit`: columns that a leaf of the sum may not cut (0: a single leaf).
+    // One register for each matrix. leaf_ends: see LinearArgs.
     std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
-                                 std::size_t unit);
+                                 std::vector<std::uint32_t> leaf_ends);
     Register silu_mul(Register gate, Register up);
     Register add(Register x, Register y);
     Register rope(Register x, RopeRef table);

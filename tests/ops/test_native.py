@@ -21,6 +21,7 @@ from karat.checkpoint.weights import Weight
 from karat.errors import ExecutorError
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.ops.reference import ReferenceOps
+from tests.support.fma import fma
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
@@ -32,24 +33,6 @@ ISAS = supported_isas()
 
 # Lengths on both sides of the lane count and of every vector width, and those of real models.
 LENGTHS = st.one_of(st.integers(1, 100), st.sampled_from([128, 896, 1023, 1024, 1025, 4096, 4099]))
-
-
-def fma(a: F32, b: F32, c: F32) -> F32:
-    """a * b + c with one rounding to float32.
-
-    The product is exact in float64. Its sum with c is rounded to odd there (an inexact result gets an odd
-    last bit), which leaves the second rounding, to float32, as if it were the only one.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-        total = np.asarray(product + addend)
-        part = total - product
-        error = (product - (total - part)) + (addend - part)
-        bits = total.view(np.int64)
-        even = (bits & 1) == 0
-        step = np.where((error > 0) == (total > 0), 1, -1)
-        odd = np.where(np.isfinite(total) & (error != 0) & even, bits + step, bits).view(np.float64)
-        return odd.astype(np.float32)
 
 
 def contract(x: F32, weight: F32, eps: float) -> F32:

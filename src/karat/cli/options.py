@@ -56,6 +56,10 @@ class LoadOptions:
     executor: Annotated[
         str | None, _option("Model", "NAME", "What computes: auto (default) or one that `karat env` lists.")
     ] = None
+    quantize: Annotated[str | None, _option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
+    threads: Annotated[
+        int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
+    ] = None
     max_model_len: Annotated[
         int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None

@@ -174,7 +174,9 @@ class Engine:
         except NumericsError as error:
             if len(chunks) == 1:
                 return [error]
-            return [result for chunk in chunks for result in self._compute([chunk])]
+            # Copies, because a runner's result is good only until the next one.
+            alone = (self._compute([chunk])[0] for chunk in chunks)
+            return [result if isinstance(result, NumericsError) else result.copy() for result in alone]
         assert logits.shape == (len(batch.logit_rows), self.config.vocab_size), f"logits of shape {logits.shape}"
         counts = [len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks]
         return list(np.split(logits, np.cumsum(counts)[:-1]))

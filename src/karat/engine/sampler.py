@@ -39,6 +39,8 @@ def choose(
     `logits` [vocab] are the model's own and must be finite; `barred` tokens are never chosen. NumericsError if nothing
     is left to choose from.
     """
+    if params.temperature == 0 and not barred and not _adjusts(params):
+        return int(np.argmax(logits))
     scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
     if barred and not np.isfinite(scores.max()):
         raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
@@ -46,6 +48,12 @@ def choose(
         return int(np.argmax(scores))  # the first of equals
     token_ids_left, weights = candidates(scores, params)
     return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
+
+
+def _adjusts(params: SamplingParams) -> bool:
+    """Whether `adjusted` would change a score."""
+    penalties = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
+    return bool(params.logit_bias or penalties)
 
 
 def adjusted(

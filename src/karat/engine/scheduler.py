@@ -112,6 +112,11 @@ class Scheduler:
         self.blocks.commit(chunk.seq.seq_id, chunk.num_tokens)
         chunk.seq.num_computed += chunk.num_tokens
 
+    def preempt_all(self) -> None:
+        """Take the blocks of every running sequence; all start anew, in the same order."""
+        for seq in reversed(self._running[:]):
+            self._preempt(seq)
+
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences and blocks agree (between cycles)."""
         self.blocks.check()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import Loaded, Observer, StepLimits
+from karat.ops.leaves import leaf_ends
 
 try:
     import karat._native as _native
@@ -149,7 +150,7 @@ class PlanRecorder:
             shape = (weight.rows, weight.columns)
             self._require(x.tail == shape[1:], name, f"a weight [out, in] of {shape} for rows of {x.tail}")
             self._require(bias is None or len(bias) == weight.rows, name, "a bias that does not fit its weight")
-        registers = self._plan.linear(x.register, list(weights), list(given), unit or 0)
+        registers = self._plan.linear(x.register, list(weights), list(given), leaf_ends(x.tail[0], unit))
         return [Handle(register, (weight.rows,)) for register, weight in zip(registers, weights, strict=True)]
 
     @staticmethod

@@ -1,0 +1,1 @@
+"""Comparing a run with the right computation: traces, noise floors, and the names of bugs."""

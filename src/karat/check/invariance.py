@@ -1,0 +1,127 @@
+"""The same bits: a model's logits under everything that must not change them, each with its digest."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.config import FloatName
+from karat.engine.choice import LogitsReader
+from karat.engine.engine import Engine, EngineConfig
+from karat.engine.step import model_runner
+from karat.models.registry import Model
+from karat.ops.api import CacheSpec, Ops
+from karat.ops.native import NativeOps, supported_isas
+from karat.ops.tap import Tap
+from karat.text import Tokenizer
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way to compute the logits of some texts.
+
+    chunk         tokens that a step takes at most
+    together      all texts in one batch, or one after the other
+    order         the texts' places in the queue
+    preempt       take every sequence's blocks away once, midway, so that it starts anew
+    tap           run op by op, recording every result, instead of a recorded plan
+    isa, threads  of the native executor
+    """
+
+    name: str
+    isa: str
+    threads: int
+    chunk: int = 512
+    together: bool = True
+    order: tuple[int, ...] | None = None
+    preempt: bool = False
+    tap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting, the digest of all logits under it, and whether that is the first setting's."""
+
+    setting: Setting
+    digest: str
+    same: bool
+
+
+def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
+    """Every toggle once, each against the first setting."""
+    first = Setting(name="whole prompts, all together", isa=ops.isa, threads=ops.threads)
+    rows = [first]
+    rows += [replace(first, name=f"chunks of {n}", chunk=n) for n in (1, 7, 64)]
+    rows.append(replace(first, name="one text at a time", together=False))
+    rows.append(replace(first, name="texts in reverse order", order=tuple(reversed(range(num_texts)))))
+    rows.append(replace(first, name="preempted and recomputed", preempt=True, chunk=64))
+    rows.append(replace(first, name="op by op, every result recorded", tap=True))
+    rows += [replace(first, name=f"{n} thread{'s' * (n > 1)}", threads=n) for n in (1, 2, 3)]
+    rows += [replace(first, name=f"kernels for {isa}", isa=isa) for isa in supported_isas() if isa != ops.isa]
+    return rows
+
+
+def invariance(
+    model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], *, kv_dtype: FloatName | None = None
+) -> Iterator[Row]:
+    """The rows of the table, one by one. `model` is on the native executor; the first row is what others must equal."""
+    ops = model.ops
+    assert isinstance(ops, NativeOps), "the same bits are promised by the native executor"
+    expected = None
+    for setting in settings_for(ops, len(texts)):
+        found = digest(logits_under(setting, model, tokenizer, texts, kv_dtype or ops.default_kv_dtype))
+        expected = expected or found
+        yield Row(setting, found, found == expected)
+
+
+def digest(logits: Sequence[NDArray[np.floating]]) -> str:
+    """SHA-256 over the bits of all logits, in order."""
+    total = hashlib.sha256()
+    for part in logits:
+        total.update(np.ascontiguousarray(part, "<f4").data)
+    return total.hexdigest()
+
+
+def logits_under(
+    setting: Setting, model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], kv_dtype: FloatName
+) -> list[NDArray[np.floating]]:
+    """Logits [tokens, vocab] of each text, in the order of `texts` whatever the setting."""
+    config = model.config
+    ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads)
+    if setting.tap:
+        ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
+    num_blocks = sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts)
+    cache = ops.new_cache(
+        CacheSpec(
+            num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+        )
+    )  # fmt: skip
+    sizes = EngineConfig(
+        vocab_size=config.vocab_size, max_model_len=max(map(len, texts)), num_blocks=num_blocks, block_size=BLOCK_SIZE,
+        max_num_seqs=min(len(texts), setting.chunk), max_num_batched_tokens=setting.chunk,
+    )  # fmt: skip
+    engine = Engine(model_runner(model.on(ops), cache, sizes.step_limits), tokenizer, sizes)
+    readers: dict[int, LogitsReader] = {}
+    for index in setting.order or range(len(texts)):
+        text = tuple(texts[index])
+        readers[index] = engine.add_logits(text, np.empty((len(text), config.vocab_size), np.float32))
+        if not setting.together:
+            _finish(engine, [readers[index]], setting)
+    _finish(engine, list(readers.values()), setting)
+    return [readers[index].logits for index in range(len(texts))]
+
+
+def _finish(engine: Engine, readers: list[LogitsReader], setting: Setting) -> None:
+    if setting.preempt:
+        engine.step()
+        engine.scheduler.preempt_all()
+    while not all(reader.done for reader in readers):
+        engine.step()
+    for reader in readers:
+        if reader.error:
+            raise reader.error

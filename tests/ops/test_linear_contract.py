@@ -1,0 +1,165 @@
+"""Native linear layers have, in every build and for any number of tokens, the bits of the contract in csrc/kernels.h.
+
+The contract is written out below in NumPy, one operation a rounding, with an emulated fused multiply-add.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from karat.checkpoint.weights import Weight
+from karat.ops.leaves import NUM_LEAVES, leaf_ends
+from karat.ops.native import NativeOps, supported_isas, unavailable_reason
+from karat.quant import FORMATS
+from tests.support.fma import fma
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+F32 = NDArray[np.float32]
+PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+STORED = (*PLAIN, "Q8_0", "Q4_0")
+
+
+def stored_weight(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
+    values = rng.standard_normal((rows, columns)).astype(np.float32)
+    if stored in FORMATS:
+        format_ = FORMATS[stored]
+        data = format_.quantize(values.reshape(-1, format_.block_size))
+    elif stored == "BF16":
+        data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+    else:
+        data = values.astype(PLAIN[stored]).view(np.uint8)
+    return Weight("weight", stored, (rows, columns), np.ascontiguousarray(data).reshape(-1), Path("in-memory"))
+
+
+def codes_and_scales(weight: Weight) -> tuple[F32, F32, int]:
+    """Weights as code * scale: codes [rows, columns], scales [rows, blocks], columns of a block."""
+    format_ = FORMATS[weight.dtype]
+    blocks = weight.data.reshape(-1, format_.block_bytes)
+    scales = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+    unit = blocks.copy()
+    unit[:, :2] = np.array([1.0], "<f2").view(np.uint8)  # with a scale of 1 the values are the codes
+    codes = format_.dequantize(unit).astype(np.float32).reshape(weight.shape)
+    return codes, scales.reshape(weight.shape[0], -1), format_.block_size
+
+
+def leaf(weight: Weight, x: F32, start: int, end: int) -> F32:
+    """The sum over columns start … end - 1: [tokens, rows]."""
+    total: F32 = np.zeros((len(x), weight.shape[0]), np.float32)
+    if weight.dtype not in FORMATS:
+        values = weight.to_array(np.dtype(np.float32))
+        for k in range(start, end):
+            total = fma(
+                np.broadcast_to(values[:, k], total.shape), np.broadcast_to(x[:, k : k + 1], total.shape), total
+            )
+        return total
+    codes, scales, size = codes_and_scales(weight)
+    for block in range(start // size, end // size):
+        part: F32 = np.zeros_like(total)
+        for k in range(block * size, (block + 1) * size):
+            part = fma(*np.broadcast_arrays(codes[:, k], x[:, k : k + 1]), part)
+        total = fma(part, np.broadcast_to(scales[:, block], part.shape), total)
+    return total
+
+
+def contract(weight: Weight, x: F32, bias: F32 | None, unit: int | None) -> F32:
+    ends = leaf_ends(weight.shape[1], unit)
+    sums = [leaf(weight, x, start, end) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0] if bias is None else sums[0] + bias
+
+
+@pytest.mark.parametrize("stored", STORED)
+@settings(max_examples=25)
+@given(data=st.data(), tokens=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 17, 23, 200]), seed=st.integers(0, 2**32 - 1))
+def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObject, tokens: int, seed: int) -> None:
+    block = FORMATS[stored].block_size if stored in FORMATS else 1
+    columns = block * data.draw(st.integers(1, 9 if block > 1 else 90))
+    rows = data.draw(st.sampled_from([1, 15, 16, 17, 63, 64, 65, 100, 144]))
+    unit = data.draw(st.sampled_from([None, 1, 2, 48]))
+    rng = np.random.default_rng(seed)
+    weight = stored_weight(stored, rows, columns, rng)
+    x = rng.standard_normal((tokens, columns)).astype(np.float32)
+    bias = rng.standard_normal(rows).astype(np.float32) if seed % 2 else None
+    want = contract(weight, x, bias, unit)
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa, threads=1 + seed % 3)
+        loaded = ops.load(weight)
+        vector = None if bias is None else ops.load(Weight("bias", "F32", bias.shape, bias.view(np.uint8), weight.file))
+        got = ops.linear(x, loaded, vector, unit=unit, name="op")
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
+    from karat.batch import ForwardBatch
+
+    rng = np.random.default_rng(3)
+    table = stored_weight(stored, 77, 64, rng)
+    ids = rng.permutation(77).astype(np.int32)
+    zeros = np.zeros(77, np.int32)
+    batch = ForwardBatch(
+        token_ids=ids, positions=zeros, slots=zeros, query_starts=np.array([0, 77], np.int32),
+        context_lens=np.array([77], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=zeros[:0],
+        block_size=77,
+    )  # fmt: skip
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa)
+        got = ops.embedding(batch, ops.load(table), name="op")
+        np.testing.assert_array_equal(got, table.to_array(np.dtype(np.float32))[ids])
+
+
+@given(columns=st.integers(1, 3000), unit=st.integers(1, 300))
+def test_leaves_cover_the_columns_and_cut_no_unit(columns: int, unit: int) -> None:
+    ends = leaf_ends(columns, unit)
+    assert len(ends) == NUM_LEAVES
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == columns
+    block = 256 if columns % 256 == 0 else 32 if columns % 32 == 0 else 1
+    assert all(end % block == 0 for end in ends)
+    if columns % unit == 0 and columns % (unit * block) == 0:
+        assert all(end % unit == 0 for end in ends)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int) -> None:
+    """Each rank multiplies its own columns, cut at the tree's leaves; the ranks' sums are added as the tree says."""
+    from karat.ops.native_plan import native
+
+    rng = np.random.default_rng(5)
+    heads, head_dim, rows = 14, 64, 96
+    columns = heads * head_dim
+    weight = stored_weight(stored, rows, columns, rng)
+    ends = leaf_ends(columns, head_dim)
+    ops = NativeOps()
+    for tokens in (1, 3, 30):
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        whole = ops.linear(x, ops.load(weight), unit=head_dim, name="op")
+        per_rank = NUM_LEAVES // num_ranks
+        sums = []
+        stored_rows = weight.data.reshape(rows, -1)
+        for rank in range(num_ranks):
+            start = 0 if rank == 0 else ends[rank * per_rank - 1]
+            end = ends[(rank + 1) * per_rank - 1]
+            part = slice(start * stored_rows.shape[1] // columns, end * stored_rows.shape[1] // columns)
+            shard = native().pack(stored, rows, end - start, np.ascontiguousarray(stored_rows[:, part]).reshape(-1), 1)
+            plan = native().Plan(ops.isa, 1)
+            register = plan.input(end - start)
+            own = [leaf_end - start for leaf_end in ends[rank * per_rank : (rank + 1) * per_rank]]
+            (out,) = plan.linear(register, [shard], [None], own)
+            plan.finish(tokens, 0, 1, 1, [out])
+            plan.write(register, np.ascontiguousarray(x[:, start:end]))
+            zeros = np.zeros(tokens, np.int32)
+            plan.run(zeros, zeros, zeros, np.array([0, tokens], np.int32), np.array([1], np.int32),
+                     np.zeros((1, 1), np.int32), zeros[:0], 1)  # fmt: skip
+            sums.append(plan.read(out).copy())
+        while len(sums) > 1:
+            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+        np.testing.assert_array_equal(sums[0], whole)
