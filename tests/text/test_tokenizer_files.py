@@ -262,6 +262,35 @@ def test_corrupt_files_are_named(
         Tokenizer.from_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+     "chat_template.json", "additional_chat_templates/rag.jinja"],
+)  # fmt: skip
+def test_links_out_of_the_folder_are_refused(name: str, byte_level: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(folder, byte_level)
+    (folder / "additional_chat_templates").mkdir()
+    outside = tmp_path / "outside"
+    outside.write_bytes((folder / "tokenizer.json").read_bytes())
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(TokenizerError, match=rf"{name}: is a link out of the folder, to {outside}"):
+        Tokenizer.from_folder(folder)
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(TokenizerError, match=rf"{name}: is a link to .*nowhere, which is not there"):
+        Tokenizer.from_folder(folder)
+
+
+def test_links_within_the_folder_are_followed(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, byte_level)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "the tokenizer")
+    (tmp_path / "tokenizer.json").symlink_to("the tokenizer")
+    assert Tokenizer.from_folder(tmp_path).encode("Once")
+
+
 def test_text_that_is_not_utf_8_is_refused(byte_level: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, byte_level)
     (tmp_path / "chat_template.jinja").write_bytes(b"caf\xe9")

@@ -23,8 +23,8 @@ def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple
     return os.fdopen(descriptor, "rb"), status.st_size
 
 
-def member(folder: Path, name: str) -> Path | None:
-    """The file `name` of `folder`, None if there is none; raises CheckpointError if a link leads out of it.
+def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -> Path | None:
+    """The file `name` of `folder`, None if there is none; raises `error` if a link leads out of it.
 
     Links within the folder are followed, and those of a hub cache, `<cache>/<repo>/snapshots/<commit>`, to its
     two stores of blobs. Raises OSError if the folder cannot be searched.
@@ -32,14 +32,14 @@ def member(folder: Path, name: str) -> Path | None:
     path = folder / name
     if not path.exists():
         if path.is_symlink():
-            raise CheckpointError(f"{path}: is a link to {path.readlink()}, which is not there; download it again")
+            raise error(f"{path}: is a link to {path.readlink()}, which is not there; download it again")
         return None
     home, target = folder.resolve(), path.resolve()
     homes = [home]
     if home.parent.name == "snapshots":
         homes += [(home.parent.parent / "blobs").resolve(), (home.parent.parent.parent / "blobs").resolve()]
     if not any(target.is_relative_to(home) for home in homes):
-        raise CheckpointError(
+        raise error(
             f"{path}: is a link out of the folder, to {target}; a model may only use its own files: copy or "
             "hard-link it there"
         )

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
+from karat.checkpoint.files import member
 from karat.errors import TokenizerError
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
@@ -48,7 +49,7 @@ class TokenizerFiles(NamedTuple):
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Reads `folder`. Raises `TokenizerError`, naming the file, for what is missing, corrupt or unsupported."""
     config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file, TokenizerError) if config_file.is_file() else {}
+    config = read_json(config_file, TokenizerError) if _has(folder, config_file.name) else {}
     backend = _read_backend(folder, config)
     for key in _UNSUPPORTED_KEYS:
         if config.get(key):
@@ -76,7 +77,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
 
 def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not _has(folder, path.name):
         raise _missing(folder, config)
     try:
         backend = Backend.from_buffer(_read_bytes(path, MAX_TOKENIZER_BYTES))
@@ -117,12 +118,12 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
     if "added_tokens_decoder" in config:
         for index, token in _expect(dict, config["added_tokens_decoder"], "added_tokens_decoder").items():
             declared[int(index)] = _token(token, f"added token {index}")
-    elif (path := folder / "special_tokens_map.json").is_file():
-        config = {**config, **read_json(path, TokenizerError)}
+    elif _has(folder, "special_tokens_map.json"):
+        config = {**config, **read_json(folder / "special_tokens_map.json", TokenizerError)}
     roles, extra = _special_tokens(config)
     special = {token.content: token for token in [*roles.values(), *extra]}
-    if "added_tokens_decoder" not in config and (path := folder / "added_tokens.json").is_file():
-        for content, index in read_json(path, TokenizerError).items():
+    if "added_tokens_decoder" not in config and _has(folder, "added_tokens.json"):
+        for content, index in read_json(folder / "added_tokens.json", TokenizerError).items():
             flag = content in special
             declared[_expect(int, index, content)] = AddedToken(content, special=flag, normalized=not flag)
 
@@ -166,14 +167,15 @@ def _token(value: object, what: str) -> AddedToken:
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Templates from files of their own, else from tokenizer_config.json, else from chat_template.json."""
-    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if (path := folder / "chat_template.jinja").is_file():
-        files["default"] = path
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files = {path.stem: path for path in more if _has(folder, f"additional_chat_templates/{path.name}")}
+    if _has(folder, "chat_template.jinja"):
+        files["default"] = folder / "chat_template.jinja"
     if files:
         return {name: _text(_read_bytes(path, MAX_TEMPLATE_BYTES), path) for name, path in files.items()}
     found = config.get("chat_template")
-    if found is None and (path := folder / "chat_template.json").is_file():
-        found = read_json(path, TokenizerError).get("chat_template")
+    if found is None and _has(folder, "chat_template.json"):
+        found = read_json(folder / "chat_template.json", TokenizerError).get("chat_template")
     if found is None:
         return {}
     if isinstance(found, list):
@@ -181,6 +183,12 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(found, str):
         found = {"default": found}
     return {name: _expect(str, source, name) for name, source in _expect(dict, found, "chat_template").items()}
+
+
+def _has(folder: Path, name: str) -> bool:
+    """Whether the folder has this file; TokenizerError if it is a link out of the folder, as for weights."""
+    path = member(folder, name, TokenizerError)
+    return path is not None and path.is_file()
 
 
 def _read_bytes(path: Path, max_bytes: int) -> bytes:
