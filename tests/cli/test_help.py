@@ -32,6 +32,7 @@ def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat
             assert re.search(rf"(?<![\w-]){option}(?![\w-])", done.stdout), option
     assert f"karat {name}" in done.stdout.partition("Examples")[2]
     assert "…" not in done.stdout.partition("Examples")[0], "an option is cut off at 80 columns"
+    assert "<bool>" not in done.stdout, "a flag has no value"
     assert karat_here("help", name).stdout == done.stdout
 
 
@@ -48,6 +49,7 @@ def test_the_overview(args: tuple[str, ...], karat_here: Karat) -> None:
     assert done.returncode == 0
     for word in (*COMMANDS, "exit-codes", "--version"):
         assert word in done.stdout
+    assert "<bool>" not in done.stdout
 
 
 def test_the_version(karat_here: Karat) -> None:

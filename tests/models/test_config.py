@@ -1,6 +1,9 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over."""
 
 import copy
+import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,6 +97,20 @@ def test_windows() -> None:
     assert windows("qwen3") == (None, None, 64, 64)
     mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     assert windows("qwen3", layer_types=mixed) == (64, None, None, 64)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_one_short_file(family: str) -> None:
+    source = Path(inspect.getsourcefile(FAMILIES[family].read) or "")
+    assert source.name == f"{family}.py"
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_guide_shows_llama_as_it_is() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^This is all of Llama:\n\n```python\n(.*?)```$", guide, re.MULTILINE | re.DOTALL)
+    source = inspect.getsourcefile(FAMILIES["llama"].read)
+    assert source is not None and shown == Path(source).read_text(encoding="utf-8")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

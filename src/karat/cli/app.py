@@ -1,6 +1,6 @@
 """The commands, put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import cleandoc
 from typing import Annotated, Any
 
@@ -18,26 +18,35 @@ Examples
   karat run --chat "Tell me a story about a fox and a lantern."
   karat run org/name --chat "Why is the sky blue?"
   karat chat                               talk
-  karat inspect                            what is in a model, and the memory it needs
+  karat inspect                            what is in a model, and its memory
   karat COMMAND --help                     more on a command
   karat help exit-codes                    what the exit codes mean
 """
 
 
 class _Command(typer.core.TyperCommand):
-    """Whose help, which rich writes, fails as all other output does."""
+    """Its help, which rich writes, fails as all other output does, and shows flags without a value."""
 
-    def format_help(self, *args: Any) -> None:
+    def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
+        _show_no_value_of_flags(self.get_params(ctx))
         with writing():
-            super().format_help(*args)
+            super().format_help(ctx, *args)
 
 
 class _Group(typer.core.TyperGroup):
     """The same for the help of them all."""
 
-    def format_help(self, *args: Any) -> None:
+    def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
+        _show_no_value_of_flags(self.get_params(ctx))
         with writing():
-            super().format_help(*args)
+            super().format_help(ctx, *args)
+
+
+def _show_no_value_of_flags(parameters: Iterable[object]) -> None:
+    """Typer would write `<bool>` after a flag, as if it took a value."""
+    for parameter in parameters:
+        if isinstance(parameter, typer.core.TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
 
 
 def command() -> typer.core.TyperGroup:
