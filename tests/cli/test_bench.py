@@ -161,7 +161,19 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     done = karat_here(
-        "bench", "--shape", "tiny", "--weights", "f32", *QUICK, "-p", "9", "--peer", "transformers", "--json"
+        "bench",
+        "--shape",
+        "tiny",
+        "--weights",
+        "f32",
+        "--kv-dtype",
+        "float32",
+        *QUICK,
+        "-p",
+        "9",
+        "--peer",
+        "transformers",
+        "--json",
     )
     assert done.returncode == 0
     result = parsed(done.stdout)

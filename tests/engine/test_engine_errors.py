@@ -71,7 +71,7 @@ def test_a_value_the_cache_cannot_hold_ends_only_its_sequence() -> None:
             raise NumericsError("K of layer 3 does not fit")
         return model(batch)
 
-    engine._run = overflow
+    engine.run = overflow
     good = [request(str(i), bytes([97 + i] * 5), seed=i, **SAMPLED) for i in range(3)]
     outputs = run(engine, good[0], request("bad", b"ab\xff"), *good[1:])
     assert all(outputs[item.request_id] == alone(item) for item in good)
@@ -84,7 +84,7 @@ def test_logits_of_a_text_that_overflows() -> None:
     def overflow(batch: Any) -> Any:
         raise NumericsError("K of layer 3 does not fit")
 
-    engine._run = overflow
+    engine.run = overflow
     reader = engine.add_logits((1, 2), np.empty((2, 258), np.float32))
     drive(engine)
     assert reader.done and "layer 3" in str(reader.error)
@@ -99,11 +99,11 @@ def test_a_forward_pass_that_raises_leaves_all_as_it_was() -> None:
     def fail(batch: Any) -> Any:
         raise RuntimeError("a bug")
 
-    engine._run = fail
+    engine.run = fail
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             engine.step()
         engine.scheduler.check()
-    engine._run = model
+    engine.run = model
     outputs, _ = drive(engine)
     assert outputs["a"] == alone(item)

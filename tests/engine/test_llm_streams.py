@@ -68,7 +68,7 @@ def test_streams_side_by_side_and_a_batch_between_them(llm: LLM) -> None:
 
 def test_an_interrupted_batch_frees_its_blocks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
-    run = llm.engine._run
+    run = llm.engine.run
 
     def interrupt(batch: Any) -> Any:
         nonlocal calls
@@ -77,7 +77,7 @@ def test_an_interrupted_batch_frees_its_blocks(llm: LLM, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return run(batch)
 
-    monkeypatch.setattr(llm.engine, "_run", interrupt)
+    monkeypatch.setattr(llm.engine, "run", interrupt)
     stream = llm.stream("another", GREEDY)
     next(stream)
     with pytest.raises(KeyboardInterrupt):
@@ -91,7 +91,7 @@ def test_interrupted_logits_free_their_blocks(llm: LLM, monkeypatch: pytest.Monk
     def interrupt(batch: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm.engine, "_run", interrupt)
+    monkeypatch.setattr(llm.engine, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.logits([1, 2, 3])
     assert at_rest(llm)

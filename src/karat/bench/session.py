@@ -17,7 +17,7 @@ from karat.bench.shapes import random_model
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
 from karat.checkpoint import FolderCheckpoint, Weight, open_folder
-from karat.engine.llm import LLM, Quantization
+from karat.engine.llm import LLM
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
 from karat.ops.threads import num_physical_cores
@@ -39,7 +39,7 @@ class BenchOptions:
     model: Path | None = None
     shape: str | None = None
     stored: str = "bf16"
-    quantize: Quantization | None = None
+    quantize: str | None = None
     prompt_tokens: tuple[int, ...] = ()
     gen_tokens: int = 32
     batch: int = 16
@@ -106,11 +106,12 @@ class _Session:
         )  # fmt: skip
         lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
         blocks = (w.batch * (-(-n // _CACHE_BLOCK) + 2) for w, n in zip(self.workloads, lengths, strict=True))
+        given = {"quantize": options.quantize, "threads": options.num_threads, **options.loading}
         progress("loading the model")
         llm = LLM(
             checkpoint, tokenizer=tokenizer, max_model_len=max(lengths), max_num_seqs=options.batch,
             max_num_batched_tokens=budget, num_blocks=max(blocks), generation_config="none",
-            quantize=options.quantize, threads=options.num_threads, **options.loading,
+            **given,
         )  # fmt: skip
         account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype)
         types = _stored_types(weights, options.quantize)
