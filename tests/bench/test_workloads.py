@@ -133,7 +133,7 @@ def karat_side(*, budget: int = 16) -> tuple[KaratSide, LLM, Account]:
         generation_config="none", kv_dtype="float32",
     )  # fmt: skip
     account = Account(llm.config, stored_bytes(find_weights(llm.config, made.checkpoint), None), llm.kv_dtype)
-    return KaratSide(llm, account, "0"), llm, account
+    return KaratSide(llm, account, "0", num_threads=1), llm, account
 
 
 def test_a_prefill_of_karat() -> None:

@@ -29,6 +29,8 @@ class KaratFacts(msgspec.Struct, forbid_unknown_fields=True):
     executor: str
     dtype: str
     kv_dtype: str
+    threads: int
+    isa: str | None
     max_num_batched_tokens: int
 
 
@@ -147,7 +149,7 @@ def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("model ") and "embedded" in lines[0] and "parameters" in lines[0]
-    assert any(re.match(r"karat +\S+, reference, float32, cache float32$", line) for line in lines)
+    assert any(re.match(r"karat +\S+, reference, float32, cache float32, \d+ threads$", line) for line in lines)
     (head,) = [i for i, line in enumerate(lines) if "tok/s" in line]
     assert lines[head].split() == "tok/s GB/s of limit GFLOP/s of limit overhead".split()
     assert [re.split(r"\s{2,}", line)[0] for line in lines[head + 1 :]] == [

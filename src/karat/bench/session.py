@@ -123,7 +123,7 @@ class _Session:
             "stored": types,
             "stored_bytes": sum(types.values()),
         }
-        self.sides: list[Side] = [KaratSide(llm, account, karat.__version__)]
+        self.sides: list[Side] = [KaratSide(llm, account, karat.__version__, num_threads=options.num_threads)]
         if options.peer:
             progress(f"loading the model into {options.peer}")
             self.sides.append(_load_peer(options, checkpoint, weights, llm))

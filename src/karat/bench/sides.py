@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, Work
+from karat.config import Settings
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
 from karat.ops.api import Runner
+from karat.ops.native import supported_isas
 from karat.request import Request, SamplingParams
 
 Prompt = Sequence[int]
@@ -85,10 +87,11 @@ class KaratSide:
 
     name = "karat"
 
-    def __init__(self, llm: LLM, account: Account, version: str) -> None:
+    def __init__(self, llm: LLM, account: Account, version: str, *, num_threads: int) -> None:
         self.version = version
         self.details: dict[str, object] = {
-            "executor": llm.executor, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype,
+            "executor": llm.executor, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype, "threads": num_threads,
+            "isa": (Settings.from_env().isa or supported_isas()[-1]) if llm.executor == "native" else None,
             "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,
         }  # fmt: skip
         self._engine = llm.engine

@@ -146,12 +146,12 @@ def _write(path: Path, text: str) -> None:
 
 def as_text(result: dict[str, Any]) -> str:
     """The result as a table for people."""
-    karat, limits, peer = result["karat"], result["limits"], result["peer"]
+    limits, peer = result["limits"], result["peer"]
     stored = ", ".join(f"{name} {bytes_text(size)}" for name, size in result["stored"].items())
     facts = [
         ("model", f"{result['model']}: {result['parameters']:,} parameters, {stored}"),
         ("machine", f"{result['machine']['cpu'] or 'unknown'}, {result['machine']['usable_cores']} cores"),
-        ("karat", ", ".join([karat["version"], karat["executor"], karat["dtype"], f"cache {karat['kv_dtype']}"])),
+        ("karat", _karat_text(result["karat"])),
     ]
     if peer:
         facts.append((peer["name"], _peer_text(peer)))
@@ -183,6 +183,12 @@ def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
         spread = f"{peer['ratio_min']:.2f} – {peer['ratio_max']:.2f}"
         cells += [f"{peer['tokens_per_s']:.1f}", f"{peer['ratio']:.2f} ×", spread]
     return cells
+
+
+def _karat_text(karat: dict[str, Any]) -> str:
+    build = f" ({karat['isa']})" if karat["isa"] else ""
+    parts = [karat["version"], karat["executor"] + build, karat["dtype"], f"cache {karat['kv_dtype']}"]
+    return ", ".join([*parts, f"{karat['threads']} threads"])
 
 
 def _peer_text(peer: dict[str, Any]) -> str:
