@@ -115,7 +115,10 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["pull"], "karat: error: Missing argument 'ORG/NAME[@REVISION]'; see `karat pull --help`\n"),
         (["run", "x", "--top-k", "many"], "see `karat run --help`\n"),
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
-        (["help", "nope"], "no help on 'nope'; there is help on run, chat, inspect, pull, env, help and exit-codes"),
+        (
+            ["help", "nope"],
+            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, env, help and ",
+        ),
     ],
 )
 def test_a_command_line_that_cannot_be_understood(args: list[str], line: str, karat_here: Karat) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from karat.config import embedded_model_path
 from karat.errors import NumericsError
-from karat.ops import native
+from karat.ops import native, registry
 from karat.request import SamplingParams
 from tests.cli import alphabet_model
 from tests.cli.alphabet_model import ALPHABET
@@ -158,11 +158,13 @@ def test_what_is_set_is_said_beside_the_defaults(alphabet: Path, karat_here: Kar
 def test_missing_kernels_are_mentioned_once(
     reason: str | None, alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "unavailable_reason", lambda: reason)
+    missing = native.unavailable_reason()
+    for module in (native, registry):
+        monkeypatch.setattr(module, "unavailable_reason", lambda: reason)
     quiet = karat_here("run", "-q", str(alphabet), "x", "--executor", "reference")
     asked = karat_here("run", str(alphabet), "x", "--executor", "reference")
     assert "kernels" not in quiet.stderr + asked.stderr
-    if reason is None and native._UNAVAILABLE is not None:
+    if reason is None and missing is not None:
         return  # there is nothing that could compute here
     told = karat_here("run", str(alphabet), "x").stderr
     assert told.count("without native kernels: no compiler; get one") == (0 if reason is None else 1)
