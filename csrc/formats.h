@@ -40,33 +40,223 @@ KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
             block + (has_scale ? 2 * lanes : 0) + static_cast<std::size_t>(group) * 4 * kGroupRows, 4 * lanes};
 }
 
+// The low bits of each lane, less `bias`: a number below 2^23 in the mantissa of 2^23 is a float32 without conversion.
+template <int kMask>
+KARAT_INLINE f32x16 small_code(i32x16 v, float bias) {
+    return as_float((v & iset1(kMask)) | iset1(0x4b000000)) - set1(8388608.0f + bias);
+}
+
+// v shifted so that bit `from` comes to bit `to`.
+KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v >> (from - to) : v << (to - from); }
+
+// Byte j (0 … 3) of each lane, as an integer.
+KARAT_INLINE i32x16 byte_of(i32x16 v, int j) { return (v >> (8 * j)) & iset1(255); }
+
+// Formats whose codes are looked up by four bits.
+struct FourBits {
+    Lut16 lut;
+    static constexpr float kUnsigned[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static constexpr float kCentred[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    static constexpr float kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+};
+
+// ---- blocks of 32 columns --------------------------------------------------------------------------------------------
+
 struct Q8_0 {
     static constexpr int kColumns = 32, kBytes = 34, kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
         KARAT_INLINE f32x16 code(const Block& b, int, int k) const {
-            return to_float(shift_signed(b.word(k / 4) << (24 - 8 * (k % 4)), 24));
+            const i32x16 shifted = b.word(k / 4) ^ iset1(static_cast<std::int32_t>(0x80808080));
+            return small_code<255>(shifted >> (8 * (k % 4)), 128);
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
 
+// Columns 0 … 15 are the low halves of the 16 bytes that begin at word `first`, 16 … 31 the high ones.
+KARAT_INLINE i32x16 nibble(const Block& b, int first, int k) {
+    return b.word(first + k % 16 / 4) >> (8 * (k % 4) + 4 * (k / 16));
+}
+
 struct Q4_0 {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
     static constexpr bool kHasMinimum = false;
-    struct Codes {
-        Lut16 lut;
-        static KARAT_INLINE Codes make() {
-            static constexpr float kValues[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-            return {make_lut(kValues)};
-        }
-        // Columns 0 … 15 are the low halves of the 16 bytes, 16 … 31 the high ones.
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const {
-            return look_up(lut, b.word(k % 16 / 4) >> (8 * (k % 4) + 4 * (k / 16)));
-        }
+    struct Codes : FourBits {
+        static KARAT_INLINE Codes make() { return {{make_lut(kCentred)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return look_up(lut, nibble(b, 0, k)); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
+};
+
+struct IQ4_NL {
+    static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
+    static constexpr bool kHasMinimum = false;
+    struct Codes : FourBits {
+        static KARAT_INLINE Codes make() { return {{make_lut(kNonLinear)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return look_up(lut, nibble(b, 0, k)); }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
+};
+
+struct Q4_1 {  // word 0: scale and minimum
+    static constexpr int kColumns = 32, kBytes = 20, kSub = 32;
+    static constexpr bool kHasMinimum = true;
+    struct Codes : FourBits {
+        static KARAT_INLINE Codes make() { return {{make_lut(kUnsigned)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return look_up(lut, nibble(b, 1, k)); }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
+    static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
+};
+
+// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it.
+template <int kHighBits>
+KARAT_INLINE i32x16 five_bits(const Block& b, int k) {
+    return (nibble(b, kHighBits + 1, k) & iset1(15)) | (move_bit(b.word(kHighBits), k, 4) & iset1(16));
+}
+
+struct Q5_0 {
+    static constexpr int kColumns = 32, kBytes = 22, kSub = 32;
+    static constexpr bool kHasMinimum = false;
+    struct Codes {
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return small_code<31>(five_bits<0>(b, k), 16); }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
+};
+
+struct Q5_1 {  // word 0: scale and minimum
+    static constexpr int kColumns = 32, kBytes = 24, kSub = 32;
+    static constexpr bool kHasMinimum = true;
+    struct Codes {
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return small_code<31>(five_bits<1>(b, k), 0); }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
+    static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
+};
+
+// ---- blocks of 256 columns in sub-blocks -------------------------------------------------------------------------------
+//
+// `s` is the sub-block. Where 16 columns share a scale, sub-block s lies in half n = s / 8 of the block, at bits
+// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32.
+
+struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
+    static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
+    static constexpr bool kHasMinimum = true;
+    struct Codes : FourBits {
+        static constexpr float kTwoBits[16] = {0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3};
+        static KARAT_INLINE Codes make() { return {{make_lut(kTwoBits)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+            const i32x16 bytes = b.word(4 + 8 * (s / 8) + 4 * (s % 2) + k / 4) >> (2 * (s % 8 / 2));
+            return look_up(lut, bytes >> (8 * (k % 4)));
+        }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        return f16_of_low_halves(b.word(20)) * to_float(byte_of(b.word(s / 4), s % 4) & iset1(15));
+    }
+    static KARAT_INLINE f32x16 minimum(const Block& b, int s) {
+        return zero() - f16_of_low_halves(b.word(20) >> 16) * to_float(byte_of(b.word(s / 4), s % 4) >> 4);
+    }
+};
+
+struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
+    static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
+    static constexpr bool kHasMinimum = false;
+    struct Codes : FourBits {
+        static constexpr float kThreeBits[16] = {-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3};
+        static KARAT_INLINE Codes make() { return {{make_lut(kThreeBits)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+            const int n = s / 8, r = s % 8 / 2, part = s % 2;
+            const i32x16 low = (b.word(8 + 8 * n + 4 * part + k / 4) >> (2 * r)) & iset1(0x03030303);
+            const i32x16 high = ((b.word(4 * part + k / 4) >> (4 * n + r)) & iset1(0x01010101)) << 2;
+            return look_up(lut, (low | high) >> (8 * (k % 4)));
+        }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        const i32x16 low = byte_of(b.word(24 + s % 8 / 4), s % 4) >> (4 * (s / 8));
+        const i32x16 high = byte_of(b.word(26), s % 4) >> (2 * (s / 4));
+        const i32x16 six = (low & iset1(15)) | ((high & iset1(3)) << 4);
+        return load_f16(b.scales) * to_float(six - iset1(32));
+    }
+};
+
+// The 6-bit scale (or, with 4, minimum) of sub-block s, from the 12 bytes that begin at word 1.
+template <int kMinimum>
+KARAT_INLINE f32x16 six_bits(const Block& b, int s) {
+    if (s < 4) return to_float(byte_of(b.word(1 + kMinimum / 4), s) & iset1(63));
+    const i32x16 low = byte_of(b.word(3), s - 4) >> kMinimum;
+    const i32x16 high = byte_of(b.word(1 + kMinimum / 4), s - 4) >> 6;
+    return to_float((low & iset1(15)) | (high << 4));
+}
+
+struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and minima; 128 of codes
+    static constexpr int kColumns = 256, kBytes = 144, kSub = 32;
+    static constexpr bool kHasMinimum = true;
+    struct Codes : FourBits {
+        static KARAT_INLINE Codes make() { return {{make_lut(kUnsigned)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+            return look_up(lut, (b.word(4 + 8 * (s / 2) + k / 4) >> (4 * (s % 2))) >> (8 * (k % 4)));
+        }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        return f16_of_low_halves(b.word(0)) * six_bits<0>(b, s);
+    }
+    static KARAT_INLINE f32x16 minimum(const Block& b, int s) {
+        return zero() - f16_of_low_halves(b.word(0) >> 16) * six_bits<4>(b, s);
+    }
+};
+
+struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
+    static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
+    static constexpr bool kHasMinimum = true;
+    struct Codes {
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+            const i32x16 low = (b.word(12 + 8 * (s / 2) + k / 4) >> (4 * (s % 2))) & iset1(0x0f0f0f0f);
+            const i32x16 high = ((b.word(4 + k / 4) >> s) & iset1(0x01010101)) << 4;
+            return small_code<31>((low | high) >> (8 * (k % 4)), 0);
+        }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        return f16_of_low_halves(b.word(0)) * six_bits<0>(b, s);
+    }
+    static KARAT_INLINE f32x16 minimum(const Block& b, int s) {
+        return zero() - f16_of_low_halves(b.word(0) >> 16) * six_bits<4>(b, s);
+    }
+};
+
+struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
+    static constexpr int kColumns = 256, kBytes = 210, kSub = 16;
+    static constexpr bool kHasMinimum = false;
+    struct Codes {
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+            const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + k / 4;
+            const i32x16 low = (b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2))) & iset1(0x0f0f0f0f);
+            const i32x16 high = ((b.word(32 + 8 * n + at) >> (2 * r)) & iset1(0x03030303)) << 4;
+            return small_code<63>((low | high) >> (8 * (k % 4)), 32);
+        }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        const i32x16 signed_byte = shift_signed(b.word(48 + s / 4) << (24 - 8 * (s % 4)), 24);
+        return load_f16(b.scales) * to_float(signed_byte);
+    }
+};
+
+struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1: their low halves; 128 bytes of codes
+    static constexpr int kColumns = 256, kBytes = 136, kSub = 32;
+    static constexpr bool kHasMinimum = false;
+    struct Codes : FourBits {
+        static KARAT_INLINE Codes make() { return {{make_lut(kNonLinear)}}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const { return look_up(lut, nibble(b, 2 + 4 * s, k)); }
+    };
+    static KARAT_INLINE f32x16 scale(const Block& b, int s) {
+        const i32x16 low = (b.word(1) >> (4 * s)) & iset1(15), high = ((b.word(0) >> (16 + 2 * s)) & iset1(3)) << 4;
+        return f16_of_low_halves(b.word(0)) * to_float((low | high) - iset1(32));
+    }
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -29,7 +29,8 @@ inline constexpr std::size_t kMaxLeaves = 8;
 //   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,
 //   ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
 //   stored floats    sum = fma(w[k], x[k], sum)
-//   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum)
+//   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
+//                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart
@@ -40,6 +41,7 @@ struct LinearArgs {
     const float* residual;  // as out, or null; may be out itself
     const std::uint32_t* leaf_ends;
     std::size_t num_leaves;
+    const float* x_sums;  // [tokens, columns / 16], from `sums_of_16`; only for formats with minima
 };
 
 enum class CacheType : int { f32, f16, bf16 };
@@ -89,7 +91,11 @@ struct Kernels {
     // Panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
-    // out [tokens, columns] = rows ids[t] of the table, as float32 (block formats: code * scale, rounded once).
+    // out[i] = x[16 i] … x[16 i + 15] folded in halves, for `count` groups of 16. A sum over 32 columns is that of two.
+    void (*sums_of_16)(const float* x, float* out, std::size_t count);
+
+    // out [tokens, columns] = rows ids[t] of the table, as float32 (block formats: code * scale, or
+    // fma(code, scale, minimum)).
     void (*embedding)(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
 
     // RMSNorm. x and out: [rows, n] float32, the same memory or disjoint; weight: [n] float32; 1 <= n <= kMaxColumns.

@@ -40,11 +40,11 @@ KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_strid
 KARAT_INLINE std::size_t num_tiles(std::size_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
 KARAT_INLINE std::size_t tile_start(std::size_t tokens, std::size_t i) { return i * tokens / num_tiles(tokens); }
 
-// Calls f with T as a constant, so that a tile of any height keeps its accumulators in registers.
-template <int Most = kTileTokens, class F>
+// Calls f with T (Least … Most) as a constant, so that a tile of any height keeps its accumulators in registers.
+template <int Most = kTileTokens, int Least = 1, class F>
 KARAT_INLINE void with_height(std::size_t height, const F& f) {
-    if constexpr (Most > 1) {
-        if (height < Most) return with_height<Most - 1>(height, f);
+    if constexpr (Most > Least) {
+        if (height < Most) return with_height<Most - 1, Least>(height, f);
     }
     f.template run<Most>();
 }

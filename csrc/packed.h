@@ -17,18 +17,35 @@ namespace karat {
 inline constexpr std::size_t kGroupRows = 16;
 inline constexpr std::size_t kPanelGroups = 4;
 
-enum class Format : int { f32, f16, bf16, q8_0, q4_0 };
-inline constexpr int kNumFormats = 5;
+enum class Format : int {
+    f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs
+};
+inline constexpr int kNumFormats = 15;
 
 struct FormatInfo {
     const char* name;
     std::size_t block_columns;
     std::size_t block_bytes;
-    std::size_t scale_at;  // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
+    std::size_t scale_at;       // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
+    bool has_minimum = false;   // weight = scale * code + minimum
 };
 
 inline constexpr FormatInfo kFormats[kNumFormats] = {
-    {"F32", 1, 4, 0}, {"F16", 1, 2, 0}, {"BF16", 1, 2, 0}, {"Q8_0", 32, 34, 0}, {"Q4_0", 32, 18, 0},
+    {"F32", 1, 4, 0},
+    {"F16", 1, 2, 0},
+    {"BF16", 1, 2, 0},
+    {"Q8_0", 32, 34, 0},
+    {"Q4_0", 32, 18, 0},
+    {"Q4_1", 32, 20, 0, true},
+    {"Q5_0", 32, 22, 0},
+    {"Q5_1", 32, 24, 0, true},
+    {"Q2_K", 256, 84, 0, true},
+    {"Q3_K", 256, 110, 108},
+    {"Q4_K", 256, 144, 0, true},
+    {"Q5_K", 256, 176, 0, true},
+    {"Q6_K", 256, 210, 208},
+    {"IQ4_NL", 32, 18, 0},
+    {"IQ4_XS", 256, 136, 0},
 };
 
 struct Matrix {

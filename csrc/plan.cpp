@@ -81,6 +81,14 @@ std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weig
                 leaf_ends.back() == info.width && std::is_sorted(leaf_ends.begin(), leaf_ends.end()),
             "leaves that do not cover the columns");
     auto op = std::make_unique<LinearOp>();
+    if (std::any_of(weights.begin(), weights.end(), [](const MatrixRef& w) { return w->matrix.info().has_minimum; })) {
+        auto sums = std::make_unique<SumsOp>();
+        sums->x = x;
+        op->x_sums = sums->out = make(info.width / 16, info.rows);
+        ops_.push_back(std::move(sums));
+        use(x);
+        use(op->x_sums);
+    }
     for (std::size_t i = 0; i < weights.size(); ++i) {
         const Matrix& matrix = weights[i]->matrix;
         require(matrix.columns == info.width, "a matrix of " + std::to_string(matrix.columns) +

@@ -10,6 +10,12 @@ void EmbeddingOp::run(StepContext& s, int thread) {
                         s.data(out) + range.first * s.width(out));
 }
 
+void SumsOp::run(StepContext& s, int thread) {
+    const auto range = s.share(s.rows(x), thread);
+    s.kernels.sums_of_16(s.data(x) + range.first * s.width(x), s.data(out) + range.first * s.width(out),
+                         range.size() * s.width(out));
+}
+
 void NormOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
     const std::size_t width = s.width(x), n = weight->values.size();  // several norms a row: one for each head
@@ -70,6 +76,7 @@ void LinearOp::panels(StepContext& s, std::size_t which, StepContext::Range rang
         .residual = residual < 0 ? nullptr : s.data(residual),
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
+        .x_sums = x_sums < 0 ? nullptr : s.data(x_sums),
     };
     s.kernels.linear(args, range.first, range.last, scratch);
 }

@@ -59,6 +59,12 @@ struct EmbeddingOp final : RowOp {
     void run(StepContext& s, int thread) override;
 };
 
+// Sums over 16 columns, for weights with minima.
+struct SumsOp final : RowOp {
+    Plan::Register x, out;
+    void run(StepContext& s, int thread) override;
+};
+
 struct NormOp final : RowOp {
     Plan::Register x, out;
     VectorRef weight;
@@ -102,7 +108,7 @@ struct LinearOp final : Op {
     std::vector<MatrixRef> weights;
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
-    Plan::Register residual = -1, act = -1;
+    Plan::Register residual = -1, act = -1, x_sums = -1;
     void run(StepContext& s, int thread) override;
 
 private:

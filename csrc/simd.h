@@ -60,6 +60,7 @@ KARAT_INLINE f32x16 load_bf16(const void* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) { return {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.v))}; }
 KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -286,6 +287,17 @@ KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) {
     return load(out);
 }
 
+#endif
+
+#if !defined(__AVX512F__)
+// Each lane's low 16 bits, a half, as float32.
+KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
+    std::uint32_t words[kLanes];
+    std::memcpy(words, &a, sizeof words);
+    std::uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<std::uint16_t>(words[i]);
+    return load_f16(halves);
+}
 #endif
 
 KARAT_INLINE f32x16 zero() { return set1(0.0f); }
