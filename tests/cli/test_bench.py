@@ -12,6 +12,7 @@ import pytest
 from karat.bench import limits
 from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
+from tests.cli.pseudo_terminal import PseudoTerminal
 
 QUICK = ("-n", "2", "--batch", "2", "--repeat", "2")
 
@@ -215,6 +216,22 @@ def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path) -> Non
         pytest.skip("no roofline without the native extension")
     done = karat_here("bench", "--shape", "tiny", *QUICK, "--context", "0", "--plot", str(tmp_path / "no" / "x.svg"))
     assert done.returncode == 2 and "cannot be written" in done.stderr
+
+
+def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None:
+    options = ("--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--context", "0")
+    with PseudoTerminal("bench", *options, NO_COLOR="1") as terminal:
+        code, _ = terminal.wait_for_end()
+    assert code == 0
+    progress, _, table = terminal.raw.partition("model   ")
+    steps = [line.strip() for line in progress.split("\r")]
+    assert "prefill 4: warming up karat …" in steps and "decode after 128: 1 of 1: karat …" in steps
+    assert "\n" not in progress and "\x1b" not in progress and "␍" not in progress
+    assert progress.endswith("\r") and set(progress.split("\r")[-2]) == {" "}, "the last line is blanked"
+    assert " tok/s " in table and "…" not in table
+    with PseudoTerminal("bench", *options, "-q", NO_COLOR="1") as terminal:
+        terminal.wait_for_end()
+    assert terminal.raw.startswith("model   ")
 
 
 def test_the_json_survives_a_program(karat: Karat) -> None:
