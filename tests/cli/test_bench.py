@@ -218,6 +218,7 @@ def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path) -> Non
     assert done.returncode == 2 and "cannot be written" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None:
     options = ("--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--context", "0")
     with PseudoTerminal("bench", *options, NO_COLOR="1") as terminal:
@@ -234,6 +235,7 @@ def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None
     assert terminal.raw.startswith("model   ")
 
 
+@pytest.mark.slow
 def test_the_json_survives_a_program(karat: Karat) -> None:
     """In a process of its own, with the true size of the buffer."""
     done = karat("bench", "--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--json")
