@@ -198,6 +198,8 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--weights", "f32"), 2, "--weights says how --shape stores its weights"),
         (("--shape", "tiny", "-p", "600"), 2, "prefill 600: "),
         (("--shape", "tiny", "-n", "0"), 2, "--gen-tokens 0: expected at least 1"),
+        (("--shape", "tiny", "--max-num-batched-tokens", "16"), 2, "expected more than --batch 16"),
+        (("--shape", "tiny", "--context", "-1"), 2, "decode after -1: "),
         (("--shape", "tiny", "--threads", "0"), 2, "--threads 0: expected at least 1"),
         (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
