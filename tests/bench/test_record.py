@@ -9,6 +9,7 @@ from benchmarks import record
 from karat.cli.bench import as_text
 
 
+@pytest.mark.slow
 def test_a_result_is_kept_with_commit_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "commit", lambda: "0123abc")
     options = ["--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--context", "0"]

@@ -85,6 +85,21 @@ def test_every_point_is_in_the_picture_below_its_roof(rows: list[tuple[float, fl
     assert "<m> & co" in text and "20.0 GB/s" in text and "300 GFLOP/s" in text and "2 threads" in text
 
 
+def test_what_reaches_both_limits_is_at_the_corner_of_the_roof() -> None:
+    root = ET.fromstring(
+        roofline(result([(LIMITS.fma_peak, LIMITS.bandwidth), (LIMITS.bandwidth * 2, LIMITS.bandwidth)]))
+    )
+    name = "{http://www.w3.org/2000/svg}"
+    corner, low = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{name}circle")][::2]
+    (line,) = root.iter(f"{name}polyline")
+    left, ridge, _ = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    assert corner == ridge
+    slope = (ridge[1] - left[1]) / (ridge[0] - left[0])
+    assert low[1] == pytest.approx(
+        left[1] + slope * (low[0] - left[0]), abs=0.3
+    )  # on the slanted part, at 2 FLOPs a byte
+
+
 def test_without_limits_there_is_no_roof() -> None:
     with pytest.raises(UsageError, match="native extension"):
         roofline(result([]) | {"limits": None})

@@ -12,6 +12,7 @@ import pytest
 from karat.bench import limits
 from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
+from tests.cli.pseudo_terminal import PseudoTerminal
 
 QUICK = ("-n", "2", "--batch", "2", "--repeat", "2")
 
@@ -197,6 +198,8 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--weights", "f32"), 2, "--weights says how --shape stores its weights"),
         (("--shape", "tiny", "-p", "600"), 2, "prefill 600: "),
         (("--shape", "tiny", "-n", "0"), 2, "--gen-tokens 0: expected at least 1"),
+        (("--shape", "tiny", "--max-num-batched-tokens", "16"), 2, "expected more than --batch 16"),
+        (("--shape", "tiny", "--context", "-1"), 2, "decode after -1: "),
         (("--shape", "tiny", "--threads", "0"), 2, "--threads 0: expected at least 1"),
         (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
@@ -217,6 +220,24 @@ def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path) -> Non
     assert done.returncode == 2 and "cannot be written" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None:
+    options = ("--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--context", "0")
+    with PseudoTerminal("bench", *options, NO_COLOR="1") as terminal:
+        code, _ = terminal.wait_for_end()
+    assert code == 0
+    progress, _, table = terminal.raw.partition("model   ")
+    steps = [line.strip() for line in progress.split("\r")]
+    assert "prefill 4: warming up karat …" in steps and "decode after 128: 1 of 1: karat …" in steps
+    assert "\n" not in progress and "\x1b" not in progress and "␍" not in progress
+    assert progress.endswith("\r") and set(progress.split("\r")[-2]) == {" "}, "the last line is blanked"
+    assert " tok/s " in table and "…" not in table
+    with PseudoTerminal("bench", *options, "-q", NO_COLOR="1") as terminal:
+        terminal.wait_for_end()
+    assert terminal.raw.startswith("model   ")
+
+
+@pytest.mark.slow
 def test_the_json_survives_a_program(karat: Karat) -> None:
     """In a process of its own, with the true size of the buffer."""
     done = karat("bench", "--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--json")

@@ -11,7 +11,7 @@ import numpy as np
 import karat
 from karat.bench.accounting import Account
 from karat.bench.limits import LimitMeter
-from karat.bench.peers import Peer, PeerModel, load_peer
+from karat.bench.peers import Peer, PeerModel, load_peer, require_peer
 from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
 from karat.bench.shapes import random_model
 from karat.bench.sides import KaratSide, Side
@@ -59,10 +59,10 @@ def run_bench(
     options: BenchOptions, progress: Callable[[str], None], *, limit_buffer_bytes: int | None = None
 ) -> dict[str, Any]:
     """Everything measured, as docs/cli.md describes the JSON. Errors as LLM's, and those of the peer and of `plan`."""
+    session = _Session(options, progress)
     meter = None
     if native.unavailable_reason() is None:
         meter = LimitMeter(options.num_threads, buffer_bytes=limit_buffer_bytes)
-    session = _Session(options, progress)
     try:
         records = [
             measure(
@@ -95,6 +95,8 @@ class _Session:
     """The model loaded on every side, and what is to be measured with it. The checkpoint is not kept."""
 
     def __init__(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
+        if options.peer is not None:
+            require_peer(options.peer)  # before anything that takes time
         checkpoint, tokenizer = _open(options, progress)
         self.config = read_config(checkpoint.config)
         weights = find_weights(self.config, checkpoint)
@@ -124,7 +126,7 @@ class _Session:
             "stored_bytes": sum(types.values()),
         }
         self.sides: list[Side] = [KaratSide(llm, account, karat.__version__, num_threads=options.num_threads)]
-        if options.peer:
+        if options.peer is not None:
             progress(f"loading the model into {options.peer}")
             self.sides.append(_load_peer(options, checkpoint, weights, llm))
 
@@ -152,7 +154,7 @@ def _deviation(llm: LLM, peer: Peer) -> float | None:
 
     Root mean squares; that it is small says that both compute the same model. None where the peer shows no logits.
     """
-    prompt = [(7 * i + 3) % llm.config.vocab_size for i in range(8)]
+    prompt = [(7 * i + 3) % llm.config.vocab_size for i in range(min(8, llm.max_model_len))]
     theirs = peer.logits(prompt)
     if theirs is None:
         return None

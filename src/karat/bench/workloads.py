@@ -72,6 +72,12 @@ def plan(
         if value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
 
+    if batch >= max_num_batched_tokens:
+        raise UsageError(
+            f"--max-num-batched-tokens {max_num_batched_tokens}: expected more than --batch {batch}, for "
+            "prompts to get on while others decode; raise it, or lower --batch"
+        )
+
     def room(workload: Workload) -> int:
         """Tokens that are left of the context, negative where it does not fit."""
         return longest - workload.context_len(repeat, max_num_batched_tokens)

@@ -1,6 +1,7 @@
 """`karat bench`: how fast a model runs here, against what the machine can do and against other engines."""
 
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,14 +117,19 @@ class _Progress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._shows = not quiet and is_terminal(sys.stderr)
+        self._width = 0  # of the line that is there
 
     def __call__(self, text: str) -> None:
         if self._shows:
-            note(f"\r\x1b[K{text} …", end="")
+            self.clear()
+            line = f"{text} …"[: shutil.get_terminal_size().columns - 1]
+            note(line, end="")
+            self._width = len(line)
 
     def clear(self) -> None:
-        if self._shows:
-            note("\r\x1b[K", end="")
+        if self._width:
+            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
 
 
 def _machine() -> dict[str, Any]:

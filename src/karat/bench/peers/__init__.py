@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from karat.bench.peers.api import Peer, PeerModel
 from karat.errors import ExecutorError, UsageError
 
-__all__ = ["PEERS", "Peer", "PeerModel", "load_peer"]
+__all__ = ["PEERS", "Peer", "PeerModel", "load_peer", "require_peer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,17 @@ PEERS: Mapping[str, _Entry] = {
 }
 
 
-def load_peer(name: str, model: PeerModel) -> Peer:
-    """The peer with the model loaded. UsageError for a name that is none, ExecutorError where it is not installed."""
+def require_peer(name: str) -> None:
+    """UsageError for a name that is none, ExecutorError, with the remedy, where the peer is not installed."""
     if name not in PEERS:
         raise UsageError(f"peer {name!r} is not known; there are {', '.join(PEERS)}")
     entry = PEERS[name]
     if missing := [module for module in entry.imports if find_spec(module) is None]:
         raise ExecutorError(f"the peer {name} needs {' and '.join(missing)}; install with: {entry.install}")
-    load: Callable[[PeerModel, str], Peer] = import_module(entry.module).load
-    return load(model, version(entry.package))
+
+
+def load_peer(name: str, model: PeerModel) -> Peer:
+    """The peer with the model loaded; errors as `require_peer`'s, and those of the peer itself."""
+    require_peer(name)
+    load: Callable[[PeerModel, str], Peer] = import_module(PEERS[name].module).load
+    return load(model, version(PEERS[name].package))
