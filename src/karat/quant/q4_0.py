@@ -5,12 +5,12 @@ Byte i holds value i in its low half and value i + 16 in its high half, each plu
 
 import numpy as np
 
+from karat.quant.bits import nibbles
 from karat.quant.format import Blocks, Format, Values, half, half_bytes
 
 
 def unpack(blocks: Blocks) -> Values:
-    pairs = blocks[:, 2:]
-    integers = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.int8) - np.int8(8)
+    integers = nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8)
     return half(blocks, 0) * integers.astype(np.float32)
 
 
