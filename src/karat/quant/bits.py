@@ -11,8 +11,8 @@ def fields(packed: NDArray[np.uint8], width: int, shifts: Sequence[int], bits: i
 
     So each run of `width` bytes gives `width` values from its first field, then as many from its second, and so on.
     """
-    shift = np.array(shifts, np.uint8)[:, None]
-    return (packed.reshape(len(packed), -1, 1, width) >> shift) & np.uint8((1 << bits) - 1)
+    runs = np.ascontiguousarray(packed).reshape(len(packed), -1, width)
+    return np.stack([runs >> np.uint8(shift) & np.uint8((1 << bits) - 1) for shift in shifts], axis=2)
 
 
 def nibbles(packed: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
