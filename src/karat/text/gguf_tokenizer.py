@@ -46,7 +46,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
             case "gpt2":
                 backend, adds_bos = _byte_level(metadata, vocabulary, place)
             case "llama":
-                backend, adds_bos = _sentence_piece(metadata, vocabulary), True
+                backend, adds_bos = _sentence_piece(metadata, vocabulary, place), True
             case _:
                 raise TokenizerError(
                     f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE) or llama "
@@ -144,17 +144,14 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> tupl
     return backend, kind.adds_bos
 
 
-def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary) -> Backend:
+def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> Backend:
     """SentencePiece BPE: the pair with the best score is merged first; what has no token becomes its bytes."""
     ids = vocabulary.ids()
     scores = metadata.array("tokenizer.ggml.scores", "FLOAT32")
     if scores is None or scores.len != len(vocabulary.tokens):
-        raise (
-            metadata.wrong("tokenizer.ggml.scores", "a score for each token")
-            if scores
-            else TokenizerError(
-                "the file has no tokenizer.ggml.scores; expected a score for each token; convert the model again"
-            )
+        raise TokenizerError(
+            f"{place}: has {scores.len if scores else 'no'} tokenizer.ggml.scores for {len(vocabulary.tokens)} tokens; "
+            "expected one for each; convert the model again"
         )
     score = scores.numbers().tolist()
     merges = []
