@@ -13,6 +13,7 @@ from karat.quant import FORMATS, GGML_FORMATS, Format
 from karat.quant.iq_books import book
 from tests.quant.blocks import random_blocks
 
+K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")  # whose quantiser the gguf package lacks: see test_k_fit.py
 WRITTEN = {name: format_ for name, format_ in FORMATS.items() if format_.pack is not None}
 FINITE = ("MXFP4", "NVFP4")  # whatever the bytes
 # Below, the inverse of a scale overflows and C leaves open which integers come of it; in float16 the scale is zero.
@@ -65,8 +66,8 @@ class TestDequantize:
         assert format_.dequantize(blocks[:0]).shape == (0, format_.block_size)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-class TestQuantize:
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in K_FORMATS])
+class TestQuantizeExactly:
     @given(data=st.data())
     def test_bit_equal_to_the_gguf_package(self, name: str, data: st.DataObject) -> None:
         format_ = FORMATS[name]
@@ -84,6 +85,16 @@ class TestQuantize:
         expected = gguf.quants.quantize(values, kind(format_))
         np.testing.assert_array_equal(format_.quantize(values), expected)
 
+    def test_quantising_again_changes_nothing(self, name: str) -> None:
+        format_ = FORMATS[name]
+        values = np.random.default_rng(4).standard_normal((500, format_.block_size)).astype(np.float32)
+        once = format_.dequantize(format_.quantize(values)).astype(np.float32)
+        again = format_.dequantize(format_.quantize(once))
+        np.testing.assert_allclose(again, once, rtol=2**-9, atol=1e-3)  # a scale is rounded to float16 again
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+class TestQuantize:
     @pytest.mark.filterwarnings("error")
     def test_zeros_and_what_float16_scales_lose(self, name: str) -> None:
         format_ = FORMATS[name]
@@ -108,13 +119,6 @@ class TestQuantize:
         values[2, 3] = 3e38
         with pytest.raises(NumericsError, match=f"block is too large for the scales of {name}"):
             format_.quantize(values)
-
-    def test_quantising_again_changes_nothing(self, name: str) -> None:
-        format_ = FORMATS[name]
-        values = np.random.default_rng(4).standard_normal((500, format_.block_size)).astype(np.float32)
-        once = format_.dequantize(format_.quantize(values)).astype(np.float32)
-        again = format_.dequantize(format_.quantize(once))
-        np.testing.assert_allclose(again, once, rtol=2**-9, atol=1e-3)  # a scale is rounded to float16 again
 
 
 @pytest.mark.parametrize(("name", "steps"), [("Q8_0", 127), ("Q4_0", 8)])

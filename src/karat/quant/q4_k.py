@@ -9,7 +9,7 @@ import numpy as np
 
 from karat.quant.bits import nibbles
 from karat.quant.format import Blocks, Format, Values
-from karat.quant.k_scales import unpack_scales
+from karat.quant.k_scales import pack_groups, unpack_scales
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -18,4 +18,10 @@ def unpack(blocks: Blocks) -> Values:
     return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
 
 
-FORMAT = Format("Q4_K", ggml_type=12, block_size=256, block_bytes=144, unpack=unpack)
+def pack(values: Values) -> Blocks:
+    head, integers = pack_groups(values, 15, -1.0, 0.1, 20)
+    pairs = integers.reshape(-1, 4, 2, 32)
+    return np.concatenate([head, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+
+
+FORMAT = Format("Q4_K", ggml_type=12, block_size=256, block_bytes=144, unpack=unpack, pack=pack)

@@ -6,8 +6,8 @@ A value is scale * integer + minimum.
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values, half
-from karat.quant.q5_0 import fifth_bits
+from karat.quant.format import Blocks, Format, Values, half, half_bytes, steps_above_minimum
+from karat.quant.q5_0 import fifth_bits, low_and_fifth_bits
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -15,4 +15,9 @@ def unpack(blocks: Blocks) -> Values:
     return half(blocks, 0) * integers.astype(np.float32) + half(blocks, 2)
 
 
-FORMAT = Format("Q5_1", ggml_type=7, block_size=32, block_bytes=24, unpack=unpack)
+def pack(values: Values) -> Blocks:
+    scale, minimum, integers = steps_above_minimum(values, 31)
+    return np.concatenate([half_bytes(scale), half_bytes(minimum), *low_and_fifth_bits(integers)], axis=1)
+
+
+FORMAT = Format("Q5_1", ggml_type=7, block_size=32, block_bytes=24, unpack=unpack, pack=pack)

@@ -7,7 +7,7 @@ import numpy as np
 
 from karat.quant.bits import fields, nibbles
 from karat.quant.format import Blocks, Format, Values
-from karat.quant.k_scales import unpack_scales
+from karat.quant.k_scales import pack_groups, unpack_scales
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -17,4 +17,11 @@ def unpack(blocks: Blocks) -> Values:
     return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
 
 
-FORMAT = Format("Q5_K", ggml_type=13, block_size=256, block_bytes=176, unpack=unpack)
+def pack(values: Values) -> Blocks:
+    head, integers = pack_groups(values, 31, -0.5, 0.1, 15)
+    high = np.packbits((integers >> 4).reshape(-1, 8, 32).swapaxes(1, 2), axis=2, bitorder="little").reshape(-1, 32)
+    pairs = (integers & np.uint8(15)).reshape(-1, 4, 2, 32)
+    return np.concatenate([head, high, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+
+
+FORMAT = Format("Q5_K", ggml_type=13, block_size=256, block_bytes=176, unpack=unpack, pack=pack)
