@@ -153,21 +153,13 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
             f"{place}: has {scores.len if scores else 'no'} tokenizer.ggml.scores for {len(vocabulary.tokens)} tokens; "
             "expected one for each; convert the model again"
         )
-    score = scores.numbers().tolist()
-    merges = []
-    for token, index in ids.items():
-        if vocabulary.types[index] in (_NORMAL, _USER_DEFINED) and len(token) <= _MAX_PIECE_CHARS:
-            for cut in range(1, len(token)):
-                left, right = token[:cut], token[cut:]
-                if left in ids and right in ids:
-                    merges.append((-score[index], ids[left], ids[right], left, right))
-    merges.sort()
+    merges = ranked_merges(ids, vocabulary.types, scores.numbers().tolist())
     unknown = vocabulary.token("tokenizer.ggml.unknown_token_id")
     has_bytes = _BYTE in vocabulary.types
     backend = Backend(
         models.BPE(
             vocab=ids,
-            merges=[(left, right) for *_, left, right in merges],
+            merges=merges,
             unk_token=unknown,
             fuse_unk=True,
             byte_fallback=has_bytes,
@@ -179,6 +171,19 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
+
+
+def ranked_merges(ids: Mapping[str, int], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece makes, best score first: every cut of a token into two that are tokens."""
+    merges = []
+    for token, index in ids.items():
+        if types[index] in (_NORMAL, _USER_DEFINED) and len(token) <= _MAX_PIECE_CHARS:
+            for cut in range(1, len(token)):
+                left, right = token[:cut], token[cut:]
+                if left in ids and right in ids:
+                    merges.append((-scores[index], ids[left], ids[right], left, right))
+    merges.sort()
+    return [(left, right) for *_, left, right in merges]
 
 
 def _frame(backend: Backend, metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool, place: str) -> None:

@@ -122,23 +122,27 @@ class _Parser:
         for what, count, limit in (("tensors", num_tensors, MAX_TENSORS), ("metadata keys", num_pairs, MAX_PAIRS)):
             if count > limit:
                 raise GgufError(f"states {count} {what}; expected at most {limit}")
-        pairs = self._pairs(num_pairs)
-        metadata = Metadata(str(self._path), pairs)
+        pairs, stored = self._pairs(num_pairs)
+        metadata = Metadata(str(self._path), pairs, stored)
         alignment = pairs.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
             raise GgufError(f"general.alignment is {shown(alignment)}; expected a power of 2")
         return Header(self._path, version, alignment, metadata, self._tensors(num_tensors, alignment), self._buffer)
 
-    def _pairs(self, count: int) -> dict[str, Value]:
+    def _pairs(self, count: int) -> tuple[dict[str, Value], dict[str, memoryview]]:
+        """The values by their keys, decoded and as they are stored."""
         pairs: dict[str, Value] = {}
+        stored: dict[str, memoryview] = {}
         for number in range(count):
             self._where = f"metadata key {number} of {count}"
             key = self._text(MAX_KEY_BYTES)
             self._where = f"the value of {shown(key)}"
             if key in pairs:
                 raise GgufError(f"has the metadata key {shown(key)} twice")
+            start = self._position
             pairs[key] = self._value(self._integer("<I"))
-        return pairs
+            stored[key] = self._buffer[start : self._position]
+        return pairs, stored
 
     def _value(self, kind: int) -> Value:
         if kind == STRING:

@@ -66,9 +66,14 @@ class Metadata:
     A FLOAT32 is held as the `shortest` number that rounds to it. Getters raise CheckpointError with `place`, the file.
     """
 
-    def __init__(self, place: str, values: Mapping[str, Value]) -> None:
+    def __init__(self, place: str, values: Mapping[str, Value], stored: Mapping[str, memoryview]) -> None:
         self.values = values
         self._place = place
+        self._stored = stored
+
+    def stored(self, key: str) -> bytes:
+        """The value as the file has it, its type before it: what a copy of the file takes over."""
+        return bytes(self._stored[key])
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
