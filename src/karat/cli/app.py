@@ -19,7 +19,6 @@ Examples
   karat run org/name --chat "Why is the sky blue?"
   karat chat                               talk
   karat inspect                            what is in a model, and its memory
-  karat inspect                            what is in a model, and the memory it needs
   karat convert org/name out.gguf --quant Q4_K_M
   karat COMMAND --help                     more on a command
   karat help exit-codes                    what the exit codes mean

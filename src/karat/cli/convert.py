@@ -30,7 +30,7 @@ def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.")],
     quant: Annotated[
-        str, typer.Option("--quant", metavar="TYPE", help="F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, Q5_K_M, Q6_K, …")
+        str, typer.Option("--quant", metavar="TYPE", help="Q8_0, Q4_0, Q4_K_M, Q6_K, F16, BF16 or F32, among others.")
     ],
     pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
     requantize: Annotated[
