@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from karat.checkpoint import open_model
@@ -21,6 +22,7 @@ from karat.engine.llm import LLM
 from karat.errors import CheckpointError, ConfigError, NumericsError, UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config
+from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from tests.text.test_gguf_tokenizer import random_strings
@@ -186,6 +188,35 @@ def test_greedy_text_is_the_same(tmp_path: Path) -> None:
         for model in (None, tmp_path / "a.gguf")
     ]
     assert texts[0] == texts[1]
+
+
+class TestLogits:
+    """Of a quantised file, on each executor, with a cache of float32 or wider."""
+
+    def logits(self, path: Path, **options: Any) -> NDArray[np.floating]:
+        llm = LLM(path, max_model_len=64, **options)
+        return llm.logits(llm.tokenizer.encode("Once upon a time, a fox found a lantern in the snow."))
+
+    @pytest.mark.parametrize("mix", ["Q8_0", "Q4_0", "F16", "BF16"])
+    def test_native_is_close_to_float64(self, mix: str, tmp_path: Path) -> None:
+        if (reason := unavailable_reason()) is not None:
+            pytest.skip(reason)
+        convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES[mix], pure=True)
+        exact = self.logits(tmp_path / "a.gguf", executor="reference", dtype="float64")
+        got = self.logits(tmp_path / "a.gguf", executor="native", kv_dtype="float32")
+        print(mix, np.abs(got - exact).max() / exact.std())
+        assert np.abs(got - exact).max() <= 1e-4 * exact.std()
+        if mix in ("F16", "BF16"):  # blocks are summed before they are scaled (docs/determinism.md)
+            convert(open_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", MIXES["F32"])
+            same = self.logits(tmp_path / "b.gguf", executor="native", kv_dtype="float32")
+            np.testing.assert_array_equal(same, got)
+
+    @pytest.mark.parametrize("mix", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q4_1", "Q5_0", "Q5_1"])
+    def test_reference_is_close_to_float64(self, mix: str, tmp_path: Path) -> None:
+        convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES[mix])
+        exact = self.logits(tmp_path / "a.gguf", executor="reference", dtype="float64")
+        got = self.logits(tmp_path / "a.gguf", executor="reference")
+        assert np.abs(got - exact).max() <= 1e-4 * exact.std()
 
 
 class TestFromGguf:

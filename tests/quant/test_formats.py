@@ -1,5 +1,7 @@
 """Every block format, by what the gguf package makes of the same bytes and values: bit for bit."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -152,3 +154,10 @@ def test_code_books_are_those_of_the_gguf_package(name: str) -> None:
 
 def test_every_type_that_the_gguf_package_dequantises_is_there() -> None:
     assert set(FORMATS) | {"BF16"} == {kind_.name for kind_ in gguf.quants._type_traits}
+
+
+def test_the_example_of_the_documentation_is_the_file() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "adding-a-format.md").read_text(encoding="utf-8")
+    example = text.partition("```python\n")[2].partition("```")[0]
+    assert example == (root / "src" / "karat" / "quant" / "q4_1.py").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """GGUF metadata as the config.json that the same model has in a Hugging Face folder.
 
-What GGUF does not carry, and what is assumed instead, is `LOST`; docs/gguf.md says more.
+What GGUF does not carry, and what is assumed instead, is listed in docs/gguf.md.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,14 +16,6 @@ from karat.checkpoint.wording import listed, shown
 from karat.errors import ConfigError
 
 MAX_HEAD_DIM = 1 << 16
-LOST: Mapping[str, str] = {
-    "sliding_window": "no window: every token sees all before it",
-    "layer_types, use_sliding_window, max_window_layers": "no window",
-    "dtype": "not known; each tensor is computed on as stored",
-    "rope_parameters.truncate, attention_factor, mscale": "yarn as transformers has it by default",
-    "rope_parameters of llama3": "found from rope_freqs.weight, for low_freq_factor 1 and high_freq_factor 4",
-    "generation_config.json": "greedy, as in transformers without the file",
-}
 # Keys of an architecture that are read, or that say nothing about the result.
 _READ = frozenset(
     """
