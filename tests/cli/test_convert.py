@@ -51,6 +51,10 @@ def test_run_and_inspect(q8: Path, karat: Karat) -> None:
     assert facts["metadata"]["tokenizer.ggml.tokens"] == "4096 STRING"
     weights = open_model(q8).weights.values()
     assert facts["stored_bytes"] == sum(weight.num_bytes for weight in weights) < q8.stat().st_size
+    assert facts["memory"]["weight_bytes"] == facts["stored_bytes"]
+    assert facts["memory"]["float32_weight_bytes"] == 4 * facts["parameters"]
+    row = facts["memory"]["contexts"][-1]
+    assert row["total_bytes"]["float16"] == facts["stored_bytes"] + row["kv_bytes"]["float16"]
     text = karat("inspect", str(q8)).stdout
     assert "tokenizer.ggml.pre" in text
     assert "Q8_0" in text

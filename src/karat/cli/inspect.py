@@ -76,7 +76,7 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config),
-        "memory": _memory(config, num_parameters),
+        "memory": _memory(config, num_parameters, sum(weight.num_bytes for weight in needed.values())),
         **_gguf_facts(checkpoint),
     }
 
@@ -117,14 +117,14 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
     }
 
 
-def _memory(config: ModelConfig, num_parameters: int) -> dict[str, Any]:
-    """Bytes for one sequence of each length, by the type of the KV cache; weights are held in float32."""
+def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
+    """Bytes for one sequence of each length, by the type of the KV cache, with weights as they are stored."""
     longest = config.max_position_embeddings
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
-    weight_bytes = num_parameters * FLOAT_BYTES["float32"]
     kv_bytes = {dtype: config.kv_bytes_per_token(dtype) for dtype in _KV_DTYPES}
     return {
         "weight_bytes": weight_bytes,
+        "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],
         "kv_bytes_per_token": kv_bytes,
         "contexts": [
             {
@@ -211,5 +211,8 @@ def _memory_text(memory: dict[str, Any]) -> str:
         (f"{row['tokens']:,}", *(bytes_text(row[kind][d]) for kind in ("kv_bytes", "total_bytes") for d in shown))
         for row in memory["contexts"]
     ]
-    title = f"memory: weights {bytes_text(memory['weight_bytes'])} in float32, and for one sequence of so many tokens"
+    title = (
+        f"memory: weights {bytes_text(memory['weight_bytes'])} as stored ({bytes_text(memory['float32_weight_bytes'])} "
+        "on the reference executor, in float32), and for one sequence of so many tokens"
+    )
     return f"{title}\n\n{columns([head, *rows], right='01234')}"

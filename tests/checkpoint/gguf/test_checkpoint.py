@@ -25,7 +25,9 @@ from tests.checkpoint.gguf.builders import (
     F32,
     F64,
     FORMS,
+    I32,
     STRING,
+    U16,
     U32,
     build,
     pairs,
@@ -274,3 +276,59 @@ def test_opening_a_large_vocabulary_takes_no_time(data_dir: Path) -> None:
 def test_a_vocabulary_is_no_model(data_dir: Path) -> None:
     with pytest.raises(CheckpointError, match="has no tensors: it is a vocabulary"):
         open_gguf(data_dir / "tokenizers" / "ggml-vocab-qwen2.gguf")
+
+
+class TestSplits:
+    @pytest.fixture
+    def parts(self, tmp_path: Path) -> list[Path]:
+        """A tiny model in three parts, as a split of the gguf package names and numbers them."""
+        groups = [tensors()[:4], tensors()[4:8], tensors()[8:]]
+        paths = [tmp_path / f"fox-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+        for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
+            split = {"split.no": (U16, number), "split.count": (U16, 3), "split.tensors.count": (I32, len(tensors()))}
+            path.write_bytes(build(pairs(split), group))
+        return paths
+
+    def refused(self, path: Path) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            open_gguf(path)
+        return str(caught.value)
+
+    def test_all_parts(self, parts: list[Path]) -> None:
+        weights = open_gguf(parts[0]).weights
+        assert len(weights) == len(tensors())
+        assert {weight.file for weight in weights.values()} == set(parts)
+
+    def test_another_part_than_the_first(self, parts: list[Path]) -> None:
+        assert "is part 2 of 3 of a split; expected the first part" in self.refused(parts[1])
+
+    def test_a_missing_part(self, parts: list[Path]) -> None:
+        parts[2].unlink()
+        message = self.refused(parts[0])
+        assert "is the first of 3 parts; expected 'fox-00003-of-00003.gguf' beside it" in message
+
+    def test_parts_in_the_wrong_order(self, parts: list[Path]) -> None:
+        content = parts[1].read_bytes()
+        parts[1].write_bytes(parts[2].read_bytes())
+        parts[2].write_bytes(content)
+        assert "states split.no and split.count (2, 3); expected (1, 3)" in self.refused(parts[0])
+
+    def test_a_tensor_in_two_parts(self, parts: list[Path]) -> None:
+        split = {"split.no": (U16, 2), "split.count": (U16, 3)}
+        parts[2].write_bytes(build(pairs(split), tensors()[7:]))
+        assert "which fox-00002-of-00003.gguf has already" in self.refused(parts[0])
+
+    def test_a_part_of_another_split(self, parts: list[Path]) -> None:
+        split = {"split.no": (U16, 2), "split.count": (U16, 3)}
+        parts[2].write_bytes(build(pairs(split), tensors()[9:]))
+        assert "states 11 tensors in all parts, which have 10" in self.refused(parts[0])
+
+    def test_under_another_name(self, parts: list[Path]) -> None:
+        parts[0].rename(parts[0].with_name("fox.gguf"))
+        assert "under the name that the split gave it" in self.refused(parts[0].with_name("fox.gguf"))
+
+    def test_a_part_that_is_a_link_out_of_the_folder(self, parts: list[Path], tmp_path_factory: Any) -> None:
+        elsewhere = tmp_path_factory.mktemp("elsewhere") / "part.gguf"
+        parts[1].rename(elsewhere)
+        parts[1].symlink_to(elsewhere)
+        assert "is a link out of the folder" in self.refused(parts[0])
