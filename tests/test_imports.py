@@ -23,6 +23,7 @@ ROWS = [
     {"kv"},
     {"layers"},
     {"models"},
+    {"convert"},
     {"engine"},
     {"karat"},  # the package itself: its public names
     {"check"},

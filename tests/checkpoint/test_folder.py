@@ -111,7 +111,7 @@ class TestOtherFolders:
 
     def test_gguf(self, tmp_path: Path) -> None:
         (tmp_path / "model-q4.gguf").touch()
-        assert "has 'model-q4.gguf'; GGUF is not read yet" in refused(tmp_path)
+        assert "has its weights as GGUF ('model-q4.gguf'): name the file, like FOLDER/NAME.gguf" in refused(tmp_path)
 
     def test_shards_without_index(self, tmp_path: Path) -> None:
         path = sharded(tmp_path)

@@ -97,7 +97,7 @@ class TestLocal:
             resolve(Path("org/fox"))
 
     def test_revision_of_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="is a local folder, which has no revision 'v1'; leave it out"):
+        with pytest.raises(UsageError, match="is local and has no revision 'v1'; leave it out"):
             resolve(tmp_path, revision="v1")
 
     def test_needs_no_hub_library(self, tmp_path: Path) -> None:

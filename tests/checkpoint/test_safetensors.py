@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 
 from karat.checkpoint import read_header, read_safetensors
-from karat.checkpoint.safetensors import DTYPE_BITS, MAX_NAME_LEN
-from karat.checkpoint.weights import ITEM_BYTES
+from karat.checkpoint.safetensors import COMPUTED_TYPES, DTYPE_BITS, MAX_NAME_LEN
+from karat.checkpoint.weights import PLAIN_BYTES
 from karat.errors import CheckpointError
 from tests.checkpoint.builders import NAMES, REWRITTEN, Stored, entry, f32, official, raw
 
 
 @st.composite
 def stored_tensors(draw: st.DrawFn) -> Stored:
-    dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
+    dtype = draw(st.sampled_from(sorted(COMPUTED_TYPES)))
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
-    num_bytes = ITEM_BYTES[dtype] * int(np.prod(shape, dtype=int))
+    num_bytes = PLAIN_BYTES[dtype] * int(np.prod(shape, dtype=int))
     return dtype, shape, draw(st.binary(min_size=num_bytes, max_size=num_bytes))
 
 
@@ -86,7 +86,7 @@ class TestValid:
         ours = read_header(path).entries["a"]
         assert (name, ours.dtype, list(ours.shape)) == ("a", theirs["dtype"], theirs["shape"])
         assert (ours.begin, ours.end) == (len(content) - len(data), len(content))
-        if dtype in ITEM_BYTES:
+        if dtype in COMPUTED_TYPES:
             assert read_safetensors(path)["a"].num_bytes == len(data)
         else:
             message = refused(path, content)

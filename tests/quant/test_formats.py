@@ -1,5 +1,7 @@
 """Every block format, by what the gguf package makes of the same bytes and values: bit for bit."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -10,9 +12,12 @@ from numpy.typing import NDArray
 
 from karat.errors import NumericsError
 from karat.quant import FORMATS, GGML_FORMATS, Format
+from karat.quant.iq_books import book
 from tests.quant.blocks import random_blocks
 
+K_FORMATS = ("Q4_K", "Q5_K", "Q6_K")  # whose quantiser the gguf package lacks: see test_k_fit.py
 WRITTEN = {name: format_ for name, format_ in FORMATS.items() if format_.pack is not None}
+FINITE = ("MXFP4", "NVFP4")  # whatever the bytes
 # Below, the inverse of a scale overflows and C leaves open which integers come of it; in float16 the scale is zero.
 LEAST_SCALE = 2.0**-127
 
@@ -42,7 +47,8 @@ class TestDequantize:
         expected = gguf.quants.dequantize(blocks, kind(format_))
         got = format_.dequantize(blocks)
         assert got.dtype == np.float32
-        assert np.isnan(expected).any() or name in ("MXFP4",)  # extreme scales are among them
+        if name not in FINITE:
+            assert np.isnan(expected).any()  # extreme scales are among them
         np.testing.assert_array_equal(bits(got), bits(expected))
 
     @pytest.mark.filterwarnings("error")
@@ -62,8 +68,8 @@ class TestDequantize:
         assert format_.dequantize(blocks[:0]).shape == (0, format_.block_size)
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-class TestQuantize:
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in K_FORMATS])
+class TestQuantizeExactly:
     @given(data=st.data())
     def test_bit_equal_to_the_gguf_package(self, name: str, data: st.DataObject) -> None:
         format_ = FORMATS[name]
@@ -81,6 +87,16 @@ class TestQuantize:
         expected = gguf.quants.quantize(values, kind(format_))
         np.testing.assert_array_equal(format_.quantize(values), expected)
 
+    def test_quantising_again_changes_nothing(self, name: str) -> None:
+        format_ = FORMATS[name]
+        values = np.random.default_rng(4).standard_normal((500, format_.block_size)).astype(np.float32)
+        once = format_.dequantize(format_.quantize(values)).astype(np.float32)
+        again = format_.dequantize(format_.quantize(once))
+        np.testing.assert_allclose(again, once, rtol=2**-9, atol=1e-3)  # a scale is rounded to float16 again
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+class TestQuantize:
     @pytest.mark.filterwarnings("error")
     def test_zeros_and_what_float16_scales_lose(self, name: str) -> None:
         format_ = FORMATS[name]
@@ -106,13 +122,6 @@ class TestQuantize:
         with pytest.raises(NumericsError, match=f"block is too large for the scales of {name}"):
             format_.quantize(values)
 
-    def test_quantising_again_changes_nothing(self, name: str) -> None:
-        format_ = FORMATS[name]
-        values = np.random.default_rng(4).standard_normal((500, format_.block_size)).astype(np.float32)
-        once = format_.dequantize(format_.quantize(values)).astype(np.float32)
-        again = format_.dequantize(format_.quantize(once))
-        np.testing.assert_allclose(again, once, rtol=2**-9, atol=1e-3)  # a scale is rounded to float16 again
-
 
 @pytest.mark.parametrize(("name", "steps"), [("Q8_0", 127), ("Q4_0", 8)])
 def test_no_value_is_further_than_half_a_step(name: str, steps: int) -> None:
@@ -134,3 +143,21 @@ def test_halves_round_as_in_c() -> None:
     assert FORMATS["Q8_0"].quantize(values)[0, 2:7].view(np.int8).tolist() == [127, 1, -1, 2, -3]
     values[0, :5] = -8, 0.5, -0.5, 1.5, 8
     assert (FORMATS["Q4_0"].quantize(values)[0, 2:7] & 15).tolist() == [0, 9, 8, 10, 15]
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"])
+def test_code_books_are_those_of_the_gguf_package(name: str) -> None:
+    kind_ = getattr(gguf.quants, name)
+    kind_.init_grid()
+    np.testing.assert_array_equal(book(name), kind_.grid[0, 0])
+
+
+def test_every_type_that_the_gguf_package_dequantises_is_there() -> None:
+    assert set(FORMATS) | {"BF16"} == {kind_.name for kind_ in gguf.quants._type_traits}
+
+
+def test_the_example_of_the_documentation_is_the_file() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "adding-a-format.md").read_text(encoding="utf-8")
+    example = text.partition("```python\n")[2].partition("```")[0]
+    assert example == (root / "src" / "karat" / "quant" / "q4_1.py").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from karat.checkpoint import FolderCheckpoint, Weight
-from karat.checkpoint.weights import ITEM_BYTES
+from karat.checkpoint.weights import PLAIN_BYTES
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
@@ -116,12 +116,12 @@ def _stored_type(shape: tuple[int, ...], wanted: str) -> str:
 
 
 def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return FORMATS[dtype].num_bytes(prod(shape)) if dtype in FORMATS else prod(shape) * ITEM_BYTES[dtype]
+    return FORMATS[dtype].num_bytes(prod(shape)) if dtype in FORMATS else prod(shape) * PLAIN_BYTES[dtype]
 
 
 def _unit_bytes(dtype: str) -> int:
     """What a view of the pool begins at a multiple of."""
-    return FORMATS[dtype].block_bytes if dtype in FORMATS else ITEM_BYTES[dtype]
+    return FORMATS[dtype].block_bytes if dtype in FORMATS else PLAIN_BYTES[dtype]
 
 
 def _draw(rng: np.random.Generator, dtype: str, num_bytes: int, mean: float = 0.0) -> NDArray[np.uint8]:

@@ -2,7 +2,9 @@
 
 from karat.checkpoint.assign import assign
 from karat.checkpoint.folder import FolderCheckpoint, open_folder
+from karat.checkpoint.gguf import GgufCheckpoint, open_gguf
 from karat.checkpoint.locate import resolve
+from karat.checkpoint.opening import ModelCheckpoint, open_model
 from karat.checkpoint.requantizing import Requantized, requantize
 from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
 from karat.checkpoint.strict_json import read_json
@@ -11,13 +13,17 @@ from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 __all__ = [
     "Checkpoint",
     "FolderCheckpoint",
+    "GgufCheckpoint",
     "Header",
+    "ModelCheckpoint",
     "Requantized",
     "TensorEntry",
     "Weight",
     "WeightSpec",
     "assign",
     "open_folder",
+    "open_gguf",
+    "open_model",
     "read_header",
     "read_json",
     "read_safetensors",

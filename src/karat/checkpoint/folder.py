@@ -111,7 +111,10 @@ def refusal(place: str, names: Collection[str]) -> str | None:
             "it in a sandbox with transformers (from_pretrained, then save_pretrained)"
         )
     if ggufs := [name for name in names if name.endswith(".gguf")]:
-        return f"{place}: has {shown(ggufs[0])}; GGUF is not read yet: take the safetensors files of the model"
+        return (
+            f"{place}: has its weights as GGUF ({listed([shown(name) for name in sorted(ggufs)])}): name the file, "
+            "like FOLDER/NAME.gguf, or on the hub its type, like org/name:Q4_K_M"
+        )
     found = listed([shown(name) for name in names]) or "nothing"
     return f"{place}: expected {SINGLE} or {INDEX}, found {found}; is this the model?"
 

@@ -23,11 +23,12 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 
 from karat.checkpoint.folder import INDEX, SINGLE, read_index, refusal
+from karat.checkpoint.gguf.select import TAG, SelectionError, select
 from karat.checkpoint.wording import shown
 from karat.errors import HubError, UsageError
 
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
-HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.+/-]{{1,255}}))?", re.ASCII)
+HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.+/-]{{1,255}}))?(?::({TAG.pattern}))?", re.ASCII)
 
 # What says what a model is, except its weights. Never code, never pickles.
 _DESCRIPTION = (
@@ -58,14 +59,14 @@ class _Quiet(tqdm):
 def pull(model: str, *, revision: str | None = None, force: bool = False, progress: bool = True) -> Path:
     """The folder in the hub's cache with the snapshot of `org/name` or `org/name@revision`, made complete.
 
-    Fetched are the description, then the weights (with bars, if `progress` and on a terminal). Without a network, a
-    snapshot that is complete is good as it is; but `force`, which fetches again what the cache has, needs the hub.
-    Raises HubError.
+    With `:TYPE` after the name it is the (first) GGUF file of that type instead. Fetched are the description, then the
+    weights (with bars, if `progress` and on a terminal). Without a network, what the cache has complete is good as it
+    is; but `force`, which fetches again what the cache has, needs the hub. Raises HubError.
     """
     match = HUB_NAME.fullmatch(model)
     if match is None:
         raise HubError(f"{shown(model)}: is no name of the hub; expected org/name or org/name@revision")
-    repo, named_revision = match.groups()
+    repo, named_revision, tag = match.groups()
     if revision and named_revision:
         raise UsageError(f"{model}: has a revision, and {shown(revision)} was given too; give one")
     revision = revision or named_revision or constants.DEFAULT_REVISION
@@ -82,21 +83,35 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
             HfApi().model_info(repo, revision=revision)  # raises where snapshot_download would make do with the cache
         folder = fetch(revision, _DESCRIPTION, _Quiet)
         index = folder / INDEX
-        wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
+        if tag is not None:
+            wanted = _gguf_files(folder, repo, tag, force)
+        else:
+            wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
         if force or not all((folder / name).exists() for name in wanted):
-            # The folder is named by the commit; config.json is in every model, so that there always is a match.
+            # The folder is named by the commit; config.json is in every folder, so that there always is a match.
             shows = progress and sys.stderr.isatty()
             fetch(folder.name, ["config.json", *wanted], None if shows else _Quiet)
         missing = [name for name in wanted if not (folder / name).exists()]
         if not missing:
-            return folder
+            return folder if tag is None else folder / wanted[0]
         present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
     except _FAULTS as fault:
         raise HubError(f"{model}: {_explain(fault, repo, revision)}") from fault
+    except SelectionError as fault:
+        raise HubError(f"{model}: {fault}; choose another type, or another model") from fault
     raise HubError(
         refusal(model, present)
         or f"{model}: its index names {missing[0]}, which the model lacks; tell its authors, or try another revision"
     )
+
+
+def _gguf_files(folder: Path, repo: str, tag: str, force: bool) -> list[str]:
+    """The files that `tag` means: as the snapshot in the cache has them, or as the hub lists them."""
+    cached = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")] if folder.is_dir() and not force else []
+    try:
+        return select(cached, tag)
+    except SelectionError:
+        return select(HfApi().list_repo_files(repo, revision=folder.name), tag)
 
 
 def _explain(fault: BaseException, repo: str, revision: str) -> str:

@@ -1,4 +1,4 @@
-"""The folder that a model's name means: a local one, or a snapshot of the Hugging Face hub."""
+"""What a model's name means: a local folder or GGUF file, or one of the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -7,31 +7,35 @@ from karat.errors import CheckpointError, HubError, UsageError
 
 
 def resolve(model: str | Path, *, revision: str | None = None, progress: bool = True) -> Path:
-    """The folder of `model`: that folder if there is one, else the snapshot of `org/name` or `org/name@revision`.
+    """The folder or GGUF file of `model`: what lies there, else `org/name`, `org/name@revision`, `org/name:TYPE`.
 
-    A snapshot is fetched as `pull` does, with its errors. Raises CheckpointError for a file, HubError for what can
-    be neither, UsageError for a revision of a local folder. A Path is always local.
+    What is on the hub is fetched as `pull` does, with its errors. Raises CheckpointError for another file, HubError for
+    what can be neither, UsageError for a revision of what is local. A Path is always local.
     """
     try:
         path = Path(model).expanduser()
         exists = model != "" and path.exists()
     except (OSError, RuntimeError):  # a name too long, no such home
         exists = False
-    if exists and path.is_dir():
+    if exists and (path.is_dir() or path.suffix == ".gguf"):
         if revision is not None:
-            raise UsageError(f"{path}: is a local folder, which has no revision {shown(revision)}; leave it out")
+            raise UsageError(f"{path}: is local and has no revision {shown(revision)}; leave it out")
         return path
     if exists:
         raise CheckpointError(
-            f"{path}: is a file; expected the folder with config.json and the weights: give {path.parent}"
+            f"{path}: is a file; expected the folder with config.json and the weights: give {path.parent}; or a GGUF "
+            "file, whose name ends in .gguf"
         )
     if isinstance(model, Path):
-        raise CheckpointError(f"{model}: does not exist; expected a folder with config.json and the weights")
+        raise CheckpointError(
+            f"{model}: does not exist; expected a folder with config.json and the weights, or a GGUF file"
+        )
     # Half a second and 10 MB that local models need not pay for.
     from karat.checkpoint.hub import HUB_NAME, pull
 
     if not HUB_NAME.fullmatch(model):
         raise HubError(
-            f"{shown(model)}: is no folder here and no name of the hub, which is org/name or org/name@revision"
+            f"{shown(model)}: is no folder here and no name of the hub, which is org/name or org/name@revision (and "
+            "org/name:TYPE for a GGUF file, like Q4_K_M)"
         )
     return pull(model, revision=revision, progress=progress)

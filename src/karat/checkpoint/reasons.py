@@ -12,7 +12,7 @@ _KINDS: Sequence[tuple[str, str]] = (
         r"\.(qweight|qzeros|g_idx|scales|weight_scale(_inv)?|weight_packed|absmax|quant_map|SCB)$",
         "these are a quantised model's (GPTQ, AWQ, FP8, …), not read yet: use the unquantised original",
     ),
-    (r"^blk\.\d", "these are GGUF names: use the model's original Hugging Face files"),
+    (r"^blk\.\d", "these are GGUF names in a safetensors file: use the GGUF file, or the model's original files"),
     (
         r"\.attention\.w[qkvo]\.|\.feed_forward\.w\d\.|tok_embeddings",
         "these are the names of Meta's and Mistral's own releases: use the Hugging Face version of the model",

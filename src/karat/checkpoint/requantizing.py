@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.weights import ITEM_BYTES, Weight
+from karat.checkpoint.weights import PLAIN_BYTES, Weight
 from karat.errors import NumericsError
 from karat.quant import Format
 
@@ -31,10 +31,11 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
         return Requantized(weight, f"{weight.name} stays {weight.dtype}: {reason}")
     num_values = int(np.prod(weight.shape, dtype=np.int64))
     blocks: NDArray[np.uint8] = np.empty((num_values // format_.block_size, format_.block_bytes), np.uint8)
-    size, step = ITEM_BYTES[weight.dtype], _CHUNK_VALUES // format_.block_size
+    data = weight.data
+    size, step = PLAIN_BYTES[weight.dtype], _CHUNK_VALUES // format_.block_size
     for start in range(0, len(blocks), step):
         first, last = start * format_.block_size, min(start + step, len(blocks)) * format_.block_size
-        part = replace(weight, shape=(last - first,), data=weight.data[first * size : last * size])
+        part = replace(weight, shape=(last - first,), stored=data[first * size : last * size], row_order=None)
         values = part.to_array(np.dtype(np.float32)).reshape(-1, format_.block_size)
         try:
             format_.quantize(values, out=blocks[start : start + step])
@@ -42,9 +43,9 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
             raise NumericsError(
                 f"{weight.file}: {weight.name}, from value {first} on: {fault}; run the model unquantised, or repair it"
             ) from fault
-    data = blocks.reshape(-1)
-    data.flags.writeable = False
-    return Requantized(replace(weight, dtype=format_.name, data=data))
+    stored = blocks.reshape(-1)
+    stored.flags.writeable = False
+    return Requantized(replace(weight, dtype=format_.name, stored=stored, row_order=None))
 
 
 def _reason_to_keep(weight: Weight, format_: Format) -> str | None:

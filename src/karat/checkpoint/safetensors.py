@@ -16,7 +16,7 @@ import numpy as np
 
 from karat.checkpoint.files import open_regular
 from karat.checkpoint.strict_json import JsonError, JsonStream
-from karat.checkpoint.weights import ITEM_BYTES, Weight
+from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError
 
@@ -27,6 +27,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "F8_E5M2FNUZ": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
 
+COMPUTED_TYPES = ("F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # Ours, far above any model, so that even a header full of valid entries stays small in memory.
 MAX_TENSORS = 1 << 17
@@ -77,12 +78,12 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     file, size = open_regular(path)
     with file:
         header = _read_header(path, file, size)
-        others = [name for name, entry in header.entries.items() if entry.dtype not in ITEM_BYTES]
+        others = [name for name, entry in header.entries.items() if entry.dtype not in COMPUTED_TYPES]
         if others:
             raise CheckpointError(
                 f"{path}: tensor {shown(others[0])} is {header.entries[others[0]].dtype}"
                 + (f" (and {len(others) - 1} more are of such types)" if others[1:] else "")
-                + f"; expected {', '.join(ITEM_BYTES)}: use the unquantised original of this model, or "
+                + f"; expected {', '.join(COMPUTED_TYPES)}: use the unquantised original of this model, or "
                 "convert it to bfloat16"
             )
         try:

@@ -1,7 +1,7 @@
 """A tensor as it is stored, and what a layer says it needs."""
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,60 +12,73 @@ from numpy.typing import NDArray
 from karat.quant import FORMATS
 
 # Plain types; any other type of a weight is the name of a block format (karat.quant).
-ITEM_BYTES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+PLAIN_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weight:
     """One stored tensor.
 
-    `dtype` is a key of ITEM_BYTES or of karat.quant.FORMATS. `data` is a read-only flat uint8 array, mostly a view of
-    the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or the
-    blocks of one row after the other (the last axis divides into blocks), and need not be aligned.
+    `dtype` is a key of PLAIN_BYTES or of karat.quant.FORMATS. `stored` is a read-only flat uint8 array, mostly a view
+    of the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or
+    the blocks of one row after the other (the last axis divides into blocks), and need not be aligned. With
+    `row_order`, row i of the tensor is row row_order()[i] of what is stored.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    stored: NDArray[np.uint8]
     file: Path
+    row_order: Callable[[], NDArray[np.intp]] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes as stored."""
-        return self.data.nbytes
+        return self.stored.nbytes
 
     @property
     def is_quantised(self) -> bool:
         """Whether the data are blocks."""
         return self.dtype in FORMATS
 
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes of the tensor's rows in their order, flat: `stored` itself, or each time a new array."""
+        if self.row_order is None:
+            return self.stored
+        return self.stored.reshape(self.shape[0], -1)[self.row_order()].reshape(-1)
+
     def release(self) -> None:
         """Give the memory of mapped pages back to the system; they are read again if they are needed again."""
-        base: object = self.data
+        base: object = self.stored
         while isinstance(base, np.ndarray | memoryview):
             base = base.base if isinstance(base, np.ndarray) else base.obj
-        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and self.data.nbytes:
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:
             whole = np.frombuffer(base, np.uint8)
-            start = self.data.ctypes.data - whole.ctypes.data
+            start = self.stored.ctypes.data - whole.ctypes.data
             page = start - start % mmap.PAGESIZE
-            base.madvise(mmap.MADV_DONTNEED, page, start + self.data.nbytes - page)
+            base.madvise(mmap.MADV_DONTNEED, page, start + self.stored.nbytes - page)
 
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
         """A new array [*shape] of `dtype` (float32 or float64) of the stored values, exactly.
 
-        The values of a block format are those of its `dequantize`, which computes in float32.
+        The values of a block format are those of its `dequantize`, which computes in float32. F64 is first rounded to
+        float32, so that a model is the same on every executor.
         """
         if (format_ := FORMATS.get(self.dtype)) is not None:
             values = np.empty(self.shape, dtype)
             format_.dequantize(self.data.reshape(-1, format_.block_bytes), out=values.reshape(-1, format_.block_size))
             return values
-        if self.dtype == "BF16":
-            stored = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-        else:
-            stored = self.data.view("<f4" if self.dtype == "F32" else "<f2")
-        with np.errstate(invalid="ignore"):  # signalling NaN
-            return stored.astype(dtype).reshape(self.shape)
+        with np.errstate(invalid="ignore", over="ignore"):  # signalling NaN; beyond float32
+            match self.dtype:
+                case "BF16":
+                    plain = (self.data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+                case "F64":
+                    plain = self.data.view("<f8").astype(np.float32)
+                case _:
+                    plain = self.data.view("<f4" if self.dtype == "F32" else "<f2")
+            return plain.astype(dtype).reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

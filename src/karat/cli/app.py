@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli import bench, chat, env, inspect, pull, run, topics
+from karat.cli import bench, chat, convert, env, inspect, pull, run, topics
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, writing
 
@@ -19,6 +19,7 @@ Examples
   karat run org/name --chat "Why is the sky blue?"
   karat chat                               talk
   karat inspect                            what is in a model, and its memory
+  karat convert org/name out.gguf --quant Q4_K_M
   karat COMMAND --help                     more on a command
   karat help exit-codes                    what the exit codes mean
 """
@@ -101,6 +102,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chat", chat.chat, chat.EXAMPLES),
     ("inspect", inspect.inspect, inspect.EXAMPLES),
     ("bench", bench.bench, bench.EXAMPLES),
+    ("convert", convert.convert, convert.EXAMPLES),
     ("pull", pull.pull, pull.EXAMPLES),
     ("env", env.env, env.EXAMPLES),
     ("help", topics.show_help, topics.EXAMPLES),

@@ -26,7 +26,8 @@ Examples
 
 def chat(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file or name on the hub.", show_default=False),
     ] = None,
     model_option: Annotated[
         str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as an option.")

@@ -4,9 +4,8 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 
 if TYPE_CHECKING:
-    from karat.checkpoint import FolderCheckpoint
+    from karat.checkpoint import ModelCheckpoint
 
 EXAMPLES = """
 Examples
@@ -28,13 +27,15 @@ Examples
 _KV_DTYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")
 _MIN_CONTEXT_LEN = 256
 _MAX_ROWS = 8
+_MAX_CHARS = 80
 _LAYER = re.compile(r"\.\d+\.")
 _HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def inspect(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name (fetched if need be).")
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub."),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="One line for each tensor, not for each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with every tensor.")] = False,
@@ -43,13 +44,13 @@ def inspect(
 
     Everything is checked as if to run it, but no weight is read: a model that cannot run ends in the same error.
     """
-    from karat.checkpoint import open_folder, resolve
+    from karat.checkpoint import open_model, resolve
 
-    facts = gather(open_folder(resolve(model) if model is not None else embedded_model_path()))
+    facts = gather(open_model(resolve(model) if model is not None else embedded_model_path()))
     emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts, tensors))
 
 
-def gather(checkpoint: "FolderCheckpoint") -> dict[str, Any]:
+def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
     """All facts, as JSON has them. Raises the errors that running the model would raise before it loads weights."""
     from karat.models.registry import find_weights, read_config
 
@@ -74,17 +75,30 @@ def gather(checkpoint: "FolderCheckpoint") -> dict[str, Any]:
             {"name": w.name, "dtype": w.dtype, "shape": w.shape, "bytes": w.num_bytes, "file": w.file.name}
             for w in weights
         ],
-        "tokenizer": _tokenizer(checkpoint.path, config, checkpoint.generation_config),
-        "memory": _memory(config, num_parameters),
+        "tokenizer": _tokenizer(checkpoint, config),
+        "memory": _memory(config, num_parameters, sum(weight.num_bytes for weight in needed.values())),
+        **_gguf_facts(checkpoint),
     }
 
 
-def _tokenizer(folder: Path, config: ModelConfig, generation_config: Mapping[str, Any] | None) -> dict[str, Any]:
+def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
+    """The metadata of a GGUF file, with arrays by their length and kind, and the warnings of loading it."""
+    from karat.checkpoint import GgufCheckpoint
+    from karat.checkpoint.gguf import GgufArray
+
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return {}
+    values = checkpoint.metadata.values.items()
+    metadata = {key: f"{value.len} {value.kind}" if isinstance(value, GgufArray) else value for key, value in values}
+    return {"metadata": metadata, "warnings": checkpoint.warnings}
+
+
+def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, Any]:
     from karat.engine.defaults import read_defaults, turn_end_ids
     from karat.text import Tokenizer
 
-    tokenizer = Tokenizer.from_folder(folder)
-    defaults = read_defaults(generation_config, config, tokenizer)
+    tokenizer = Tokenizer.of(checkpoint)
+    defaults = read_defaults(checkpoint.generation_config, config, tokenizer)
     template = tokenizer.chat_template
 
     def tokens(ids: Iterable[int]) -> dict[str, str]:
@@ -103,14 +117,14 @@ def _tokenizer(folder: Path, config: ModelConfig, generation_config: Mapping[str
     }
 
 
-def _memory(config: ModelConfig, num_parameters: int) -> dict[str, Any]:
-    """Bytes for one sequence of each length, by the type of the KV cache; weights are held in float32."""
+def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
+    """Bytes for one sequence of each length, by the type of the KV cache, with weights as they are stored."""
     longest = config.max_position_embeddings
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
-    weight_bytes = num_parameters * FLOAT_BYTES["float32"]
     kv_bytes = {dtype: config.kv_bytes_per_token(dtype) for dtype in _KV_DTYPES}
     return {
         "weight_bytes": weight_bytes,
+        "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],
         "kv_bytes_per_token": kv_bytes,
         "contexts": [
             {
@@ -131,11 +145,19 @@ def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
         [("parameters", f"{facts['parameters']:,}"), ("stored", stored)],
         _tokenizer_rows(facts["tokenizer"]),
     ]
-    width = max(len(name) for part in parts for name, _ in part)
+    if "metadata" in facts:
+        parts.append([(key, _one_line(value)) for key, value in facts["metadata"].items()])
+        parts.append([("warning", warning) for warning in facts["warnings"]])
+    width = max(len(name) for part in parts[:3] for name, _ in part)
     texts = [columns((name.ljust(width), value) for name, value in part) for part in parts if part]
     texts.append(columns(_tensor_rows(facts["tensors"], all_tensors), right="3"))
     texts.append(_memory_text(facts["memory"]))
     return "\n\n".join(texts) + "\n"
+
+
+def _one_line(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _MAX_CHARS and text.isprintable() else json.dumps(text[:_MAX_CHARS]) + "…"
 
 
 def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -189,5 +211,8 @@ def _memory_text(memory: dict[str, Any]) -> str:
         (f"{row['tokens']:,}", *(bytes_text(row[kind][d]) for kind in ("kv_bytes", "total_bytes") for d in shown))
         for row in memory["contexts"]
     ]
-    title = f"memory: weights {bytes_text(memory['weight_bytes'])} in float32, and for one sequence of so many tokens"
+    title = (
+        f"memory: weights {bytes_text(memory['weight_bytes'])} as stored ({bytes_text(memory['float32_weight_bytes'])} "
+        "on the reference executor, in float32), and for one sequence of so many tokens"
+    )
     return f"{title}\n\n{columns([head, *rows], right='01234')}"

@@ -19,13 +19,14 @@ HF_TOKEN, HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE are honoured.
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="ORG/NAME[@REVISION]", help="The model's name on the hub.")],
+    model: Annotated[str, typer.Argument(metavar="ORG/NAME[@REVISION][:TYPE]", help="The model's name on the hub.")],
     force: Annotated[bool, typer.Option("--force", help="Fetch again what the cache has.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no hint.")] = False,
 ) -> None:
     """Fetch a model into the hub's cache and print its folder.
 
-    Only configs, tokenizer and safetensors weights are fetched; a fetch that was interrupted goes on where it stopped.
+    Only configs, tokenizer and safetensors weights are fetched, or the GGUF file of the TYPE, such as Q4_K_M; a fetch
+    that was interrupted goes on where it stopped.
     """
     from karat.checkpoint.hub import pull as fetch
 

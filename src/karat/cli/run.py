@@ -31,7 +31,8 @@ Examples
 def run(
     ctx: typer.Context,
     first: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file or name on the hub.", show_default=False),
     ] = None,
     second: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The text; in quotes.", show_default=False)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from karat.cli.terminal import is_terminal
 from karat.errors import RequestError, UsageError
 
-# org/name, also with @revision. Only its look is judged here; whether there is such a model, the hub says.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?", re.ASCII)
+# org/name, also with @revision and :TYPE. Only its look is judged here; whether there is such a model, the hub says.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(:[\w.-]+)?", re.ASCII)
 _PATH_START = ("/", "./", "../", "~/")
 
 
@@ -64,6 +64,8 @@ def looks_like_model(word: str) -> str | None:
     """Why a single word is taken for a model and not for a prompt; None where it is a prompt."""
     if os.path.isdir(os.path.expanduser(word)):  # noqa: PTH111, PTH112 - Path's raise on what cannot be a path
         return "there is a folder of that name"
+    if word.endswith(".gguf") and os.path.isfile(os.path.expanduser(word)):  # noqa: PTH111, PTH113 - likewise
+        return "there is a GGUF file of that name"
     if word.startswith(_PATH_START) and not re.search(r"\s", word):
         return "it is written like a path"
     if _HUB_NAME.fullmatch(word):

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import FolderCheckpoint, Weight, open_folder, requantize, resolve
+from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, Weight, open_model, requantize, resolve
 from karat.config import FLOAT_BYTES, FloatName, embedded_model_path
 from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
@@ -55,16 +55,16 @@ class _Quantizer:
 class LLM:
     """A model, its tokenizer and an engine. Not thread-safe: one thread uses an LLM.
 
-    model is a folder, org/name on the Hugging Face hub, or a checkpoint that is open already; None is the model shipped
-    with Karat. tokenizer is taken instead of the one in the model's folder. dtype is what is computed in, kv_dtype what
-    the KV cache stores (None: the executor's default), executor "auto" or a name that karat.ops.registry lists.
-    max_model_len bounds prompt and output together (None: what the model was made for). seed is what requests without a
-    seed of their own draw by, together with their number. At most max_num_seqs sequences and max_num_batched_tokens
-    tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks blocks of 16 tokens; by default it is
-    enough for max_num_seqs full contexts, but at most 40 % of the memory that is available. quantize "q8_0" or "q4_0"
-    quantises matrices as they are loaded, into the blocks that a converted file would hold. threads is for the native
-    executor (None: one for each physical core). generation_config "auto" takes default sampling from the model's
-    generation_config.json (see karat.engine.defaults); "none" takes
+    model is a folder, a GGUF file, org/name (or org/name:Q4_K_M) on the Hugging Face hub, or a checkpoint that is open
+    already; None is the model shipped with Karat. tokenizer is taken instead of the model's own. dtype is what is
+    computed in, kv_dtype what the KV cache stores (None: the executor's default), executor "auto" or a name that
+    karat.ops.registry lists. max_model_len bounds prompt and output together (None: what the model was made for). seed
+    is what requests without a seed of their own draw by, together with their number. At most max_num_seqs sequences and
+    max_num_batched_tokens tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks blocks of 16
+    tokens; by default it is enough for max_num_seqs full contexts, but at most 40 % of the memory that is available.
+    quantize "q8_0" or "q4_0" quantises matrices as they are loaded, into the blocks that a converted file would hold.
+    threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
+    sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes
     SamplingParams() instead. End tokens are the model's in both cases.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
@@ -72,7 +72,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | FolderCheckpoint | None = None,
+        model: str | Path | ModelCheckpoint | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         dtype: FloatName = "float32",
@@ -103,11 +103,14 @@ class LLM:
             if value is not None:
                 _check_int(name, value, 1)
         ops = registry.create(executor, dtype, threads)
-        if isinstance(model, FolderCheckpoint):
+        if isinstance(model, FolderCheckpoint | GgufCheckpoint):
             checkpoint = model
         else:
-            checkpoint = open_folder(embedded_model_path() if model is None else resolve(model))
+            checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
         self.path = checkpoint.path
+        if isinstance(checkpoint, GgufCheckpoint):
+            for warning in checkpoint.warnings:
+                _log.warning("%s: %s", self.path.name, warning)
         self.config = read_config(checkpoint.config)
         longest = self.config.max_position_embeddings
         self.max_model_len = longest if max_model_len is None else max_model_len
@@ -117,7 +120,7 @@ class LLM:
                 f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
                 "config.json); beyond them its answers mean nothing; lower it"
             )
-        self.tokenizer = Tokenizer.from_folder(self.path) if tokenizer is None else tokenizer
+        self.tokenizer = Tokenizer.of(checkpoint) if tokenizer is None else tokenizer
         defaults = read_defaults(checkpoint.generation_config, self.config, self.tokenizer)
         if generation_config == "none":
             defaults = replace(defaults, params=SamplingParams(), notice=None)

@@ -88,6 +88,36 @@ def half(blocks: Blocks, start: int) -> Values:
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
+def steps_above_minimum(values: Values, num_steps: int) -> tuple[Values, Values, Blocks]:
+    """Scale [n, 1], minimum [n, 1], integers [n, block_size], where minimum and maximum are the first and last step."""
+    minimum = values.min(axis=1, keepdims=True)
+    scale = (values.max(axis=1, keepdims=True) - minimum) / np.float32(num_steps)
+    steps = (values - minimum) * inverted(scale) + np.float32(0.5)
+    return scale, minimum, np.minimum(defined(steps).astype(np.uint8), np.uint8(num_steps))
+
+
+def steps_around_zero(values: Values, num_steps: int) -> tuple[Values, Blocks]:
+    """Scale [n, 1] and integers [n, block_size] from 0 to 2 * num_steps - 1, of which num_steps stands for zero.
+
+    The value of largest magnitude, the first of equals, becomes 0 exactly, and so may have either sign.
+    """
+    largest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
+    scale = largest / np.float32(-num_steps)
+    steps = values * inverted(scale) + np.float32(num_steps + 0.5)  # two roundings
+    return scale, np.minimum(defined(steps).astype(np.uint8), np.uint8(2 * num_steps - 1))
+
+
+def inverted(scale: Values) -> Values:
+    """1 / scale, and 0 for 0."""
+    return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+
+
+def defined(steps: Values) -> Values:
+    """0 for what is not finite: the inverse of a scale below 2**-128 is not, and in float16 that scale is 0 anyway."""
+    steps[~np.isfinite(steps)] = 0
+    return steps
+
+
 def half_bytes(numbers: Values) -> Blocks:
     """Numbers [n, 1] rounded to float16, to nearest even, as bytes [n, 2]."""
     return numbers.astype("<f2").view(np.uint8)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from karat.quant.format import Blocks, Format, Values, half, half_bytes
+from karat.quant.format import Blocks, Format, Values, defined, half, half_bytes, inverted
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -12,10 +12,7 @@ def unpack(blocks: Blocks) -> Values:
 def pack(values: Values) -> Blocks:
     """The largest magnitude becomes 127; halves round away from zero."""
     scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-    inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
-    scaled = values * inverse
-    # The inverse of a scale below 2**-128 is infinite; its float16 is zero, and the integers then mean nothing.
-    scaled[~np.isfinite(scaled)] = 0
+    scaled = defined(values * inverted(scale))
     magnitude = np.abs(scaled)
     floor = np.floor(magnitude)
     integers = np.copysign(floor + (magnitude - floor >= np.float32(0.5)), scaled).astype(np.int8)

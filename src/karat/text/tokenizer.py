@@ -8,9 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
+from karat.checkpoint.gguf import Metadata
 from karat.errors import RequestError, TemplateError, TokenizerError
 from karat.text.chat_template import ChatTemplate
 from karat.text.control_tokens import ControlTokens
+from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -60,6 +63,21 @@ class Tokenizer:
         Raises `TokenizerError` for what is missing, corrupt or unsupported. Never runs code of the checkpoint.
         """
         return cls(read_tokenizer_files(folder))
+
+    @classmethod
+    def from_gguf(cls, metadata: Metadata, path: Path) -> "Tokenizer":
+        """Builds the tokenizer that the metadata of the GGUF file `path` describe, with its chat templates.
+
+        Raises `TokenizerError` for what is missing, corrupt or unsupported, an unknown pre-tokenizer among it.
+        """
+        return cls(read_gguf_tokenizer(metadata, str(path)))
+
+    @classmethod
+    def of(cls, checkpoint: ModelCheckpoint) -> "Tokenizer":
+        """The tokenizer of a model, wherever it lies; raises `TokenizerError`."""
+        if isinstance(checkpoint, GgufCheckpoint):
+            return cls.from_gguf(checkpoint.metadata, checkpoint.path)
+        return cls.from_folder(checkpoint.path)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens that it spells become their ids.

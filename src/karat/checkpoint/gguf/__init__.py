@@ -1,0 +1,10 @@
+"""GGUF: one file, or the parts of a split, with metadata, tokenizer and tensors.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from karat.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
+from karat.checkpoint.gguf.header import Header, TensorInfo, read_header
+from karat.checkpoint.gguf.values import GgufArray, Metadata
+
+__all__ = ["GgufArray", "GgufCheckpoint", "Header", "Metadata", "TensorInfo", "open_gguf", "read_header"]

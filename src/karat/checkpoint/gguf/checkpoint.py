@@ -1,0 +1,151 @@
+"""A model as one GGUF file, or as the parts of a split."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from karat.checkpoint.files import member
+from karat.checkpoint.gguf.config import read_architecture, read_config, warnings
+from karat.checkpoint.gguf.header import Header, TensorInfo, read_header
+from karat.checkpoint.gguf.names import ROPE_FACTORS, Architecture, canonical_name, is_paired, paired_rows
+from karat.checkpoint.gguf.values import Metadata
+from karat.checkpoint.weights import Weight
+from karat.checkpoint.wording import listed, shown
+from karat.errors import CheckpointError, ConfigError
+
+MAX_PARTS = 1000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufCheckpoint:
+    """A Checkpoint: the file as it was given, its metadata, that as a config.json, its weights, memory-mapped.
+
+    Weights have Hugging Face's names, shapes and order of rows. `warnings` are for who loads the model.
+    """
+
+    path: Path
+    metadata: Metadata
+    config: dict[str, Any]
+    generation_config: dict[str, Any] | None
+    weights: Mapping[str, Weight]
+    warnings: tuple[str, ...]
+
+
+def open_gguf(path: Path) -> GgufCheckpoint:
+    """Opens and checks a GGUF model: a file, or the first of a split, whose other parts lie beside it.
+
+    Reads the headers and the few factors of RoPE but no weight. Raises ConfigError for what the model is, and
+    CheckpointError for everything else.
+    """
+    headers = _read_parts(path)
+    metadata = headers[0].metadata
+    try:
+        architecture = read_architecture(metadata)
+    except ConfigError as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
+    stored = _all_tensors(path, headers)
+    if not stored:
+        raise CheckpointError(f"{path}: has no tensors: it is a vocabulary; expected a model")
+    factors = stored.pop(ROPE_FACTORS, None)
+    weights = _named(path, stored)
+    try:
+        config = read_config(metadata, architecture, weights, factors)
+    except ConfigError as fault:
+        raise ConfigError(f"{path}: {fault}") from fault
+    weights = _ordered(weights, architecture, config["head_dim"])
+    told = warnings(metadata, architecture, weights.values())
+    return GgufCheckpoint(path, metadata, config, None, weights, tuple(told))
+
+
+def _read_parts(path: Path) -> list[Header]:
+    """The headers of all parts, the first of which is `path`."""
+    first = read_header(path)
+    count = first.metadata.get(int, "split.count", 1)
+    if count in (0, 1):
+        return [first]
+    match = _PART.fullmatch(path.name)
+    number = first.metadata.get(int, "split.no", 0)
+    if match is None or number != 0 or int(match[2]) != 1 or int(match[3]) != count or not 1 < count <= MAX_PARTS:
+        raise CheckpointError(
+            f"{path}: is part {number + 1} of {count} of a split; expected the first part, under the name that the "
+            f"split gave it, like model-00001-of-{min(count, MAX_PARTS):05}.gguf: give that file"
+        )
+    headers = [first]
+    for part in range(2, count + 1):
+        name = f"{match[1]}-{part:05}-of-{count:05}.gguf"
+        if (file := member(path.parent, name)) is None:
+            raise CheckpointError(
+                f"{path}: is the first of {count} parts; expected {shown(name)} beside it: fetch it too"
+            )
+        header = read_header(file)
+        stated = (header.metadata.get(int, "split.no"), header.metadata.get(int, "split.count"))
+        if stated != (part - 1, count):
+            raise CheckpointError(
+                f"{file}: states split.no and split.count {stated}; expected {(part - 1, count)}: fetch it again"
+            )
+        headers.append(header)
+    return headers
+
+
+def _all_tensors(path: Path, headers: list[Header]) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
+    for header in headers:
+        data = np.frombuffer(header.buffer, np.uint8)
+        for info in header.tensors.values():
+            if info.name in weights:
+                raise CheckpointError(
+                    f"{header.path}: has the tensor {shown(info.name)}, which {weights[info.name].file.name} has "
+                    "already; the parts are of different splits: fetch all of them again"
+                )
+            weights[info.name] = _weight(info, data, header.path)
+    expected = headers[0].metadata.optional(int, "split.tensors.count")
+    if len(headers) > 1 and expected is not None and len(weights) != expected:
+        raise CheckpointError(
+            f"{path}: states {expected} tensors in all parts, which have {len(weights)}: fetch all of them again"
+        )
+    return weights
+
+
+def _weight(info: TensorInfo, data: Any, file: Path) -> Weight:
+    return Weight(info.name, info.dtype, info.shape, data[info.begin : info.end], file)
+
+
+def _named(path: Path, stored: Mapping[str, Weight]) -> dict[str, Weight]:
+    """The weights by their Hugging Face names."""
+    unknown = [f"{shown(name)} {list(weight.shape)}" for name, weight in stored.items() if canonical_name(name) is None]
+    if unknown:
+        raise CheckpointError(
+            f"{path}: has {len(unknown)} tensors that no supported architecture has: {listed(unknown)}; each would "
+            "change the result, so none is ignored; take another file of the model, or report it"
+        )
+    weights = {}
+    for name, weight in stored.items():
+        canonical = canonical_name(name)
+        assert canonical is not None
+        weights[canonical] = Weight(canonical, weight.dtype, weight.shape, weight.stored, weight.file)
+    return weights
+
+
+def _ordered(weights: Mapping[str, Weight], architecture: Architecture, head_dim: int) -> dict[str, Weight]:
+    """The weights with the rows of Q and K in the order of Hugging Face."""
+    if not architecture.pairs_rows:
+        return dict(weights)
+    return {
+        name: Weight(
+            name,
+            weight.dtype,
+            weight.shape,
+            weight.stored,
+            weight.file,
+            partial(paired_rows, weight.shape[0], head_dim),
+        )
+        if is_paired(name) and weight.shape[0] % head_dim == 0  # another shape is refused when layers take it
+        else weight
+        for name, weight in weights.items()
+    }

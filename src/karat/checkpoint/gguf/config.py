@@ -1,0 +1,197 @@
+"""GGUF metadata as the config.json that the same model has in a Hugging Face folder.
+
+What GGUF does not carry, and what is assumed instead, is listed in docs/gguf.md.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from karat.checkpoint.gguf.names import ARCHITECTURES, Architecture
+from karat.checkpoint.gguf.rope import find_llama3, read_rope_scaling
+from karat.checkpoint.gguf.values import GgufArray, Metadata
+from karat.checkpoint.weights import Weight
+from karat.checkpoint.wording import listed, shown
+from karat.errors import ConfigError
+
+MAX_HEAD_DIM = 1 << 16
+# Keys of an architecture that are read, or that say nothing about the result.
+_READ = frozenset(
+    """
+    attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon
+    attention.value_length block_count context_length embedding_length feed_forward_length rope.dimension_count
+    rope.freq_base rope.scale_linear rope.scaling.alpha rope.scaling.attn_factor rope.scaling.factor
+    rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
+    rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier vocab_size
+    rope.scaling.finetuned tensor_data_layout
+    """.split()
+)
+# Keys that say nothing as long as they have one of these values.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.sliding_window": (0,),
+    "attention.max_alibi_bias": (0, 0.0),
+    "attention.clamp_kqv": (0, 0.0),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "logit_scale": (1, 1.0),
+    "pooling_type": (0,),
+    "use_parallel_residual": (False,),
+}
+
+
+def read_architecture(metadata: Metadata) -> Architecture:
+    """The architecture that the file states; ConfigError for one that Karat does not have, and for what is no model."""
+    kind = metadata.get(str, "general.type", "model")
+    if kind != "model":
+        raise ConfigError(f"general.type={shown(kind)}: expected a model, not an adapter or a part of one")
+    name = metadata.get(str, "general.architecture")
+    if name not in ARCHITECTURES:
+        raise ConfigError(f"general.architecture={shown(name)} is not supported; Karat has {', '.join(ARCHITECTURES)}")
+    return ARCHITECTURES[name]
+
+
+def read_config(
+    metadata: Metadata, architecture: Architecture, weights: Mapping[str, Weight], rope_factors: Weight | None
+) -> dict[str, Any]:
+    """The config.json of the model with this metadata and these weights, by their Hugging Face names.
+
+    What only the tensors say (the size of the vocabulary, biases, whether the head is the embedding) is taken from
+    them. ConfigError names what contradicts, is unknown or unsupported; CheckpointError what is missing.
+    """
+    arch = architecture.name
+    _check_keys(metadata, arch)
+    hidden, num_layers = metadata.get(int, f"{arch}.embedding_length"), metadata.get(int, f"{arch}.block_count")
+    if not 1 <= num_layers <= len(weights):  # before anything is made for each layer
+        raise ConfigError(
+            f"{arch}.block_count={num_layers}, and there are {len(weights)} tensors; expected some for each"
+        )
+    num_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count", num_layers, None)
+    num_kv_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count_kv", num_layers, num_heads)
+    head_dim = _head_dim(metadata, arch, hidden, num_heads)
+    theta = metadata.get(float, f"{arch}.rope.freq_base", 10000.0)
+    scaling = read_rope_scaling(metadata, arch)
+    if rope_factors is not None:
+        if rope_factors.shape != (head_dim // 2,) or head_dim > MAX_HEAD_DIM:
+            raise ConfigError(
+                f"rope_freqs.weight has the shape {list(rope_factors.shape)}; expected {head_dim // 2} factors"
+            )
+        llama3 = find_llama3(rope_factors.to_array(np.dtype(np.float32)).astype(np.float32), theta, head_dim)
+        if llama3 and scaling:
+            raise ConfigError(f"{arch}.rope.scaling and rope_freqs.weight both scale RoPE; expected one of them")
+        scaling = llama3 or scaling
+    config: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "vocab_size": _vocab_size(metadata, arch, weights),
+        "hidden_size": hidden,
+        "intermediate_size": _equal_on_layers(metadata, f"{arch}.feed_forward_length", num_layers, None),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.get(float, f"{arch}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.get(int, f"{arch}.context_length"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "hidden_act": "silu",
+    }
+    if architecture.model_type in ("llama", "qwen3"):
+        config["attention_bias"] = _any_bias(weights, ".self_attn.")
+    if architecture.model_type == "llama":
+        config["mlp_bias"] = _any_bias(weights, ".mlp.")
+    if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
+        config["bos_token_id"] = bos
+    ends = [metadata.optional(int, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    if ids := list(dict.fromkeys(token_id for token_id in ends if token_id is not None)):
+        config["eos_token_id"] = ids[0] if len(ids) == 1 else ids
+    return config
+
+
+def warnings(metadata: Metadata, architecture: Architecture, weights: Collection[Weight]) -> list[str]:
+    """What to tell who loads the file: what it may lack, and what is not computed on as stored."""
+    told = []
+    stated = " ".join(
+        value for key in ("general.name", "general.basename") if isinstance(value := metadata.values.get(key), str)
+    )
+    if architecture.name == "llama" and "mistral" in stated.lower():
+        told.append(
+            "this looks like a Mistral model: GGUF does not carry its sliding window (Mistral 7B v0.1 has one of 4096 "
+            "tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
+        )
+    if doubles := [weight.name for weight in weights if weight.dtype == "F64"]:
+        told.append(f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}")
+    return told
+
+
+def _check_keys(metadata: Metadata, arch: str) -> None:
+    keys = [key.removeprefix(f"{arch}.") for key in metadata.values if key.startswith(f"{arch}.")]
+    for key in keys:
+        value = metadata.values[f"{arch}.{key}"]
+        if key in _NEUTRAL and not any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL[key]):
+            raise ConfigError(
+                f"{arch}.{key}={_text(value)} is not supported: Karat computes only with {_NEUTRAL[key][0]}"
+            )
+    unknown = [
+        f"{arch}.{key}={_text(metadata.values[f'{arch}.{key}'])}" for key in keys if key not in _READ | _NEUTRAL.keys()
+    ]
+    if unknown:
+        raise ConfigError(
+            f"{len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({listed(unknown, 5)}): each may change the result, "
+            "so none is ignored; report the model"
+        )
+    version = metadata.optional(int, "general.quantization_version")
+    if version not in (None, 2):
+        raise ConfigError(f"general.quantization_version={version}: expected 2; quantise the original model again")
+
+
+def _text(value: object) -> str:
+    return f"[{value.len} {value.kind}]" if isinstance(value, GgufArray) else shown(value)
+
+
+def _equal_on_layers(metadata: Metadata, key: str, num_layers: int, default: int | None) -> int:
+    """A number that may be stated for each layer, if it is the same for all."""
+    if not isinstance(metadata.values.get(key), GgufArray):
+        return metadata.get(int, key, default)
+    array = metadata.array(key, "INT32", "UINT32", "INT64", "UINT64")
+    assert array is not None
+    numbers = np.unique(array.numbers())
+    if array.len < num_layers or len(numbers) != 1:
+        raise ConfigError(f"{key} is {listed([str(n) for n in numbers[:9]], 5)}; expected one number for all layers")
+    return int(numbers[0])
+
+
+def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int) -> int:
+    head_dim = metadata.optional(int, f"{arch}.attention.key_length")
+    if head_dim is None:
+        if num_heads < 1 or hidden % num_heads:
+            raise ConfigError(
+                f"{arch}.embedding_length={hidden} does not divide by {arch}.attention.head_count={num_heads}; "
+                f"expected {arch}.attention.key_length to state the size of a head"
+            )
+        head_dim = hidden // num_heads
+    for key in ("attention.value_length", "rope.dimension_count"):
+        stated = metadata.get(int, f"{arch}.{key}", head_dim)
+        if stated != head_dim:
+            raise ConfigError(f"{arch}.{key}={stated} is not supported; expected {head_dim}, the size of a head")
+    if head_dim < 2 or head_dim % 2:
+        raise ConfigError(f"a head of {head_dim} values; expected an even number, as rotary embedding turns pairs")
+    return head_dim
+
+
+def _vocab_size(metadata: Metadata, arch: str, weights: Mapping[str, Weight]) -> int:
+    embedding = weights.get("model.embed_tokens.weight")
+    tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
+    stated = metadata.optional(int, f"{arch}.vocab_size")
+    size = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else stated
+    if size is None or (tokens is not None and tokens.len > size) or (stated is not None and stated != size):
+        raise ConfigError(
+            f"the embedding has {size} rows, {arch}.vocab_size is {stated}, and there are "
+            f"{tokens.len if tokens else 'no'} tokens; expected a row for each token"
+        )
+    return size
+
+
+def _any_bias(weights: Collection[str], part: str) -> bool:
+    return any(part in name and name.endswith(".bias") for name in weights)

@@ -1,0 +1,113 @@
+"""RoPE in GGUF: scaling stated in the metadata, or, for llama3, only as the factors that come of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.gguf.values import Metadata
+from karat.errors import ConfigError
+
+# What every llama3 model has; with them, the original length follows from the factors.
+_LOW, _HIGH = 1.0, 4.0
+_TOLERANCE = 1e-5  # of factors that were computed in float32 from a frequency of 1e-7 relative error
+
+
+def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
+    """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for what Karat does not compute."""
+    prefix = f"{arch}.rope.scaling."
+    for key, neutral in (("attn_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_ext_factor", 1.0), ("alpha", 0.0),
+                         ("yarn_log_multiplier", 0.0)):  # fmt: skip
+        stated = metadata.get(float, prefix + key, neutral)
+        if stated != neutral:
+            raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")
+    kind = metadata.get(str, f"{prefix}type", "none")
+    factor = metadata.optional(float, f"{prefix}factor")
+    old_factor = metadata.optional(float, f"{arch}.rope.scale_linear")
+    if old_factor is not None:
+        if factor is not None and factor != old_factor:
+            raise ConfigError(f"{prefix}factor={factor} and {arch}.rope.scale_linear={old_factor} disagree")
+        kind, factor = "linear" if kind == "none" else kind, old_factor
+    match kind:
+        case "none":
+            return None
+        case "linear":
+            return None if factor in (None, 1.0) else {"rope_type": "linear", "factor": factor}
+        case "yarn":
+            scaling: dict[str, Any] = {"rope_type": "yarn", "factor": metadata.get(float, f"{prefix}factor")}
+            for key, name, number in (
+                ("original_context_length", "original_max_position_embeddings", int),
+                ("yarn_beta_fast", "beta_fast", float),
+                ("yarn_beta_slow", "beta_slow", float),
+            ):
+                if (value := metadata.optional(number, prefix + key)) is not None:
+                    scaling[name] = value
+            return scaling
+        case _:
+            raise ConfigError(
+                f"{prefix}type={kind!r} is not supported: Karat has none, linear and yarn, and llama3 by its factors"
+            )
+
+
+def llama3_factors(
+    theta: float, head_dim: int, factor: float, low: float, high: float, original_len: float
+) -> NDArray[np.float64]:
+    """What llama3 scaling divides each of the head_dim / 2 frequencies by (arXiv 2407.21783; float64)."""
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original_len / wavelengths - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
+def find_llama3(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any] | None:
+    """`rope_scaling` of the llama3 kind with just these factors; None if they are all 1. ConfigError if there is none.
+
+    The parameters are found by solving for them, and then checked: they give the same factors again.
+    """
+    assert factors.shape == (head_dim // 2,)
+    if not np.isfinite(factors).all() or factors.min() < 1 - _TOLERANCE:
+        raise ConfigError(f"rope_freqs.weight has values from {factors.min():.6g}; expected finite ones of at least 1")
+    found = factors.astype(np.float64)
+    if found.max() < 1 + _TOLERANCE:
+        return None
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    for factor, length in _candidates(found, wavelengths):
+        if factor < 1 or not 1 <= length < 1 << 31:
+            continue
+        again = llama3_factors(theta, head_dim, factor, _LOW, _HIGH, length)
+        if np.allclose(again, found, rtol=_TOLERANCE, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LOW,
+                "high_freq_factor": _HIGH,
+                "original_max_position_embeddings": length,
+            }
+    raise ConfigError(
+        "rope_freqs.weight holds factors of no llama3 scaling (low_freq_factor 1, high_freq_factor 4, any factor and "
+        "original length); expected those, or the tensor absent"
+    )
+
+
+def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+    """Factor and original length that the factors may come of."""
+    factor = _plain(found.max())
+    smooth = (1 / found - 1 / factor) / (1 - 1 / factor)
+    between = (smooth > 1e-3) & (smooth < 1 - 1e-3)
+    if between.any():
+        yield factor, round(np.median((smooth[between] * (_HIGH - _LOW) + _LOW) * wavelengths[between]).item())
+    else:  # any length will do that puts no wavelength between; the usual one first
+        yield factor, 8192
+        yield factor, math.floor(wavelengths[smooth <= 1e-3].min() * _LOW)
+    # Where not even the longest wavelength is divided by the whole factor: 1 / found is a line over 1 / wavelength.
+    scaled = found > 1 + 1e-3
+    if scaled.sum() > 1:
+        slope, start = np.polyfit(1 / wavelengths[scaled], 1 / found[scaled], 1).tolist()
+        if (factor := _plain(_HIGH / ((_HIGH - _LOW) * start + _LOW))) > 1:
+            yield factor, round(slope * (_HIGH - _LOW) / (1 - 1 / factor))
+
+
+def _plain(number: float) -> float:
+    """The whole number that is meant where rounding left one almost so."""
+    return float(round(number)) if abs(number - round(number)) < _TOLERANCE * number else float(np.float32(number))

@@ -1,0 +1,45 @@
+"""Which file of a repository is meant: `org/name:Q4_K_M` names a type, not a file."""
+
+import re
+from collections.abc import Collection
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+class SelectionError(Exception):
+    """No file, or several, that a tag may mean; the message says which there are."""
+
+
+def select(names: Collection[str], tag: str) -> list[str]:
+    """The GGUF file of `names` (paths in a repository) that ends in `tag`, in any case, or all parts of that split.
+
+    The first part comes first. SelectionError where there is none, more than one, or a part is missing.
+    """
+    models = {name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
+    tagged = [name for name in models if _tag_fits(name, tag)]
+    bases = sorted({_base(name) for name in tagged})
+    if len(bases) != 1:
+        found = bases or sorted({_base(name) for name in models})
+        raise SelectionError(
+            f"{len(bases) or 'no'} GGUF file{'s have' if len(bases) != 1 else ' has'} the type {tag}; "
+            f"expected one; there {'is' if len(found) == 1 else 'are'} {', '.join(found[:20]) or 'none at all'}"
+        )
+    if match := _PART.fullmatch(tagged[0]):
+        parts = [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, min(int(match[3]), 100_000) + 1)]
+        if missing := [part for part in parts if part not in models]:
+            raise SelectionError(f"{missing[0]} is missing; expected all {len(parts)} parts")
+        return parts
+    return tagged
+
+
+def _tag_fits(name: str, tag: str) -> bool:
+    """Whether the file's name, or that of its folder, is the tag or ends in it after a separator."""
+    *folders, file = _base(name).lower().split("/")
+    return any(re.search(rf"(^|[-._]){re.escape(tag.lower())}$", part) for part in [*folders[-1:], file])
+
+
+def _base(name: str) -> str:
+    """The name without its ending; the same for all parts of a split."""
+    match = _PART.fullmatch(name)
+    return match[1] if match else name.removesuffix(".gguf")

@@ -1,0 +1,112 @@
+"""The metadata of a GGUF file: typed values, of which arrays are decoded only when they are asked for."""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.wording import shown
+from karat.errors import CheckpointError
+
+T = TypeVar("T", bool, int, float, str)
+
+STRING, ARRAY = 8, 9
+# Number of a type in the file: (its name, how NumPy calls it).
+NUMBERS: Mapping[int, tuple[str, str]] = {
+    0: ("UINT8", "u1"), 1: ("INT8", "i1"), 2: ("UINT16", "<u2"), 3: ("INT16", "<i2"), 4: ("UINT32", "<u4"),
+    5: ("INT32", "<i4"), 6: ("FLOAT32", "<f4"), 7: ("BOOL", "u1"), 10: ("UINT64", "<u8"), 11: ("INT64", "<i8"),
+    12: ("FLOAT64", "<f8"),
+}  # fmt: skip
+NAMES: Mapping[int, str] = {number: name for number, (name, _) in NUMBERS.items()} | {STRING: "STRING", ARRAY: "ARRAY"}
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufArray:
+    """An array in the metadata, checked, not decoded: `len` items of type `kind` in bytes [begin, end) of the file."""
+
+    kind: str
+    len: int
+    begin: int
+    end: int
+    _buffer: memoryview
+
+    def strings(self) -> list[str]:
+        """The items of a STRING array. ValueError (UnicodeDecodeError) for one that is not UTF-8."""
+        assert self.kind == "STRING"
+        buffer, position, unpack = self._buffer, self.begin, _LENGTH.unpack_from
+        items = []
+        for _ in range(self.len):
+            start = position + 8
+            position = start + unpack(buffer, position)[0]
+            items.append(str(buffer[start:position], "utf-8"))
+        return items
+
+    def numbers(self) -> NDArray[Any]:
+        """The items of an array of numbers or truth values, as a new array."""
+        number = next(number for number, (name, _) in NUMBERS.items() if name == self.kind)
+        values = np.frombuffer(self._buffer[self.begin : self.end], NUMBERS[number][1])
+        return values.astype(bool) if self.kind == "BOOL" else values.astype(values.dtype.newbyteorder("="))
+
+
+Value = bool | int | float | str | GgufArray
+
+
+def shortest(number: float) -> float:
+    """The number with the fewest digits that float32 rounds to the same: what a config.json says where GGUF rounds."""
+    return float(str(np.float32(number)))
+
+
+class Metadata:
+    """The key-value pairs of a file in their order; typed access to what a model must state.
+
+    A FLOAT32 is held as the `shortest` number that rounds to it. Getters raise CheckpointError with `place`, the file.
+    """
+
+    def __init__(self, place: str, values: Mapping[str, Value], stored: Mapping[str, memoryview]) -> None:
+        self.values = values
+        self._place = place
+        self._stored = stored
+
+    def stored(self, key: str) -> bytes:
+        """The value as the file has it, its type before it: what a copy of the file takes over."""
+        return bytes(self._stored[key])
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, kind: type[T], key: str, default: T | None = None) -> T:
+        """A bool, int, float (an int will do) or str. Absent: the default, or an error if there is none."""
+        value = self.optional(kind, key)
+        if value is None:
+            value = default
+        if value is None:
+            raise CheckpointError(f"{self._place}: has no {key} in its metadata; expected one; convert the model again")
+        return value
+
+    def optional(self, kind: type[T], key: str) -> T | None:
+        """As `get`, None where the key is absent."""
+        if key not in self.values:
+            return None
+        value = self.values[key]
+        if kind is float and type(value) is int:
+            return kind(value)
+        if type(value) is not kind:
+            raise self.wrong(key, kind.__name__)
+        return value
+
+    def array(self, key: str, *kinds: str) -> GgufArray | None:
+        """The array of one of these kinds, None where the key is absent."""
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, GgufArray) or value.kind not in kinds):
+            raise self.wrong(key, f"an array of {' or '.join(kinds)}")
+        return value
+
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """The error for a value of another type or one that makes no sense."""
+        value = self.values[key]
+        got = f"an array of {value.len} {value.kind}" if isinstance(value, GgufArray) else shown(value)
+        return CheckpointError(f"{self._place}: {key} is {got}; expected {expected}; convert the model again")

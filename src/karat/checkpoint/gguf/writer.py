@@ -1,0 +1,130 @@
+"""Writing a GGUF file, version 3: all of it or nothing."""
+
+import errno
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.gguf.header import PLAIN_TYPES
+from karat.checkpoint.gguf.values import ARRAY, NAMES, NUMBERS, STRING
+from karat.checkpoint.weights import PLAIN_BYTES
+from karat.errors import CheckpointError
+from karat.quant import FORMATS
+
+ALIGNMENT = 32
+_KINDS = {name: number for number, name in NAMES.items()}
+_PLAIN_NUMBERS = {name: number for number, name in PLAIN_TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTensor:
+    """A tensor to be written: its name in GGUF, type and shape, and its bytes, made when they are asked for."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[NDArray[np.uint8]]]
+
+    @property
+    def num_bytes(self) -> int:
+        num_values = math.prod(self.shape)
+        return (
+            FORMATS[self.dtype].num_bytes(num_values) if self.dtype in FORMATS else num_values * PLAIN_BYTES[self.dtype]
+        )
+
+
+def scalar(kind: str, value: float | bool) -> bytes:
+    """A number or truth value of the type `kind`, such as UINT32, as metadata have it."""
+    number = _KINDS[kind]
+    return struct.pack("<I", number) + np.array(value, NUMBERS[number][1]).tobytes()
+
+
+def string(text: str) -> bytes:
+    """A text as metadata have it."""
+    return struct.pack("<I", STRING) + _text(text)
+
+
+def strings(texts: Sequence[str]) -> bytes:
+    """An array of texts as metadata have it."""
+    return struct.pack("<IIQ", ARRAY, STRING, len(texts)) + b"".join(map(_text, texts))
+
+
+def numbers(kind: str, values: Sequence[float]) -> bytes:
+    """An array of numbers of the type `kind` as metadata have it."""
+    number = _KINDS[kind]
+    return struct.pack("<IIQ", ARRAY, number, len(values)) + np.array(values, NUMBERS[number][1]).tobytes()
+
+
+def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> None:
+    """Writes the file `path`, which must not exist yet, with `pairs` of keys and values as the functions above make.
+
+    It appears under its name when it is complete and on the disk; until then, and after any failure, there is nothing.
+    Raises CheckpointError if the file exists or cannot be written, and whatever a tensor's chunks raise.
+    """
+    if path.exists() or path.is_symlink():
+        raise CheckpointError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("xb") as file:
+                for piece in _pieces(pairs, tensors):
+                    file.write(piece if isinstance(piece, bytes) else piece.data)
+                file.flush()
+                os.fsync(file.fileno())
+            _publish(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as fault:
+        reason = fault.strerror or str(fault)
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            total = sum(tensor.num_bytes for tensor in tensors)
+            reason = f"{reason}: it takes {total} bytes; free some space, or write to another disk"
+        raise CheckpointError(f"{path}: cannot be written ({reason})") from fault
+
+
+def _publish(part: Path, path: Path) -> None:
+    """Gives the complete file its name, unless somebody else took it meanwhile."""
+    try:
+        os.link(part, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        part.rename(path)
+
+
+def _pieces(pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> Iterator[bytes | NDArray[np.uint8]]:
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(pairs))]
+    head += [part for key, value in pairs for part in (_text(key), value)]
+    offset = 0
+    for tensor in tensors:
+        kind = FORMATS[tensor.dtype].ggml_type if tensor.dtype in FORMATS else _PLAIN_NUMBERS[tensor.dtype]
+        dims = struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *reversed(tensor.shape))
+        head += [_text(tensor.name), dims, struct.pack("<IQ", kind, offset)]
+        offset += tensor.num_bytes + _padding(tensor.num_bytes)
+    start = b"".join(head)
+    yield start
+    yield bytes(_padding(len(start)))
+    for tensor in tensors:
+        num_bytes = 0
+        for chunk in tensor.chunks():
+            num_bytes += len(chunk)
+            yield chunk
+        assert num_bytes == tensor.num_bytes, f"{tensor.name} gave {num_bytes} bytes, not {tensor.num_bytes}"
+        yield bytes(_padding(num_bytes))
+
+
+def _padding(length: int) -> int:
+    return -length % ALIGNMENT
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data

@@ -1,0 +1,88 @@
+"""`karat convert`: a model as a GGUF file, quantised if asked."""
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from karat.cli.terminal import bytes_text, columns, emit, is_terminal, note
+from karat.errors import UsageError
+
+if TYPE_CHECKING:
+    from karat.convert import TensorReport
+
+EXAMPLES = """
+Examples
+
+  karat convert ./my-model my-model-Q8_0.gguf --quant Q8_0
+  karat convert org/name name-Q4_K_M.gguf --quant Q4_K_M
+  karat convert model-F16.gguf model-Q6_K.gguf --quant Q6_K
+"""
+
+
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.")],
+    quant: Annotated[
+        str, typer.Option("--quant", metavar="TYPE", help="Q8_0, Q4_0, Q4_K_M, Q6_K, F16, BF16 or F32, among others.")
+    ],
+    pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Quantise again what is quantised already, which loses more.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no report.")] = False,
+) -> None:
+    """Write a model as a GGUF file.
+
+    Types such as Q4_K_M are llama.cpp's mixes: a larger type where an error costs more. The report says what became
+    of each tensor, and by how much its values changed. A failure leaves no file.
+    """
+    from karat.checkpoint import open_model, resolve
+    from karat.convert import MIXES
+    from karat.convert import convert as write
+
+    mix = MIXES.get(quant.upper())
+    if mix is None:
+        raise UsageError(f"--quant {quant}: expected one of {', '.join(MIXES)}")
+    shows = not quiet and is_terminal(sys.stderr)
+
+    def progress(report: "TensorReport", done: int, total: int) -> None:
+        if shows:
+            note(f"\r{100 * done // max(total, 1):3} %  {report.name:<60}", end="" if done < total else "\n")
+
+    source = open_model(resolve(model, progress=not quiet))
+    done = write(source, out, mix, pure=pure, requantize=requantize, progress=progress)
+    for warning in done.warnings:
+        note(warning)
+    if as_json:
+        facts = {"path": str(out), "bytes": out.stat().st_size, "tensors": [asdict(tensor) for tensor in done.tensors]}
+        emit(json.dumps(facts, indent=2) + "\n")
+    elif not quiet:
+        emit(_as_text(done.tensors, out))
+
+
+def _as_text(tensors: Iterable["TensorReport"], out: Path) -> str:
+    rows = [
+        (t.name, t.source_dtype, t.dtype, " × ".join(map(str, t.shape)), bytes_text(t.num_bytes), _percent(t.error),
+         t.reason or "")
+        for t in tensors
+    ]  # fmt: skip
+    by_type: dict[str, list[Any]] = defaultdict(list)
+    for tensor in tensors:
+        by_type[tensor.dtype].append(tensor)
+    num_values = sum(math.prod(t.shape) for t in tensors)
+    bits = 8 * sum(t.num_bytes for t in tensors) / num_values
+    summary = ", ".join(f"{len(found)} {dtype}" for dtype, found in by_type.items())
+    table = columns([("tensor", "from", "to", "shape", "bytes", "error", ""), *rows], right="45")
+    return f"{table}\n\n{out}: {bytes_text(out.stat().st_size)}, {bits:.2f} bits a value; tensors: {summary}\n"
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.3g} %" if error else "0"

@@ -1,0 +1,207 @@
+"""`convert`: a model in, a GGUF file out, tensor by tensor and in pieces, so that it takes little memory."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
+from karat.checkpoint.gguf.names import ROPE_FACTORS, WRITTEN_AS, gguf_name, is_paired, paired_rows
+from karat.checkpoint.gguf.rope import llama3_factors
+from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.config import ModelConfig
+from karat.convert.metadata import Pairs, model_pairs
+from karat.convert.mix import Mix, type_of
+from karat.convert.tokenizer import tokenizer_pairs
+from karat.errors import NumericsError, UsageError
+from karat.models.registry import find_weights, read_config
+from karat.quant import FORMATS
+from karat.text.tokenizer_files import read_tokenizer_files
+
+_CHUNK_VALUES = 1 << 20
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_PAIRED = ("llama",)  # of GGUF's architectures
+_REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
+
+
+@dataclass(slots=True)
+class TensorReport:
+    """What became of a tensor. `error` is the root mean square of the change over that of the values, once written."""
+
+    name: str
+    source_dtype: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    reason: str | None = None
+    error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What `convert` did: a report of each tensor in the file's order, and what the file does not carry."""
+
+    tensors: list[TensorReport]
+    warnings: list[str]
+
+
+def convert(
+    source: ModelCheckpoint, path: Path, mix: Mix, *, pure: bool = False, requantize: bool = False,
+    progress: Callable[[TensorReport, int, int], None] = lambda report, done, total: None,
+) -> Conversion:  # fmt: skip
+    """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
+
+    `pure` gives all matrices the same type. What is quantised already is only quantised again with `requantize`.
+    `progress` is called when a tensor is done, with the bytes done and all bytes of the file's data. Raises the errors
+    of opening and of writing, UsageError for a quantised source without `requantize`, and NumericsError, with the
+    tensor's name, for values that a type cannot hold; then there is no file.
+    """
+    config = read_config(source.config)
+    weights = find_weights(config, source)
+    reports: list[TensorReport] = []
+    tensors: list[NewTensor] = []
+    for name, weight in _in_order(weights):
+        dtype, reason = _chosen_type(mix, name, weight, config, pure=pure)
+        if weight.is_quantised and dtype in FORMATS and dtype != weight.dtype and not requantize:
+            raise UsageError(
+                f"{weight.file}: {name} is quantised already, to {weight.dtype}; quantising it again to {dtype} loses "
+                "more: convert the original model, or ask for it (--requantize)"
+            )
+        report = TensorReport(name, weight.dtype, dtype, weight.shape, 0, reason)
+        new_name = gguf_name(name)
+        assert new_name is not None
+        tensors.append(
+            NewTensor(new_name, dtype, weight.shape, partial(_encoded, _stored_order(weight, config), report))
+        )
+        report.num_bytes = tensors[-1].num_bytes
+        reports.append(report)
+    total = sum(report.num_bytes for report in reports)
+    done = 0
+    for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
+        done += report.num_bytes
+        tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, partial(progress, report, done, total)))
+    if config.rope.rope_type == "llama3":
+        tensors.append(_rope_factors(config))
+    pairs, warnings = _pairs(source, config)
+    is_quantised = any(report.dtype in FORMATS for report in reports)
+    pairs.append(("general.file_type", scalar("UINT32", mix.file_type)))
+    if is_quantised:
+        pairs.append(("general.quantization_version", scalar("UINT32", 2)))
+    write_gguf(path, pairs, tensors)
+    return Conversion(reports, warnings)
+
+
+def _in_order(weights: Mapping[str, Weight]) -> list[tuple[str, Weight]]:
+    """Each weight once, under its own name."""
+    return [(name, weight) for name, weight in weights.items() if name == weight.name]
+
+
+def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pure: bool) -> tuple[str, str | None]:
+    match = _LAYER.match(name)
+    dtype = type_of(mix, name, weight.shape, int(match[1]) if match else None, config, pure=pure)
+    if len(weight.shape) < 2 or dtype == mix.base:
+        return dtype, None
+    if mix.base in FORMATS and weight.shape[-1] % FORMATS[mix.base].block_size:
+        return dtype, f"rows of {weight.shape[-1]} are no whole blocks of {mix.base}"
+    return dtype, f"as {mix.name} has it"
+
+
+def _stored_order(weight: Weight, config: ModelConfig) -> Weight:
+    """The weight with its rows as the file has them: what was opened from a GGUF file is there already."""
+    if weight.row_order is not None:
+        return replace(weight, row_order=None)
+    if WRITTEN_AS[config.model_type] not in _PAIRED or not is_paired(weight.name):
+        return weight
+    return replace(weight, row_order=partial(_pairing_rows, weight.shape[0], config.head_dim))
+
+
+def _pairing_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
+    return np.argsort(paired_rows(num_rows, head_dim))
+
+
+def _encoded(weight: Weight, report: TensorReport) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of the tensor in the report's type; then fills in the report's error."""
+    data = weight.data
+    if weight.dtype == report.dtype:
+        yield data
+        weight.release()
+        return
+    row_len = weight.shape[-1]
+    row_bytes = weight.num_bytes // max(math.prod(weight.shape[:-1]), 1)
+    rows = max(1, _CHUNK_VALUES // row_len)
+    lost = whole = 0.0
+    for start in range(0, len(data), rows * row_bytes):
+        piece = data[start : start + rows * row_bytes]
+        part = replace(weight, shape=(len(piece) // row_bytes * row_len,), stored=piece, row_order=None)
+        if weight.is_quantised:
+            part = replace(part, shape=(len(piece) // row_bytes, row_len))
+        values = part.to_array(np.dtype(np.float32)).astype(np.float32, copy=False).reshape(-1)
+        encoded = _encode(values, report, weight)
+        back = Weight(weight.name, report.dtype, (values.size // row_len, row_len), encoded, weight.file)
+        exact = values.astype(np.float64)
+        lost += float(np.square(back.to_array(np.dtype(np.float64)).reshape(-1) - exact).sum())
+        whole += float(np.square(exact).sum())
+        yield encoded
+    report.error = math.sqrt(lost / whole) if whole else 0.0
+    weight.release()
+
+
+def _encode(values: NDArray[np.float32], report: TensorReport, weight: Weight) -> NDArray[np.uint8]:
+    try:
+        if (format_ := FORMATS.get(report.dtype)) is not None:
+            return format_.quantize(values.reshape(-1, format_.block_size)).reshape(-1)
+        if not np.isfinite(values).all():
+            raise NumericsError("a value is not finite")
+        match report.dtype:
+            case "F32":
+                return values.astype("<f4").view(np.uint8)
+            case "F16":
+                with np.errstate(over="ignore"):
+                    halves = values.astype("<f2")
+                if not np.isfinite(halves).all():
+                    raise NumericsError(f"{values[~np.isfinite(halves)][0]:.6g} is beyond float16: take BF16 or F32")
+                return halves.view(np.uint8)
+            case _:
+                return _to_bfloat16(values).view(np.uint8)
+    except NumericsError as fault:
+        raise NumericsError(f"{weight.file}: {report.name}: {fault}") from fault
+
+
+def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper halves of finite float32 numbers, rounded to nearest even."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    result = rounded.astype("<u2")
+    if ((result & 0x7F80) == 0x7F80).any():
+        raise NumericsError("a value is beyond bfloat16: take F32")
+    return result
+
+
+def _told(chunks: Callable[[], Iterable[NDArray[np.uint8]]], tell: Callable[[], None]) -> Iterator[NDArray[np.uint8]]:
+    yield from chunks()
+    tell()
+
+
+def _rope_factors(config: ModelConfig) -> NewTensor:
+    rope = config.rope
+    factors = llama3_factors(
+        rope.theta, config.head_dim, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+        rope.original_max_position_embeddings,
+    ).astype("<f4")  # fmt: skip
+    return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
+
+
+def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[str]]:
+    if isinstance(source, GgufCheckpoint):
+        keys = [key for key in source.metadata.values if key not in _REPLACED and key != "general.alignment"]
+        return [(key, source.metadata.stored(key)) for key in keys], []
+    pairs = model_pairs(config, source.path.resolve().name)
+    of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config)
+    if source.generation_config:
+        warnings.append("GGUF does not carry generation_config.json: sampling will be greedy unless asked otherwise")
+    return pairs + of_tokenizer, warnings

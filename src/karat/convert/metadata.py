@@ -1,0 +1,64 @@
+"""A model's configuration as the metadata of a GGUF file, and the errors for what GGUF cannot say."""
+
+from karat.checkpoint.gguf.names import WRITTEN_AS
+from karat.checkpoint.gguf.writer import scalar, string
+from karat.config import ModelConfig, RopeConfig
+from karat.errors import ConfigError
+from karat.ops.rope_table import yarn_attention_factor
+
+Pairs = list[tuple[str, bytes]]
+
+
+def model_pairs(config: ModelConfig, name: str) -> Pairs:
+    """general.* and the architecture's keys. ConfigError for a model that the file would change."""
+    arch = WRITTEN_AS.get(config.model_type)
+    if arch is None:
+        raise ConfigError(
+            f"model_type={config.model_type!r} cannot be written as GGUF; expected {', '.join(WRITTEN_AS)}"
+        )
+    windows = {window for window in config.layer_windows if window is not None}
+    if any(window < config.max_position_embeddings for window in windows):
+        raise ConfigError(
+            f"the model has a sliding window of {min(windows)} tokens, which GGUF cannot say: the file would "
+            "be another model beyond that length; set max_position_embeddings to the window, or the window to null"
+        )
+    numbers = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.head_dim,
+        "vocab_size": config.vocab_size,
+    }
+    pairs = [
+        ("general.architecture", string(arch)),
+        ("general.type", string("model")),
+        ("general.name", string(name)),
+        *((f"{arch}.{key}", scalar("UINT32", number)) for key, number in numbers.items()),
+        (f"{arch}.attention.layer_norm_rms_epsilon", scalar("FLOAT32", config.rms_norm_eps)),
+        (f"{arch}.rope.freq_base", scalar("FLOAT32", config.rope.theta)),
+    ]
+    return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(config.rope)]
+
+
+def _scaling(rope: RopeConfig) -> Pairs:
+    if rope.rope_type == "linear":
+        return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
+    if rope.rope_type != "yarn":
+        return []  # llama3 is told by a tensor
+    if rope.attention_factor != yarn_attention_factor(rope.factor, None, None) or not rope.truncate:
+        raise ConfigError(
+            f"yarn with attention_factor={rope.attention_factor} and truncate={rope.truncate} cannot be said in GGUF; "
+            "expected the defaults"
+        )
+    return [
+        ("type", string("yarn")),
+        ("factor", scalar("FLOAT32", rope.factor)),
+        ("original_context_length", scalar("UINT32", rope.original_max_position_embeddings)),
+        ("yarn_beta_fast", scalar("FLOAT32", rope.beta_fast)),
+        ("yarn_beta_slow", scalar("FLOAT32", rope.beta_slow)),
+    ]

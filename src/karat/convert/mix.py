@@ -1,0 +1,95 @@
+"""Which tensor gets which type: the rules of llama.cpp's `llama-quantize`, without an importance matrix.
+
+A mix such as Q4_K_M has a type for most matrices and a larger one where an error costs more: the output head (or the
+embedding that serves as one), and V and the down projection of some layers. Vectors stay float32.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from karat.checkpoint.weights import PLAIN_BYTES
+from karat.config import ModelConfig
+from karat.quant import FORMATS
+
+# For rows that are no whole number of blocks of the type that was meant.
+_SMALLER_BLOCKS: Mapping[str, str] = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A name that `convert` takes; `file_type` is its number in general.file_type."""
+
+    name: str
+    base: str
+    file_type: int
+
+
+MIXES: Mapping[str, Mix] = {
+    mix.name: mix
+    for mix in (
+        Mix("F32", "F32", 0),
+        Mix("F16", "F16", 1),
+        Mix("BF16", "BF16", 32),
+        Mix("Q8_0", "Q8_0", 7),
+        Mix("Q4_0", "Q4_0", 2),
+        Mix("Q4_1", "Q4_1", 3),
+        Mix("Q5_0", "Q5_0", 8),
+        Mix("Q5_1", "Q5_1", 9),
+        Mix("Q4_K_S", "Q4_K", 14),
+        Mix("Q4_K_M", "Q4_K", 15),
+        Mix("Q5_K_S", "Q5_K", 16),
+        Mix("Q5_K_M", "Q5_K", 17),
+        Mix("Q6_K", "Q6_K", 18),
+    )
+}
+
+
+def type_of(
+    mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig, *, pure: bool = False
+) -> str:
+    """The type of the tensor with this Hugging Face name and shape, in this layer if it is in one.
+
+    `pure` gives every matrix the base type. Where rows are no whole number of blocks, a type of smaller blocks is
+    taken, and F16 where there is none.
+    """
+    if len(shape) < 2 or not name.endswith(".weight"):
+        return "F32"
+    wanted = mix.base if pure or mix.base in PLAIN_BYTES else _wanted(mix, name, shape, layer, config)
+    if not _divides(shape, wanted):
+        wanted = _SMALLER_BLOCKS.get(wanted, "F16")
+    return wanted if _divides(shape, wanted) else "F16"
+
+
+def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig) -> str:
+    head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    if name == head:
+        return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
+    num_layers = config.num_layers
+    if layer is None:
+        return mix.base
+    is_value, is_down = name.endswith(".v_proj.weight"), name.endswith(".down_proj.weight")
+    if mix.name in ("Q4_K_M", "Q5_K_M") and (is_value or is_down) and _is_sensitive(layer, num_layers):
+        return "Q6_K"
+    if mix.name == "Q4_K_S" and ((is_value and layer < 4) or (is_down and layer < num_layers // 8)):
+        return "Q5_K"
+    if is_value and mix.base == "Q4_K" and _is_70b(config):
+        return "Q5_K"  # eight heads share each value there
+    return mix.base
+
+
+def _divides(shape: tuple[int, ...], dtype: str) -> bool:
+    return dtype in PLAIN_BYTES or shape[-1] % FORMATS[dtype].block_size == 0
+
+
+def _is_sensitive(layer: int, num_layers: int) -> bool:
+    """The first and the last eighth of the layers, and every third between."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _is_70b(config: ModelConfig) -> bool:
+    if config.num_layers != 80:
+        return False
+    return config.model_type == "qwen2" or (
+        config.model_type in ("llama", "mistral") and config.num_heads != config.num_kv_heads
+    )

@@ -1,0 +1,172 @@
+"""A tokenizer of the `tokenizers` library as the metadata of a GGUF file, where those can say it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from karat.checkpoint.gguf.writer import numbers, scalar, string, strings
+from karat.config import ModelConfig
+from karat.convert.metadata import Pairs
+from karat.errors import TokenizerError
+from karat.text.gguf_tokenizer import ranked_merges
+from karat.text.pre_tokenizers import PRE_TOKENIZERS
+from karat.text.tokenizer_files import TokenizerFiles
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_GPT2 = PRE_TOKENIZERS["gpt-2"].patterns[0]
+_DIGIT = PRE_TOKENIZERS["smollm"].patterns[0]
+_ROLES = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
+    "mask_token": "mask",
+}  # fmt: skip
+
+
+def tokenizer_pairs(files: TokenizerFiles, config: ModelConfig) -> tuple[Pairs, list[str]]:
+    """The metadata, and what of the tokenizer they leave out. TokenizerError for one that they cannot describe."""
+    state = json.loads(files.backend.to_str())
+    model = state["model"]
+    if model["type"] != "BPE" or model.get("dropout") or model.get("end_of_word_suffix"):
+        raise _unsupported(f"a {model['type']} model")
+    merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
+    tokens, types = _tokens(state, model, config.vocab_size)
+    if model["byte_fallback"]:
+        kind, scores = _sentence_piece(state, model, tokens, types, merges)
+    else:
+        kind, scores = _byte_level(state, model, tokens, merges), None
+    pairs = [
+        ("tokenizer.ggml.model", string("llama" if scores else "gpt2")),
+        *kind,
+        ("tokenizer.ggml.tokens", strings(tokens)),
+        ("tokenizer.ggml.token_type", numbers("INT32", types)),
+    ]
+    if scores:
+        pairs.append(("tokenizer.ggml.scores", numbers("FLOAT32", scores)))
+    pairs += _special(files, config)
+    pairs += [
+        ("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", string(source))
+        for name, source in files.templates.items()
+    ]
+    return pairs, _left_out(state)
+
+
+def _tokens(state: Mapping[str, Any], model: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
+    """Every row of the embedding has a token; those that the tokenizer lacks are unused."""
+    by_id: dict[int, tuple[str, int]] = {}
+    for token, index in model["vocab"].items():
+        by_id[index] = token, _BYTE if model["byte_fallback"] and _BYTE_TOKEN.fullmatch(token) else _NORMAL
+    for token in state["added_tokens"]:
+        by_id[token["id"]] = token["content"], _CONTROL if token["special"] else _USER_DEFINED
+    if (unknown := model.get("unk_token")) is not None and unknown in model["vocab"]:
+        by_id[model["vocab"][unknown]] = unknown, _UNKNOWN
+    if by_id and max(by_id) >= num_rows:
+        raise TokenizerError(f"the token {max(by_id)} has no row in the embedding, which has {num_rows}; expected one")
+    known = {token for token, _ in by_id.values()}
+    for index in range(num_rows):
+        if index not in by_id:
+            name = f"[PAD{index}]"
+            while name in known:
+                name = f"[{name}]"
+            by_id[index] = name, _UNUSED
+    listed = [by_id[index] for index in range(num_rows)]
+    return [token for token, _ in listed], [kind for _, kind in listed]
+
+
+def _byte_level(
+    state: Mapping[str, Any], model: Mapping[str, Any], tokens: Sequence[str], merges: Sequence[tuple[str, str]]
+) -> Pairs:
+    patterns = _patterns(state["pre_tokenizer"])
+    normalizer = state["normalizer"]
+    nfc = normalizer == {"type": "NFC"}
+    if normalizer is not None and not nfc:
+        raise _unsupported(f"the normalizer {normalizer['type']}")
+    for name, kind in PRE_TOKENIZERS.items():
+        if (list(kind.patterns), kind.takes_whole, kind.nfc) == (patterns, model["ignore_merges"], nfc):
+            merged = [f"{left} {right}" for left, right in merges]
+            return [("tokenizer.ggml.pre", string(name)), ("tokenizer.ggml.merges", strings(merged))]
+    raise _unsupported(f"a pre-tokenizer without a name in GGUF (it cuts at {patterns or 'nothing'})")
+
+
+def _patterns(state: Mapping[str, Any] | None) -> list[str]:
+    """The patterns that a pre-tokenizer cuts at, one after the other, before it writes bytes as characters."""
+    steps = [] if state is None else state["pretokenizers"] if state["type"] == "Sequence" else [state]
+    patterns: list[str] = []
+    for step in steps:
+        match step:
+            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
+                patterns.append(pattern)
+            case {"type": "Digits", "individual_digits": True}:
+                patterns.append(_DIGIT)
+            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(use_regex)} if step is steps[-1]:
+                return patterns + [_GPT2] * use_regex
+            case _:
+                break
+    raise _unsupported(f"the pre-tokenizer {' > '.join(step['type'] for step in steps) or 'none'}")
+
+
+def _sentence_piece(
+    state: Mapping[str, Any], model: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int],
+    merges: Sequence[tuple[str, str]],
+) -> tuple[Pairs, list[float]]:  # fmt: skip
+    """Scores with which SentencePiece merges in the order of these merges."""
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    prepend = {"type": "Prepend", "prepend": "▁"}
+    normalizer = state["normalizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    if steps not in ([prepend, replace], [replace]) or state["pre_tokenizer"] is not None:
+        raise _unsupported("a SentencePiece model with another normalizer than ▁ for spaces")
+    score = dict.fromkeys(tokens, 0.0)
+    rank = 0
+    for left, right in merges:
+        if score[left + right] == 0:
+            rank += 1
+            score[left + right] = float(-rank)
+    ids = {token: index for index, token in enumerate(tokens) if types[index] != _UNUSED}
+    scores = [score[token] for token in tokens]
+    if ranked_merges(ids, types, scores) != list(merges):
+        raise _unsupported("merges in an order that no scores give")
+    return [("tokenizer.ggml.add_space_prefix", scalar("BOOL", steps[0] == prepend))], scores
+
+
+def _special(files: TokenizerFiles, config: ModelConfig) -> Pairs:
+    """Tokens with a role, the further ones that end a text, and whether BOS and EOS are put around one."""
+    ids = {role: files.backend.token_to_id(token) for role, token in files.special_tokens.items()}
+    roles = {name: ids[role] for role, name in _ROLES.items() if ids.get(role) is not None}
+    roles.setdefault("bos", config.bos_token_id)
+    ends = [*config.eos_token_ids]
+    roles.setdefault("eos", ends[0] if ends else None)
+    others = [token_id for token_id in ends if token_id != roles["eos"]]
+    roles |= dict(zip(("eot", "eom"), others, strict=False))
+    framed, plain = files.backend.encode("").ids, files.backend.encode("a", add_special_tokens=False).ids
+    before = framed[:1] if framed and framed[0] == roles["bos"] else []
+    after = framed[len(before) :]
+    if after not in ([], [roles["eos"]]) or files.backend.encode("a").ids != [*before, *plain, *after]:
+        raise _unsupported("a post-processor that adds more than BOS and EOS")
+    pairs = [
+        (f"tokenizer.ggml.{name}_token_id", scalar("UINT32", token_id))
+        for name, token_id in roles.items()
+        if token_id is not None
+    ]
+    return [
+        *pairs,
+        ("tokenizer.ggml.add_bos_token", scalar("BOOL", bool(before))),
+        ("tokenizer.ggml.add_eos_token", scalar("BOOL", bool(after))),
+    ]
+
+
+def _left_out(state: Mapping[str, Any]) -> list[str]:
+    flags = ("lstrip", "rstrip", "single_word")
+    flagged = [token["content"] for token in state["added_tokens"] if any(token[flag] for flag in flags)]
+    if not flagged:
+        return []
+    return [
+        f"GGUF does not carry that {len(flagged)} added tokens, such as {flagged[0]!r}, take the spaces beside them or "
+        "must stand alone: texts with them are tokenised otherwise"
+    ]
+
+
+def _unsupported(what: str) -> TokenizerError:
+    return TokenizerError(
+        f"the tokenizer has {what}, which GGUF cannot describe; expected byte-level or SentencePiece BPE"
+    )

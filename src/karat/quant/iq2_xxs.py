@@ -1,0 +1,26 @@
+"""IQ2_XXS: 256 values in 66 bytes, in 8 groups of 32: a float16 scale, then 8 bytes a group.
+
+The first four bytes of a group choose points of eight values; the last four hold the four points' signs in 7 bits each,
+and on top the 4-bit group scale s: a value is scale * (0.5 + s) / 4 * point * sign.
+"""
+
+import numpy as np
+
+from karat.quant.format import Blocks, Format, Values, half
+from karat.quant.iq_books import book
+from karat.quant.iq_signs import EVEN_SIGNS
+
+_SIGN_SHIFTS = np.array([0, 7, 14, 21], np.uint32)
+
+
+def unpack(blocks: Blocks) -> Values:
+    groups = np.ascontiguousarray(blocks[:, 2:]).reshape(-1, 8, 8)
+    words = np.ascontiguousarray(groups[:, :, 4:]).view("<u4")  # [n, groups, 1]
+    scales = half(blocks, 0) * (np.float32(0.5) + (words[:, :, 0] >> 28).astype(np.float32)) * np.float32(0.25)
+    points = book("IQ2_XXS")[groups[:, :, :4]]  # [n, groups, 4, 8]
+    signs = EVEN_SIGNS[(words >> _SIGN_SHIFTS) & np.uint32(127)]
+    values: Values = scales[:, :, None, None] * points * signs
+    return values.reshape(-1, 256)
+
+
+FORMAT = Format("IQ2_XXS", ggml_type=16, block_size=256, block_bytes=66, unpack=unpack)

@@ -1,0 +1,27 @@
+"""Q4_K: 256 values in 144 bytes, 4 bits each, in 8 groups of 32.
+
+Bytes 0 and 2: float16 factors of the scales and of the minimums; 4 to 15: those, in 6 bits (karat.quant.k_scales); 16
+to 143: the integers, in runs of 32 bytes that hold one group in their low halves and the next in their high ones. A
+value is scale * integer - minimum.
+"""
+
+import numpy as np
+
+from karat.quant.bits import nibbles
+from karat.quant.format import Blocks, Format, Values
+from karat.quant.k_scales import pack_groups, unpack_scales
+
+
+def unpack(blocks: Blocks) -> Values:
+    scales, minimums = unpack_scales(blocks)  # [n, groups]
+    integers = nibbles(blocks[:, 16:], 32).reshape(-1, 8, 32).astype(np.float32)
+    return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
+
+
+def pack(values: Values) -> Blocks:
+    head, integers = pack_groups(values, 15, -1.0, 0.1, 20)
+    pairs = integers.reshape(-1, 4, 2, 32)
+    return np.concatenate([head, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+
+
+FORMAT = Format("Q4_K", ggml_type=12, block_size=256, block_bytes=144, unpack=unpack, pack=pack)

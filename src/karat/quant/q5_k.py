@@ -1,0 +1,27 @@
+"""Q5_K: 256 values in 176 bytes, 5 bits each, in 8 groups of 32.
+
+As Q4_K, with 32 bytes of fifth bits at byte 16, value i in bit i // 32 of byte i % 32, and the low bits from byte 48.
+"""
+
+import numpy as np
+
+from karat.quant.bits import fields, nibbles
+from karat.quant.format import Blocks, Format, Values
+from karat.quant.k_scales import pack_groups, unpack_scales
+
+
+def unpack(blocks: Blocks) -> Values:
+    scales, minimums = unpack_scales(blocks)  # [n, groups]
+    high = fields(blocks[:, 16:48], 32, range(8), 1).reshape(-1, 256) << np.uint8(4)
+    integers = (nibbles(blocks[:, 48:], 32) | high).reshape(-1, 8, 32).astype(np.float32)
+    return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
+
+
+def pack(values: Values) -> Blocks:
+    head, integers = pack_groups(values, 31, -0.5, 0.1, 15)
+    high = np.packbits((integers >> 4).reshape(-1, 8, 32).swapaxes(1, 2), axis=2, bitorder="little").reshape(-1, 32)
+    pairs = (integers & np.uint8(15)).reshape(-1, 4, 2, 32)
+    return np.concatenate([head, high, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
+
+
+FORMAT = Format("Q5_K", ggml_type=13, block_size=256, block_bytes=176, unpack=unpack, pack=pack)

@@ -1,0 +1,46 @@
+"""Q6_K: 256 values in 210 bytes, 6 bits each, in 16 groups of 16.
+
+Bytes 0 to 127: the low halves, in runs of 64 bytes that hold 64 values in their low and the next 64 in their high
+halves; 128 to 191: the two high bits, laid as in Q2_K; 192 to 207: signed 8-bit scales; 208: their float16 factor. The
+integers are 32 too large.
+"""
+
+import numpy as np
+
+from karat.quant.bits import fields, nibbles
+from karat.quant.format import Blocks, Format, Values, half, half_bytes
+from karat.quant.k_fit import fit_symmetric
+
+
+def unpack(blocks: Blocks) -> Values:
+    scales = half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, groups]
+    high = fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 2).reshape(-1, 256) << np.uint8(4)
+    integers = (nibbles(blocks[:, :128], 64) | high).astype(np.int8) - np.int8(32)
+    return (scales[:, :, None] * integers.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+
+
+def pack(values: Values) -> Blocks:
+    groups = values.reshape(-1, 16)
+    fitted = fit_symmetric(groups, 32).reshape(-1, 16)
+    largest = np.take_along_axis(fitted, np.abs(fitted).argmax(axis=1, keepdims=True), axis=1)
+    is_zero = np.abs(largest) < np.float32(1e-15)
+    inverse = np.where(is_zero, np.float32(0), np.float32(-128) / largest)
+    factor = half_bytes(np.where(is_zero, np.float32(0), np.float32(1) / inverse))
+    eight_bits = np.minimum(np.rint(fitted * inverse), 127).astype(np.int8)
+    scales = (factor.view("<f2").astype(np.float32) * eight_bits.astype(np.float32)).reshape(-1, 1)
+    divisor = np.where(scales == 0, np.float32(1), scales)
+    integers = np.clip(np.rint(groups / divisor), -32, 31)
+    integers[(scales == 0)[:, 0]] = 0
+    six_bits = (integers + 32).astype(np.uint8).reshape(-1, 256)
+    low = (six_bits & np.uint8(15)).reshape(-1, 2, 2, 64)
+    high = (six_bits >> 4).reshape(-1, 2, 4, 32)
+    parts = [
+        (low[:, :, 0] | low[:, :, 1] << 4).reshape(-1, 128),
+        (high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6).reshape(-1, 64),
+        eight_bits.view(np.uint8),
+        factor,
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+FORMAT = Format("Q6_K", ggml_type=14, block_size=256, block_bytes=210, unpack=unpack, pack=pack)

@@ -1,0 +1,180 @@
+"""GGUF files byte by byte, right and wrong, and models written by the gguf package."""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
+FORMS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", I64: "<q",
+         F64: "<d"}  # fmt: skip
+
+Pair = tuple[str, int, Any]  # an array's value is (kind, items)
+Tensor = tuple[str, Sequence[int], int, bytes]  # name, dimensions as the file has them, type, data
+
+
+def text(value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(data)) + data
+
+
+def value(kind: int, content: Any) -> bytes:
+    if kind == STRING:
+        return text(content)
+    if kind == ARRAY:
+        item_kind, items = content
+        return struct.pack("<IQ", item_kind, len(items)) + b"".join(value(item_kind, item) for item in items)
+    return struct.pack(FORMS[kind], content)
+
+
+def pair(key: str | bytes, kind: int, content: Any) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value(kind, content)
+
+
+def info(name: str | bytes, dims: Sequence[int], kind: int, offset: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+def header(num_tensors: int, num_pairs: int, version: int = 3, magic: bytes = b"GGUF") -> bytes:
+    return magic + struct.pack("<IQQ", version, num_tensors, num_pairs)
+
+
+def build(pairs: Iterable[Pair], tensors: Iterable[Tensor] = (), *, version: int = 3, alignment: int = 32) -> bytes:
+    """A right file, if what it is given is right."""
+    pairs, tensors = list(pairs), list(tensors)
+    head = header(len(tensors), len(pairs), version) + b"".join(pair(*item) for item in pairs)
+    body = b""
+    for name, dims, kind, data in tensors:
+        head += info(name, dims, kind, len(body))
+        body += data + bytes(-len(data) % alignment)
+    return head + bytes(-len(head) % alignment) + body
+
+
+CONFIG: Mapping[str, tuple[int, Any]] = {
+    "general.architecture": (STRING, "llama"),
+    "llama.context_length": (U32, 64),
+    "llama.embedding_length": (U32, 8),
+    "llama.block_count": (U32, 1),
+    "llama.feed_forward_length": (U32, 32),
+    "llama.attention.head_count": (U32, 2),
+    "llama.attention.head_count_kv": (U32, 1),
+    "llama.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+    "tokenizer.ggml.model": (STRING, "llama"),
+    "tokenizer.ggml.tokens": (ARRAY, (STRING, ["<unk>", "<s>", "</s>", "▁", "a", "▁a"])),
+    "tokenizer.ggml.scores": (ARRAY, (F32, [0, 0, 0, -2, -3, -1])),
+    "tokenizer.ggml.token_type": (ARRAY, (I32, [2, 3, 3, 1, 1, 1])),
+    "tokenizer.ggml.bos_token_id": (U32, 1),
+    "tokenizer.ggml.eos_token_id": (U32, 2),
+    "tokenizer.ggml.unknown_token_id": (U32, 0),
+}
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "token_embd.weight": (8, 6),
+    "blk.0.attn_norm.weight": (8,),
+    "blk.0.attn_q.weight": (8, 8),
+    "blk.0.attn_k.weight": (8, 4),
+    "blk.0.attn_v.weight": (8, 4),
+    "blk.0.attn_output.weight": (8, 8),
+    "blk.0.ffn_norm.weight": (8,),
+    "blk.0.ffn_gate.weight": (8, 32),
+    "blk.0.ffn_up.weight": (8, 32),
+    "blk.0.ffn_down.weight": (32, 8),
+    "output_norm.weight": (8,),
+}
+
+
+def pairs(changes: Mapping[str, tuple[int, Any] | None] | None = None) -> list[Pair]:
+    """The metadata of a tiny llama; with changes, of which None takes a key out."""
+    merged = {**CONFIG, **(changes or {})}
+    return [(key, *typed) for key, typed in merged.items() if typed is not None]
+
+
+def tensors(seed: int = 0) -> list[Tensor]:
+    """The tensors of a tiny llama, in float32."""
+    rng = np.random.default_rng(seed)
+    return [
+        (name, dims, 0, rng.standard_normal(int(np.prod(dims)), np.float32).tobytes()) for name, dims in SHAPES.items()
+    ]
+
+
+def tiny(changes: Mapping[str, tuple[int, Any] | None] | None = None, **options: Any) -> bytes:
+    """A tiny llama, complete with a tokenizer."""
+    return build(pairs(changes), tensors(), **options)
+
+
+def paired(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """The rows of Q or K in the order that llama's GGUF files have, as llama.cpp's converter makes it."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def write_model(
+    path: Path, config: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], *, split: int | None = None
+) -> None:
+    """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
+    family = config["model_type"]
+    arch = "llama" if family == "mistral" else family
+    options = {} if split is None else {"split_max_tensors": split}
+    writer = gguf.GGUFWriter(path, arch, **options)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_bos_token_id(config["bos_token_id"])
+    ends = config["eos_token_id"]
+    for add, token_id in zip((writer.add_eos_token_id, writer.add_eot_token_id), np.atleast_1d(ends), strict=False):
+        add(int(token_id))
+    _add_rope(writer, config, head_dim)
+    kind = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[arch]
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+    for name, weight in weights.items():
+        stored = weight
+        if arch == "llama" and ".q_proj." in name:
+            stored = paired(weight, config["num_attention_heads"])
+        if arch == "llama" and ".k_proj." in name:
+            stored = paired(weight, config["num_key_value_heads"])
+        new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert new_name is not None
+        writer.add_tensor(new_name, stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
+    rope = config["rope_parameters"]
+    theta, factor = rope["rope_theta"], rope.get("factor")
+    writer.add_rope_freq_base(theta)
+    match rope["rope_type"]:
+        case "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(factor)
+        case "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(factor)
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        case "llama3":
+            factors = []
+            for frequency in 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim):
+                wavelength, length = 2 * np.pi / frequency, rope["original_max_position_embeddings"]
+                if wavelength < length / rope["high_freq_factor"]:
+                    factors.append(1.0)
+                elif wavelength > length / rope["low_freq_factor"]:
+                    factors.append(factor)
+                else:
+                    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+                    smooth = (length / wavelength - low) / (high - low)
+                    factors.append(1 / ((1 - smooth) / factor + smooth))
+            writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))

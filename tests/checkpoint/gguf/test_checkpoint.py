@@ -1,0 +1,334 @@
+"""A GGUF file gives the config and the weights that the Hugging Face folder of the same model gives."""
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from karat.checkpoint import open_gguf, open_model
+from karat.checkpoint.gguf import read_header
+from karat.checkpoint.gguf.names import canonical_name, gguf_name, paired_rows
+from karat.checkpoint.gguf.rope import find_llama3, llama3_factors
+from karat.errors import CheckpointError, ConfigError
+from karat.models.registry import find_weights, read_config
+from karat.ops.rope_table import cos_sin_table
+from tests.checkpoint.gguf.builders import (
+    ARRAY,
+    BOOL,
+    F32,
+    F64,
+    FORMS,
+    I32,
+    STRING,
+    U16,
+    U32,
+    build,
+    pairs,
+    tensors,
+    tiny,
+    write_model,
+)  # fmt: skip
+
+REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+F32_TYPE = np.dtype(np.float32)
+
+
+def opened(path: Path, content: bytes) -> Any:
+    path.write_bytes(content)
+    return open_gguf(path)
+
+
+class TestHeader:
+    @REWRITTEN
+    @given(data=st.data(), version=st.sampled_from([2, 3]), alignment=st.sampled_from([8, 32, 64]))
+    def test_every_kind_of_value(self, tmp_path: Path, data: st.DataObject, version: int, alignment: int) -> None:
+        """Numbers at their limits, arrays of every kind and of arrays, read back as they were written."""
+        floats = st.floats(width=32, allow_nan=False)
+        kinds = {kind: st.integers(*_limits(form)) for kind, form in FORMS.items() if form[1] not in "fd"}
+        kinds |= {BOOL: st.booleans(), F32: floats, F64: st.floats(allow_nan=False), STRING: st.text(max_size=20)}
+        expected: list[tuple[str, int, Any]] = [("general.alignment", U32, alignment)]
+        for number in range(data.draw(st.integers(0, 8))):
+            kind = data.draw(st.sampled_from(sorted(kinds)))
+            if data.draw(st.booleans()):
+                expected.append((f"x.{number}", ARRAY, (kind, data.draw(st.lists(kinds[kind], max_size=5)))))
+            else:
+                expected.append((f"x.{number}", kind, data.draw(kinds[kind])))
+        expected.append(("nested", ARRAY, (ARRAY, [(U32, [1, 2]), (STRING, ["a"])])))
+        path = tmp_path / "a.gguf"
+        path.write_bytes(build(expected, tensors(), version=version, alignment=alignment))
+        head = read_header(path)
+        assert (head.version, head.alignment, list(head.metadata.values)) == (
+            version,
+            alignment,
+            [k for k, *_ in expected],
+        )
+        for key, kind, content in expected:
+            got = head.metadata.values[key]
+            if kind == ARRAY:
+                item_kind, items = content
+                assert got.len == len(items)
+                if item_kind == STRING:
+                    assert got.strings() == items
+                elif item_kind != ARRAY:
+                    assert got.numbers().tolist() == items
+            elif kind == F32:
+                assert np.float32(got) == np.float32(content) and len(str(got)) <= len(str(float(np.float32(content))))
+            else:
+                assert got == content and type(got) is type(content)
+        for name, dims, _, stored in tensors():
+            found = head.tensors[name]
+            assert found.shape == tuple(reversed(dims))
+            assert bytes(head.buffer[found.begin : found.end]) == stored
+
+    def test_the_gguf_package_reads_the_same(self, data_dir: Path) -> None:
+        path = data_dir / "tokenizers" / "ggml-vocab-phi-3.gguf"
+        head, other = read_header(path), gguf.GGUFReader(path)
+        keys = [key for key in other.fields if not key.startswith("GGUF.")]
+        assert list(head.metadata.values) == keys
+        for key in keys:
+            got, expected = head.metadata.values[key], other.fields[key].contents()
+            if isinstance(expected, list):
+                assert (got.strings() if got.kind == "STRING" else got.numbers().tolist()) == expected
+            else:
+                assert got == pytest.approx(expected, rel=1e-7) if isinstance(expected, float) else got == expected
+
+
+def _limits(form: str) -> tuple[int, int]:
+    bits = 8 * np.dtype(form).itemsize
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if form[1].islower() else (0, (1 << bits) - 1)
+
+
+class TestNames:
+    def test_every_name_and_back(self) -> None:
+        """As the gguf package maps them, for the architectures that Karat has."""
+        kinds = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3)
+        for kind in kinds:
+            names = gguf.get_tensor_name_map(kind, 11)
+            for part in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                         "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+                         "mlp.down_proj"):  # fmt: skip
+                for layer in (0, 10):
+                    for kind_ in ("weight", "bias"):
+                        name = f"model.layers.{layer}.{part}.{kind_}"
+                        assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight", ".bias"))
+                        assert canonical_name(gguf_name(name) or "") == name
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
+        for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight",
+                     "model.layers.1.self_attn.q_norm.weight", "model.layers.1.self_attn.k_norm.weight"):  # fmt: skip
+            assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight",))
+            assert canonical_name(gguf_name(name) or "") == name
+
+    @pytest.mark.parametrize(
+        "name", ["", "blk.0", "blk.00.attn_q.weight", "blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.0.ffn_x.weight",
+                 "output.bias", "blk.1e3.attn_q.weight", "blk.٣.attn_q.weight", "model.norm.weight"]
+    )  # fmt: skip
+    def test_other_names_have_none(self, name: str) -> None:
+        assert canonical_name(name) is None
+
+    def test_paired_rows(self) -> None:
+        assert paired_rows(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+class TestSameModel:
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+    def test_config_and_weights(self, family: str, seed: int, tmp_path: Path) -> None:
+        """Of a random model that the gguf package wrote; in parts for every second one."""
+        pytest.importorskip("torch", exc_type=ImportError)
+        from tests.support import random_models
+
+        rng = random.Random(f"{family} {seed}")
+        raw = random_models.draw_config(rng, family) | {"use_sliding_window": False, "sliding_window": None}
+        for key in ("layer_types", "max_window_layers"):
+            raw.pop(key, None)
+        if family not in ("qwen2", "qwen3"):
+            raw.pop("use_sliding_window")
+        if family != "mistral":
+            raw.pop("sliding_window")
+        if raw["rope_parameters"]["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
+            kept = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")
+            raw["rope_parameters"] = {key: raw["rope_parameters"][key] for key in kept}
+        expected = read_config(raw)
+        weights = random_weights(raw, expected, seed)
+        path = tmp_path / "model.gguf"
+        write_model(path, raw, weights, split=5 if seed % 2 else None)
+        if seed % 2:
+            path = min(tmp_path.glob("model-00001-of-*.gguf"))
+        checkpoint = open_model(path)
+        config = read_config(checkpoint.config)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+                     "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "layer_windows",
+                     "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "bos_token_id", "eos_token_ids"):  # fmt: skip
+            assert getattr(config, name) == getattr(expected, name), name
+        assert config.model_type == ("llama" if family == "mistral" else family)
+        tables = [
+            cos_sin_table(c.rope, head_dim=c.head_dim, num_positions=300, dtype=F32_TYPE) for c in (config, expected)
+        ]
+        np.testing.assert_array_equal(tables[0].cos, tables[1].cos)
+        np.testing.assert_array_equal(tables[0].sin, tables[1].sin)
+        found = find_weights(config, checkpoint)
+        assert {*found} == {*weights}
+        for name, weight in found.items():
+            np.testing.assert_array_equal(weight.to_array(F32_TYPE), weights[name], err_msg=name)
+
+    def test_stories(self, data_dir: Path) -> None:
+        """The folder and the GGUF file of one trained model, which other programs converted."""
+        folder = data_dir / "stories260k"
+        checkpoints = [open_model(folder), open_model(folder / "stories260k-f32.gguf")]
+        configs = [read_config({**c.config, "torch_dtype": None, "dtype": None}) for c in checkpoints]
+        assert configs[0] == configs[1]
+        found = [find_weights(c, checkpoint) for c, checkpoint in zip(configs, checkpoints, strict=True)]
+        assert found[0].keys() == found[1].keys()
+        for name, weight in found[0].items():
+            np.testing.assert_array_equal(weight.to_array(F32_TYPE), found[1][name].to_array(F32_TYPE))
+
+    @pytest.mark.parametrize("name", ["Q4_0", "Q8_0"])
+    def test_paired_rows_of_blocks_are_moved_whole(self, name: str, tmp_path: Path) -> None:
+        kind = gguf.GGMLQuantizationType[name]
+        weight = np.random.default_rng(7).standard_normal((8, 64)).astype(np.float32)
+        blocks = gguf.quants.quantize(weight, kind)
+        changed = [
+            ("blk.0.attn_q.weight", (64, 8), int(kind), blocks.tobytes()) if item[0] == "blk.0.attn_q.weight" else item
+            for item in tensors()
+        ]
+        checkpoint = opened(tmp_path / "a.gguf", build(pairs(), changed))
+        got = checkpoint.weights["model.layers.0.self_attn.q_proj.weight"]
+        assert (got.dtype, got.shape, got.num_bytes) == (name, (8, 64), blocks.nbytes)
+        rows = paired_rows(8, 4)
+        assert got.data.tobytes() == blocks[rows].tobytes()
+        np.testing.assert_array_equal(got.to_array(F32_TYPE), gguf.quants.dequantize(blocks, kind)[rows])
+
+
+def random_weights(raw: dict[str, Any], config: Any, seed: int) -> dict[str, NDArray[np.float32]]:
+    from karat.models.decoder import weight_specs
+
+    rng = np.random.default_rng(seed)
+    names = {spec.source: spec.shape for spec in weight_specs(config)}
+    if raw["tie_word_embeddings"]:
+        names.pop("lm_head.weight", None)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in names.items()}
+
+
+class TestLlama3:
+    @given(
+        theta=st.sampled_from([10000.0, 500000.0, 1e6]),
+        head_dim=st.sampled_from([64, 80, 128]),
+        factor=st.sampled_from([2.0, 8.0, 16.0, 32.0]),
+        length=st.sampled_from([512, 2048, 8192, 16384, 100_000]),
+    )
+    def test_found_again(self, theta: float, head_dim: int, factor: float, length: int) -> None:
+        factors = llama3_factors(theta, head_dim, factor, 1, 4, length).astype(np.float32)
+        found = find_llama3(factors, theta, head_dim)
+        if factors.max() == 1:
+            assert found is None
+            return
+        assert found is not None
+        again = llama3_factors(theta, head_dim, found["factor"], 1, 4, found["original_max_position_embeddings"])
+        np.testing.assert_allclose(again, factors, rtol=1e-5)
+        if ((factors > 1.01) & (factors < factor * 0.99)).any() and factors.max() > factor * 0.9999:
+            assert (found["factor"], found["original_max_position_embeddings"]) == (factor, length)
+
+    @pytest.mark.parametrize("wrong", [[1, 2, 1, 1], [1, 1, 1, 0.5], [1, 1, math.nan, 8], [1, 3, 5, 8], [8, 1, 8, 1]])
+    def test_anything_else_is_refused(self, wrong: list[float]) -> None:
+        with pytest.raises(ConfigError, match=r"rope_freqs\.weight"):
+            find_llama3(np.array(wrong, np.float32), 10000.0, 8)
+
+
+class TestWarnings:
+    def test_mistral_and_doubles(self, tmp_path: Path) -> None:
+        doubles = [
+            (name, dims, 28, np.frombuffer(data, "<f4").astype("<f8").tobytes())
+            if "ffn_down" in name
+            else (name, dims, kind, data)
+            for name, dims, kind, data in tensors()
+        ]
+        content = build(pairs({"general.name": (STRING, "Mistral 7B")}), doubles)
+        checkpoint = opened(tmp_path / "a.gguf", content)
+        assert "sliding window" in checkpoint.warnings[0]
+        assert "1 F64 tensors are rounded to float32: model.layers.0.mlp.down_proj.weight" in checkpoint.warnings[1]
+        weight = checkpoint.weights["model.layers.0.mlp.down_proj.weight"]
+        expected = np.frombuffer({t[0]: t[3] for t in tensors()}["blk.0.ffn_down.weight"], "<f4").reshape(8, 32)
+        for dtype in (np.float32, np.float64):
+            np.testing.assert_array_equal(weight.to_array(np.dtype(dtype)), expected)
+        assert opened(tmp_path / "b.gguf", tiny()).warnings == ()
+
+
+def test_opening_a_large_vocabulary_takes_no_time(data_dir: Path) -> None:
+    """151,936 tokens and 151,387 merges: at most 0.3 s of this process's time."""
+    from time import process_time
+
+    took = []
+    for _ in range(3):
+        start = process_time()
+        read_header(data_dir / "tokenizers" / "ggml-vocab-qwen2.gguf")
+        took.append(process_time() - start)
+    print(took)
+    assert min(took) < 0.3
+
+
+def test_a_vocabulary_is_no_model(data_dir: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no tensors: it is a vocabulary"):
+        open_gguf(data_dir / "tokenizers" / "ggml-vocab-qwen2.gguf")
+
+
+class TestSplits:
+    @pytest.fixture
+    def parts(self, tmp_path: Path) -> list[Path]:
+        """A tiny model in three parts, as a split of the gguf package names and numbers them."""
+        groups = [tensors()[:4], tensors()[4:8], tensors()[8:]]
+        paths = [tmp_path / f"fox-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+        for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
+            split = {"split.no": (U16, number), "split.count": (U16, 3), "split.tensors.count": (I32, len(tensors()))}
+            path.write_bytes(build(pairs(split), group))
+        return paths
+
+    def refused(self, path: Path) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            open_gguf(path)
+        return str(caught.value)
+
+    def test_all_parts(self, parts: list[Path]) -> None:
+        weights = open_gguf(parts[0]).weights
+        assert len(weights) == len(tensors())
+        assert {weight.file for weight in weights.values()} == set(parts)
+
+    def test_another_part_than_the_first(self, parts: list[Path]) -> None:
+        assert "is part 2 of 3 of a split; expected the first part" in self.refused(parts[1])
+
+    def test_a_missing_part(self, parts: list[Path]) -> None:
+        parts[2].unlink()
+        message = self.refused(parts[0])
+        assert "is the first of 3 parts; expected 'fox-00003-of-00003.gguf' beside it" in message
+
+    def test_parts_in_the_wrong_order(self, parts: list[Path]) -> None:
+        content = parts[1].read_bytes()
+        parts[1].write_bytes(parts[2].read_bytes())
+        parts[2].write_bytes(content)
+        assert "states split.no and split.count (2, 3); expected (1, 3)" in self.refused(parts[0])
+
+    def test_a_tensor_in_two_parts(self, parts: list[Path]) -> None:
+        split = {"split.no": (U16, 2), "split.count": (U16, 3)}
+        parts[2].write_bytes(build(pairs(split), tensors()[7:]))
+        assert "which fox-00002-of-00003.gguf has already" in self.refused(parts[0])
+
+    def test_a_part_of_another_split(self, parts: list[Path]) -> None:
+        split = {"split.no": (U16, 2), "split.count": (U16, 3)}
+        parts[2].write_bytes(build(pairs(split), tensors()[9:]))
+        assert "states 11 tensors in all parts, which have 10" in self.refused(parts[0])
+
+    def test_under_another_name(self, parts: list[Path]) -> None:
+        parts[0].rename(parts[0].with_name("fox.gguf"))
+        assert "under the name that the split gave it" in self.refused(parts[0].with_name("fox.gguf"))
+
+    def test_a_part_that_is_a_link_out_of_the_folder(self, parts: list[Path], tmp_path_factory: Any) -> None:
+        elsewhere = tmp_path_factory.mktemp("elsewhere") / "part.gguf"
+        parts[1].rename(elsewhere)
+        parts[1].symlink_to(elsewhere)
+        assert "is a link out of the folder" in self.refused(parts[0])

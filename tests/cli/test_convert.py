@@ -1,0 +1,84 @@
+"""`karat convert`, and `run` and `inspect` on what it writes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import gguf
+import pytest
+
+from karat.checkpoint import open_model
+from karat.config import embedded_model_path
+from tests.cli.conftest import Karat
+
+
+@pytest.fixture(scope="module")
+def q8(tmp_path_factory: pytest.TempPathFactory, karat: Karat) -> Path:
+    """The embedded model in Q8_0."""
+    path = tmp_path_factory.mktemp("models") / "stories-Q8_0.gguf"
+    done = karat("convert", str(embedded_model_path()), str(path), "--quant", "q8_0")
+    assert done.returncode == 0, done.stderr
+    assert "43 Q8_0, 31 F32" in done.stdout
+    assert "8.53 bits a value" in done.stdout
+    return path
+
+
+def test_the_report_as_json(tmp_path: Path, karat: Karat) -> None:
+    path = tmp_path / "a.gguf"
+    done = karat("convert", str(embedded_model_path()), str(path), "--quant", "Q4_K_M", "--json")
+    assert done.returncode == 0
+    facts = json.loads(done.stdout)
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert facts["bytes"] == path.stat().st_size
+    assert len(facts["tensors"]) == len(stored)
+    head = next(tensor for tensor in facts["tensors"] if tensor["name"] == "model.embed_tokens.weight")
+    assert head["dtype"] == stored["token_embd.weight"].tensor_type.name == "Q6_K"
+    assert head["num_bytes"] == stored["token_embd.weight"].n_bytes
+    assert 0.01 < head["error"] < 0.02
+
+
+def test_run_and_inspect(q8: Path, karat: Karat) -> None:
+    """With nothing but the file; greedily, eight bits tell the same story for a while."""
+    texts = [
+        karat("run", *model, "-p", "Once upon a time", "--temperature", "0", "--max-tokens", "8", "-q").stdout
+        for model in (["-m", str(q8)], [])
+    ]
+    assert texts[0] == texts[1]
+    assert len(texts[0].split()) > 4
+    facts = json.loads(karat("inspect", str(q8), "--json").stdout)
+    assert facts["stored_by_dtype"]["Q8_0"]["tensors"] == 43
+    assert facts["metadata"]["general.file_type"] == 7
+    assert facts["metadata"]["tokenizer.ggml.tokens"] == "4096 STRING"
+    weights = open_model(q8).weights.values()
+    assert facts["stored_bytes"] == sum(weight.num_bytes for weight in weights) < q8.stat().st_size
+    assert facts["memory"]["weight_bytes"] == facts["stored_bytes"]
+    assert facts["memory"]["float32_weight_bytes"] == 4 * facts["parameters"]
+    row = facts["memory"]["contexts"][-1]
+    assert row["total_bytes"]["float16"] == facts["stored_bytes"] + row["kv_bytes"]["float16"]
+    text = karat("inspect", str(q8)).stdout
+    assert "tokenizer.ggml.pre" in text
+    assert "Q8_0" in text
+
+
+def test_a_file_in_this_folder_is_a_model(
+    q8: Path, tmp_path: Path, karat: Karat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(q8, tmp_path / "fox.gguf")
+    monkeypatch.chdir(tmp_path)
+    done = karat("run", "fox.gguf", "--max-tokens", "1", stdin="Once")
+    assert done.returncode == 0
+    assert "fox.gguf" in done.stderr
+
+
+def test_nothing_is_overwritten(q8: Path, karat: Karat) -> None:
+    before = q8.read_bytes()
+    done = karat("convert", str(embedded_model_path()), str(q8), "--quant", "F32")
+    assert done.returncode == 4
+    assert "is there already, and nothing is overwritten" in done.stderr
+    assert q8.read_bytes() == before
+
+
+def test_an_unknown_type_lists_those_there_are(tmp_path: Path, karat: Karat) -> None:
+    done = karat("convert", str(embedded_model_path()), str(tmp_path / "a.gguf"), "--quant", "Q9")
+    assert done.returncode == 2
+    assert "expected one of F32, F16, BF16, Q8_0, Q4_0" in done.stderr

@@ -1,0 +1,316 @@
+"""What `convert` writes: the gguf package reads it, it is the same model, and a failure leaves nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from karat.checkpoint import open_model
+from karat.checkpoint.gguf import read_header
+from karat.config import embedded_model_path
+from karat.convert import MIXES, convert
+from karat.engine.llm import LLM
+from karat.errors import CheckpointError, ConfigError, NumericsError, UsageError
+from karat.models.decoder import weight_specs
+from karat.models.registry import find_weights, read_config
+from karat.ops.native import unavailable_reason
+from karat.request import SamplingParams
+from karat.text import Tokenizer
+from tests.text.test_gguf_tokenizer import random_strings
+
+F32 = np.dtype(np.float32)
+
+
+def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
+    """A random model with the embedded model's tokenizer."""
+    path.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_model_path() / name, path / name)
+    config = {
+        "model_type": "llama", "vocab_size": 4100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 0], **changes,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(seed)
+    shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
+    save_file(
+        {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}, path / "model.safetensors"
+    )
+    return path
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama 3": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                 "original_max_position_embeddings": 64}},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "yarn": {"model_type": "qwen2", "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0,
+                                                     "original_max_position_embeddings": 32}},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_is_the_same_model(family: str, tmp_path: Path) -> None:
+    """Config and every weight, bit for bit; so are logits, then."""
+    source = open_model(folder_of(tmp_path / "model", **FAMILIES[family]))
+    convert(source, tmp_path / "model.gguf", MIXES["F32"])
+    back = open_model(tmp_path / "model.gguf")
+    expected, got = read_config(source.config), read_config(back.config)
+    assert got.rope == expected.rope
+    for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps", "qkv_bias",
+                 "o_bias", "mlp_bias", "qk_norm", "tie_word_embeddings", "bos_token_id",
+                 "max_position_embeddings"):  # fmt: skip
+        assert getattr(got, name) == getattr(expected, name), name
+    assert set(got.eos_token_ids) == set(expected.eos_token_ids)
+    weights = find_weights(got, back)
+    for name, weight in find_weights(expected, source).items():
+        np.testing.assert_array_equal(weights[name].to_array(F32), weight.to_array(F32), err_msg=name)
+
+
+def test_the_rows_of_q_and_k_are_paired_as_llama_cpp_has_them(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    convert(open_model(folder), tmp_path / "model.gguf", MIXES["F32"])
+    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    q = load_file(folder / "model.safetensors")["model.layers.1.self_attn.q_proj.weight"]
+    expected = q.reshape(4, 2, 8, 64).swapaxes(1, 2).reshape(64, 64)  # heads, halves, pairs
+    np.testing.assert_array_equal(stored["blk.1.attn_q.weight"], expected)
+
+
+@pytest.mark.parametrize("mix", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
+def test_blocks_are_those_of_the_gguf_package(mix: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model")
+    done = convert(open_model(folder), tmp_path / "model.gguf", MIXES[mix], pure=True)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    values = load_file(folder / "model.safetensors")
+    kind = gguf.GGMLQuantizationType[mix]
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    for name, own in (
+        ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("token_embd.weight", "model.embed_tokens.weight"),
+    ):
+        assert tensors[name].tensor_type == kind
+        assert tensors[name].data.tobytes() == gguf.quants.quantize(values[own], kind).tobytes()
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 1:
+            assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+    for report in done.tensors:
+        array = values[report.name]
+        exact = array.astype(np.float64)
+        if report.dtype in ("F32",):
+            assert report.error == 0
+        else:
+            encoded = gguf.quants.dequantize(gguf.quants.quantize(array, kind), kind)
+            error = np.sqrt(((encoded - exact) ** 2).sum() / (exact**2).sum())
+            assert report.error == pytest.approx(error, rel=1e-6)
+
+
+def test_a_mix_and_what_is_told(tmp_path: Path) -> None:
+    done = convert(open_model(folder_of(tmp_path / "model")), tmp_path / "model.gguf", MIXES["Q4_K_M"])
+    told = {report.name: (report.dtype, report.reason) for report in done.tensors}
+    assert told["lm_head.weight"] == ("Q8_0", "rows of 64 are no whole blocks of Q4_K")
+    assert told["model.layers.0.self_attn.q_proj.weight"] == ("Q5_0", "rows of 64 are no whole blocks of Q4_K")
+    assert told["model.norm.weight"] == ("F32", None)
+    metadata = read_header(tmp_path / "model.gguf").metadata
+    assert metadata.values["general.file_type"] == 15
+    assert metadata.values["general.quantization_version"] == 2
+
+
+class TestTokenizers:
+    def same(self, folder: Path, path: Path, num: int) -> None:
+        convert(open_model(folder), path, MIXES["F16"])
+        checkpoint = open_model(path)
+        ours, expected = Tokenizer.of(checkpoint), Tokenizer.from_folder(folder)
+        for text in random_strings(num):
+            assert ours.encode(text) == expected.encode(text), ascii(text)
+        for token_id in range(expected.vocab_size):
+            assert ours.id_to_token(token_id) == expected.id_to_token(token_id)
+        assert ours.special_ids == expected.special_ids
+        assert ours.special_tokens.items() >= expected.special_tokens.items()
+
+    def test_byte_level(self, tmp_path: Path) -> None:
+        self.same(embedded_model_path(), tmp_path / "a.gguf", 2000)
+        messages = [{"role": "user", "content": "Hello"}]
+        ours = Tokenizer.of(open_model(tmp_path / "a.gguf"))
+        assert ours.render_chat(messages) == Tokenizer.from_folder(embedded_model_path()).render_chat(messages)
+
+    def test_sentence_piece(self, data_dir: Path, tmp_path: Path) -> None:
+        self.same(data_dir / "stories260k", tmp_path / "a.gguf", 2000)
+
+    def test_rows_without_a_token_are_unused(self, tmp_path: Path) -> None:
+        convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"])
+        metadata = read_header(tmp_path / "a.gguf").metadata
+        tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
+        types = metadata.array("tokenizer.ggml.token_type", "INT32")
+        assert tokens is not None and types is not None
+        assert tokens.strings()[4096:] == ["[PAD4096]", "[PAD4097]", "[PAD4098]", "[PAD4099]"]
+        assert types.numbers()[4096:].tolist() == [5] * 4
+
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            ({"pre_tokenizer": {"type": "Whitespace"}}, "the pre-tokenizer Whitespace"),
+            ({"pre_tokenizer": None}, "the pre-tokenizer none"),
+            ({"normalizer": {"type": "Lowercase"}}, "the normalizer Lowercase"),
+            ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                                "use_regex": False}}, "a pre-tokenizer without a name in GGUF"),
+        ],
+    )  # fmt: skip
+    def test_what_gguf_cannot_describe(self, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+        folder = folder_of(tmp_path / "model")
+        state = json.loads((folder / "tokenizer.json").read_text())
+        (folder / "tokenizer.json").write_text(json.dumps(state | change))
+        with pytest.raises(Exception, match=expected):
+            convert(open_model(folder), tmp_path / "a.gguf", MIXES["F32"])
+        assert not (tmp_path / "a.gguf").exists()
+
+
+def test_greedy_text_is_the_same(tmp_path: Path) -> None:
+    """Of the embedded model and its F32 file, on the reference executor."""
+    convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES["F32"])
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = [
+        LLM(model, executor="reference").generate("One day a fox", params)[0].outputs[0].token_ids
+        for model in (None, tmp_path / "a.gguf")
+    ]
+    assert texts[0] == texts[1]
+
+
+class TestLogits:
+    """Of a quantised file, on each executor, with a cache of float32 or wider."""
+
+    def logits(self, path: Path, **options: Any) -> NDArray[np.floating]:
+        llm = LLM(path, max_model_len=64, **options)
+        return llm.logits(llm.tokenizer.encode("Once upon a time, a fox found a lantern in the snow."))
+
+    @pytest.mark.parametrize("mix", ["Q8_0", "Q4_0", "F16", "BF16"])
+    def test_native_is_close_to_float64(self, mix: str, tmp_path: Path) -> None:
+        if (reason := unavailable_reason()) is not None:
+            pytest.skip(reason)
+        convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES[mix], pure=True)
+        exact = self.logits(tmp_path / "a.gguf", executor="reference", dtype="float64")
+        got = self.logits(tmp_path / "a.gguf", executor="native", kv_dtype="float32")
+        print(mix, np.abs(got - exact).max() / exact.std())
+        assert np.abs(got - exact).max() <= 1e-4 * exact.std()
+        if mix in ("F16", "BF16"):  # blocks are summed before they are scaled (docs/determinism.md)
+            convert(open_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", MIXES["F32"])
+            same = self.logits(tmp_path / "b.gguf", executor="native", kv_dtype="float32")
+            np.testing.assert_array_equal(same, got)
+
+    @pytest.mark.parametrize("mix", ["Q4_K_M", "Q5_K_M", "Q6_K", "Q4_1", "Q5_0", "Q5_1"])
+    def test_reference_is_close_to_float64(self, mix: str, tmp_path: Path) -> None:
+        convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES[mix])
+        exact = self.logits(tmp_path / "a.gguf", executor="reference", dtype="float64")
+        got = self.logits(tmp_path / "a.gguf", executor="reference")
+        assert np.abs(got - exact).max() <= 1e-4 * exact.std()
+
+
+class TestFromGguf:
+    def test_metadata_are_taken_over(self, data_dir: Path, tmp_path: Path) -> None:
+        path = data_dir / "stories260k" / "stories260k-f32.gguf"
+        convert(open_model(path), tmp_path / "a.gguf", MIXES["Q8_0"])
+        source, written = read_header(path), read_header(tmp_path / "a.gguf")
+        assert written.metadata.values["general.file_type"] == 7
+        for key in source.metadata.values:
+            if key != "general.file_type":
+                assert written.metadata.stored(key) == source.metadata.stored(key)
+        stored = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+        kind = gguf.GGMLQuantizationType.Q8_0
+        for tensor in gguf.GGUFReader(path).tensors:
+            if tensor.name.endswith(("attn_q.weight", "ffn_gate.weight")):  # Q in the order that the file has
+                assert stored[tensor.name].data.tobytes() == gguf.quants.quantize(tensor.data, kind).tobytes()
+
+    def test_quantised_sources(self, tmp_path: Path) -> None:
+        convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["Q8_0"])
+        with pytest.raises(UsageError, match="is quantised already, to Q8_0"):
+            convert(open_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", MIXES["Q4_0"])
+        convert(open_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", MIXES["Q4_0"], requantize=True)
+        convert(open_model(tmp_path / "a.gguf"), tmp_path / "c.gguf", MIXES["F32"])
+        exact, same = open_model(tmp_path / "c.gguf").weights, open_model(tmp_path / "a.gguf").weights
+        for name, weight in same.items():
+            np.testing.assert_array_equal(exact[name].to_array(F32), weight.to_array(F32))
+        convert(open_model(tmp_path / "a.gguf"), tmp_path / "d.gguf", MIXES["Q8_0"])
+        assert (
+            open_model(tmp_path / "d.gguf").weights["lm_head.weight"].data.tobytes()
+            == same["lm_head.weight"].data.tobytes()
+        )
+
+
+class TestFailures:
+    def nothing_left(self, folder: Path) -> None:
+        assert [path.name for path in folder.iterdir() if path.name != "model"] == []
+
+    def test_an_existing_file_is_kept(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(b"mine")
+        with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten"):
+            convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"])
+        assert (tmp_path / "a.gguf").read_bytes() == b"mine"
+
+    def test_a_file_that_appears_meanwhile_is_kept(self, tmp_path: Path) -> None:
+        def progress(*_: object) -> None:
+            (tmp_path / "a.gguf").write_bytes(b"mine")
+
+        with pytest.raises(CheckpointError, match="File exists"):
+            convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"], progress=progress)
+        assert (tmp_path / "a.gguf").read_bytes() == b"mine"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "model"]
+
+    def test_disk_full_leaves_nothing(self, tmp_path: Path) -> None:
+        """A limit on the size of files stands for the disk."""
+        folder_of(tmp_path / "model")
+        program = (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); import sys; "
+            "from karat.cli import main; sys.exit(main(['convert', sys.argv[1], sys.argv[2], '--quant', 'F32']))"
+        )
+        source = str(Path(__file__).parents[2] / "src")
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "model", tmp_path / "a.gguf"],
+            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source},
+        )  # fmt: skip
+        assert done.returncode == CheckpointError.exit_code
+        assert "cannot be written (File too large: it takes" in done.stderr
+        self.nothing_left(tmp_path)
+
+    def test_an_interrupt_leaves_nothing(self, tmp_path: Path) -> None:
+        def progress(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"], progress=progress)
+        self.nothing_left(tmp_path)
+
+    @pytest.mark.parametrize(("mix", "value"), [("Q8_0", np.nan), ("BF16", np.inf), ("F16", 1e5), ("BF16", 3.4e38)])
+    def test_values_that_do_not_fit(self, mix: str, value: float, tmp_path: Path) -> None:
+        folder = folder_of(tmp_path / "model")
+        weights = load_file(folder / "model.safetensors")
+        weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+        save_file(weights, folder / "model.safetensors")
+        with pytest.raises(NumericsError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+            convert(open_model(folder), tmp_path / "a.gguf", MIXES[mix])
+        self.nothing_left(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"model_type": "mistral", "sliding_window": 100}, "has a sliding window of 100 tokens"),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}}, "attention_factor=1.5"),
+        ],
+    )
+    def test_models_that_the_file_would_change(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=expected):
+            convert(open_model(folder_of(tmp_path / "model", **changes)), tmp_path / "a.gguf", MIXES["F32"])
+        self.nothing_left(tmp_path)

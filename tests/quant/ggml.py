@@ -1,0 +1,76 @@
+"""ggml's own conversions, called in the library that llama-cpp-python brings.
+
+`python -m tests.quant.ggml` writes what it makes of a few blocks to tests/data/ggml_blocks.npz, for machines without.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.quant import FORMATS, Format
+
+DATA = Path(__file__).parents[1] / "data" / "ggml_blocks.npz"
+
+
+class _Traits(ctypes.Structure):
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+        ("from_float_ref", ctypes.c_void_p),
+    )
+
+
+class Ggml:
+    """`ImportError` where llama-cpp-python is not installed."""
+
+    def __init__(self) -> None:
+        import llama_cpp
+
+        folder = Path(llama_cpp.__file__).parent / "lib"
+        library = min([*folder.glob("libggml-base.so"), *folder.glob("libggml-base.dylib")], default=None)
+        if library is None:
+            raise ImportError(f"{folder} has no libggml-base")
+        self._lib: Any = ctypes.CDLL(str(library))
+        self._lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+        self._lib.ggml_quantize_chunk.restype = ctypes.c_size_t
+
+    def dequantize(self, format_: Format, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+        traits = self._lib.ggml_get_type_traits(format_.ggml_type).contents
+        assert (traits.blck_size, traits.type_size) == (format_.block_size, format_.block_bytes)
+        values = np.empty((len(blocks), format_.block_size), np.float32)
+        traits.to_float(blocks.ctypes.data, values.ctypes.data, values.size)
+        return values
+
+    def quantize(self, format_: Format, values: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Of rows [n, 256], without an importance matrix."""
+        blocks = np.empty((values.size // format_.block_size, format_.block_bytes), np.uint8)
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, blocks))
+        sizes = (ctypes.c_int64(number) for number in (0, *values.shape))
+        assert self._lib.ggml_quantize_chunk(format_.ggml_type, *pointers, *sizes, None) == blocks.nbytes
+        return blocks
+
+
+def sample() -> NDArray[np.float32]:
+    return (np.random.default_rng(11).standard_normal((2, 256)) * 0.02).astype(np.float32)
+
+
+def main() -> None:
+    ggml = Ggml()
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, format_ in FORMATS.items():
+        blocks = np.random.default_rng(12).integers(0, 256, (2, format_.block_bytes), np.uint8)
+        arrays[f"{name}.blocks"], arrays[f"{name}.values"] = blocks, ggml.dequantize(format_, blocks)
+        if format_.pack is not None:
+            arrays[f"{name}.quantized"] = ggml.quantize(format_, sample())
+    np.savez_compressed(DATA, **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode."""
+
+import os
+import random
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from karat.checkpoint.gguf import read_header
+from karat.errors import CheckpointError, TokenizerError
+from karat.text import Tokenizer
+from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, tiny
+
+VOCABULARIES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
+NUM_STRINGS = 10_000
+SEED = int(os.environ.get("KARAT_SEED", "0"))
+_LOST_LETTERS = frozenset("øöúÿõ÷ûýÀùÁþü")
+_MARK = "\n__ggml_vocab_test__\n"
+
+
+def loaded(path: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(read_header(path).metadata, path)
+
+
+def random_strings(num: int) -> list[str]:
+    """Strings of words, spaces, digits, scripts, marks and emoji; every plane, no surrogates."""
+    print(f"KARAT_SEED={SEED}")
+    rng = random.Random(SEED)
+    pieces = ["the", " of", "I'll", "DON'T", "\n", "\r\n", "\t", "  ", "   ", " ", "1", "2024", "3.14", "é", "e\u0301",
+              "ﬁ", "中文", "日本", "한국", "русский", "ไทย", "हिन्दी", "🙂", "\u200b", "\u3000", "…", "!?", "()", "/*",
+              "==", "²", "Ⅷ", "ǅ", "ß", "İ", "\x00", "\x7f", "\u0300", "<0x41>", "▁"]  # fmt: skip
+    ranges = [(0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xDFF),
+                        (0x2000, 0x2BFF), (0x3000, 0x9FFF), (0xAC00, 0xD7A3), (0xE000, 0xFFFD), (0x10000, 0x1FFFF),
+                        (0x20000, 0x10FFFF)]  # fmt: skip
+
+    def piece() -> str:
+        return rng.choice(pieces) if rng.random() < 0.6 else chr(rng.randint(*rng.choice(ranges)))
+
+    return ["".join(piece() for _ in range(rng.randint(0, 24))) for _ in range(num)]
+
+
+def assert_same(got: Callable[[str], list[int]], expected: Callable[[str], list[int]], strings: list[str]) -> None:
+    different = [text for text in strings if got(text) != expected(text)]
+    assert not different, f"{len(different)} of {len(strings)}, for example {different[0]!a}"
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+class TestVectors:
+    def test_llama_cpp(self, name: str, data_dir: Path) -> None:
+        """Each text gives llama.cpp's ids, except that it never normalises: there the ids are of the NFC text."""
+        path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+        tokenizer = loaded(path)
+        texts = Path(f"{path}.inp").read_text(encoding="utf-8").split(_MARK)
+        lines = Path(f"{path}.out").read_text().split("\n")
+        assert len(texts) == len(lines) >= 47
+        num_compared = 0
+        for text, line in zip(texts, lines, strict=True):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if name in ("qwen2", "qwen35") and not unicodedata.is_normalized("NFC", text):
+                assert ids == tokenizer.encode(unicodedata.normalize("NFC", text), add_special_tokens=False)
+                continue
+            assert ids == [int(number) for number in line.split()], ascii(text)
+            num_compared += 1
+        assert num_compared >= 46
+
+    def test_round_trips(self, name: str, data_dir: Path) -> None:
+        tokenizer = loaded(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
+        for text in random_strings(500):
+            normal = unicodedata.normalize("NFC", text) if name.startswith("qwen") else text
+            if "▁" in text and not tokenizer.is_byte_level:
+                continue  # SentencePiece's own sign for a space
+            if name == "deepseek-llm" and not _LOST_LETTERS.isdisjoint(text):
+                continue  # added tokens there, which the model's own tokenizer decodes as bytes
+            assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == normal
+
+
+class TestOwnTokenizers:
+    """10,000 random strings, as the tokenizer of the same model that other code builds or loads."""
+
+    @pytest.mark.parametrize(("name", "kind"), [("qwen2", "Qwen2Tokenizer"), ("gpt-2", "GPT2Tokenizer")])
+    def test_transformers(self, name: str, kind: str, data_dir: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+        values = read_header(path).metadata.values
+        tokens: Any = values["tokenizer.ggml.tokens"]
+        merges: Any = values["tokenizer.ggml.merges"]
+        expected = getattr(transformers, kind)(
+            vocab={token: index for index, token in enumerate(tokens.strings())},
+            merges=[tuple(merge.split(" ")) for merge in merges.strings()],
+        )
+        ours = loaded(path)
+        assert_same(
+            lambda text: ours.encode(text, add_special_tokens=False),
+            lambda text: expected.encode(text, add_special_tokens=False),
+            random_strings(NUM_STRINGS),
+        )
+
+    def test_sentencepiece(self, data_dir: Path) -> None:
+        """Llama 2's, by the sentencepiece library."""
+        sentencepiece = pytest.importorskip("sentencepiece")
+        folder = data_dir / "tokenizers"
+        expected = sentencepiece.SentencePieceProcessor(str(folder / "llama2-sentencepiece" / "tokenizer.model"))
+        ours = loaded(folder / "ggml-vocab-llama-spm.gguf")
+        strings = [text for text in random_strings(NUM_STRINGS) if "\x00" not in text]
+        assert_same(lambda text: ours.encode(text, add_special_tokens=False), expected.encode, strings)
+
+    def test_stories(self, data_dir: Path) -> None:
+        folder = data_dir / "stories260k"
+        expected = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ours = loaded(folder / "stories260k-f32.gguf")
+        assert_same(ours.encode, lambda text: expected.encode(text).ids, random_strings(NUM_STRINGS))
+        other = Tokenizer.from_folder(folder)
+        assert (ours.special_ids, ours.vocab_size) == (other.special_ids, other.vocab_size)
+        for ids in ([5, 300, 301], [1, 400, 2], [200, 3, 4], []):
+            assert ours.decode(ids) == other.decode(ids)
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
+    """Live: only Qwen's texts that are not NFC, and a few of DeepSeek LLM's (docs/gguf.md)."""
+    llama_cpp: Any = pytest.importorskip("llama_cpp", exc_type=ImportError)
+    path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+    theirs, ours = llama_cpp.Llama(str(path), vocab_only=True, verbose=False), loaded(path)
+    strings = random_strings(600)
+    if name.startswith("qwen"):
+        strings = [text for text in strings if unicodedata.is_normalized("NFC", text)]
+    different = [
+        text
+        for text in strings
+        if theirs.tokenize(text.encode(), add_bos=False, special=True) != ours.encode(text, add_special_tokens=False)
+    ]
+    assert len(different) <= (len(strings) // 100 if name == "deepseek-llm" else 0), ascii(different[:3])
+
+
+def refused(tmp_path: Path, changes: dict[str, Any], error: type[Exception] = TokenizerError) -> str:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(tiny(changes))
+    with pytest.raises(error) as caught:
+        loaded(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    return str(caught.value)
+
+
+BPE: dict[str, Any] = {
+    "tokenizer.ggml.model": (STRING, "gpt2"),
+    "tokenizer.ggml.pre": (STRING, "qwen2"),
+    "tokenizer.ggml.tokens": (ARRAY, (STRING, ["<|end|>", "a", "b", "ab", "<tool>", "[unused]"])),
+    "tokenizer.ggml.token_type": (ARRAY, (I32, [3, 1, 1, 1, 4, 5])),
+    "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
+}
+
+
+class TestRules:
+    def test_added_control_and_unused_tokens(self, tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(tiny(BPE))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert tokenizer.encode("ab<|end|>a<tool>b") == [3, 0, 1, 4, 2]
+        assert tokenizer.special_ids == {0}
+        assert tokenizer.decode([3, 0, 4]) == "ab<tool>"
+        assert not tokenizer.has_token(5)
+        assert tokenizer.special_tokens == {"bos_token": "a", "eos_token": "b", "unk_token": "<|end|>"}
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({}, [1, 5]),  # SentencePiece begins with BOS unless the file says otherwise
+            ({"tokenizer.ggml.add_bos_token": (BOOL, False)}, [5]),
+            ({"tokenizer.ggml.add_eos_token": (BOOL, True)}, [1, 5, 2]),
+            ({"tokenizer.ggml.add_space_prefix": (BOOL, False)}, [1, 4]),
+        ],
+    )
+    def test_bos_eos_and_prefix(self, changes: dict[str, Any], expected: list[int], tmp_path: Path) -> None:
+        (tmp_path / "a.gguf").write_bytes(tiny(changes))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert tokenizer.encode("a") == expected
+        assert tokenizer.decode(expected) == "a"
+
+    def test_pre_tokenizers_begin_with_bos_as_their_models_do(self, tmp_path: Path) -> None:
+        for name, expected in (("llama-bpe", [1, 3]), ("tekken", [1, 3]), ("qwen2", [3]), ("smollm", [3])):
+            (tmp_path / "a.gguf").write_bytes(tiny(BPE | {"tokenizer.ggml.pre": (STRING, name)}))
+            assert loaded(tmp_path / "a.gguf").encode("ab") == expected
+
+    def test_templates(self, tmp_path: Path) -> None:
+        template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
+        changes = {"tokenizer.chat_template": (STRING, template), "tokenizer.chat_template.tool_use": (STRING, "tools")}
+        (tmp_path / "a.gguf").write_bytes(tiny(changes))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert tokenizer.render_chat([{"role": "user", "content": "hi"}]) == "hi</s>"
+        assert tokenizer.render_chat([{"role": "user", "content": "hi"}], tools=[{}]) == "tools"
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"tokenizer.ggml.model": (STRING, "bert")}, "tokenizer.ggml.model is 'bert'"),
+            (BPE | {"tokenizer.ggml.pre": (STRING, "default")}, "tokenizer.ggml.pre is 'default'"),
+            (BPE | {"tokenizer.ggml.pre": None}, "has no tokenizer.ggml.pre"),
+            (BPE | {"tokenizer.ggml.merges": None}, "has no tokenizer.ggml.merges"),
+            (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["a c"]))}, "has the merge 'a c'"),
+            (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "has the merge 'ab'"),
+            ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a", "a", "b", "c", "d", "e"])),
+              "tokenizer.ggml.token_type": None}, "has the token 'a' twice"),
+            ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
+            ({"tokenizer.ggml.tokens": (ARRAY, (STRING, []))}, "has no tokenizer.ggml.tokens"),
+            ({"tokenizer.ggml.tokens": (ARRAY, (STRING, [b"\xff", "a", "b", "c", "d", "e"]))}, "is not UTF-8"),
+            ({"tokenizer.ggml.token_type": (ARRAY, (I32, [1, 2]))}, "has 2 token types for 6 tokens"),
+            ({"tokenizer.ggml.token_type": (ARRAY, (I32, [1, 1, 1, 1, 1, 7]))}, "has a token of the type 7"),
+            ({"tokenizer.ggml.bos_token_id": (U32, 6)}, "tokenizer.ggml.bos_token_id is 6; expected an id below 6"),
+            ({"tokenizer.ggml.bos_token_id": None}, "add_bos_token is in force without tokenizer.ggml.bos_token_id"),
+            ({"tokenizer.ggml.remove_extra_whitespaces": (BOOL, True)}, "remove_extra_whitespaces is set"),
+            ({"tokenizer.ggml.scores": (ARRAY, (F32, [1.0]))}, "has 1 tokenizer.ggml.scores for 6 tokens"),
+            ({"tokenizer.ggml.scores": None}, "has no tokenizer.ggml.scores for 6 tokens"),
+            ({"tokenizer.ggml.precompiled_charsmap": (ARRAY, (I32, [1]))}, "has a tokenizer.ggml.precompiled_charsmap"),
+        ],
+    )  # fmt: skip
+    def test_what_is_refused(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+        assert expected in refused(tmp_path, changes)
+
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({"tokenizer.ggml.model": None}, "has no tokenizer.ggml.model"),
+            ({"tokenizer.ggml.model": (U32, 1)}, "tokenizer.ggml.model is 1; expected str"),
+            ({"tokenizer.ggml.tokens": (STRING, "a")}, "tokenizer.ggml.tokens is 'a'; expected an array of STRING"),
+            ({"tokenizer.ggml.bos_token_id": (STRING, "1")}, "tokenizer.ggml.bos_token_id is '1'; expected int"),
+        ],
+    )
+    def test_wrong_metadata(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
+        assert expected in refused(tmp_path, changes, CheckpointError)
