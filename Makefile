@@ -20,13 +20,15 @@ KEY := $(shell { pwd; $(PYTHON) -V; } 2>&1 | cksum | cut -d ' ' -f 1)
 LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
-NATIVE_SOURCES := CMakeLists.txt $(wildcard csrc/*)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*)
 
 .PHONY: help
 help:
 	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
 	@echo "make lint    ruff and mypy only"
+	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
+	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
 	@echo "make wheel   build a wheel into dist/"
 	@echo "make lock    resolve all dependencies anew into constraints.txt"
 	@echo "make clean   remove everything that make made, the environment included"
@@ -76,6 +78,16 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
 	    && touch $(STAMPS)/peers; } || \
 	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
+
+# Builds of their own, in build/: what is installed stays as it is.
+.PHONY: sanitize
+sanitize: TOTAL := 4
+sanitize: $(STAMPS)/dev peers
+	tools/sanitize $(BIN)/python
+
+.PHONY: cross
+cross:
+	tools/cross
 
 .PHONY: wheel
 wheel: $(STAMPS)/build-tools

@@ -24,6 +24,9 @@ constexpr Build kBuilds[] = {
     {"avx2", &avx2::kernels, [] { return has_avx2(); }},
     {"avx512", &avx512::kernels, [] { return __builtin_cpu_supports("avx512f") && has_avx2(); }},
 #endif
+#ifdef KARAT_ARM
+    {"neon", &neon::kernels, [] { return true; }},  // part of every 64-bit Arm
+#endif
 };
 
 }  // namespace

@@ -150,5 +150,10 @@ namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
+#ifdef KARAT_ARM
+namespace neon {
+extern const Kernels kernels;
+}
+#endif
 
 }  // namespace karat

@@ -1,11 +1,7 @@
 // Compiled once for each instruction set: KARAT_ISA_NAMESPACE is set by the build.
 #include "limits.h"
 
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
-#include <arm_neon.h>
-#endif
+#include "simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
@@ -40,19 +36,19 @@ std::uint64_t read(const std::uint64_t* data, std::size_t bytes, std::size_t str
 }
 
 // Chains: latency times throughput of the machines known, and no more than there are registers beside two constants.
-#if defined(__AVX512F__)
+#if defined(KARAT_AVX512)
 typedef __m512 Vector;
 constexpr int kVectorLanes = 16, kChains = 24;
 #define KARAT_SPLAT(x) _mm512_set1_ps(x)
 #define KARAT_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define KARAT_STORE(p, v) _mm512_storeu_ps(p, v)
-#elif defined(__FMA__)
+#elif defined(KARAT_AVX2)
 typedef __m256 Vector;
 constexpr int kVectorLanes = 8, kChains = 12;
 #define KARAT_SPLAT(x) _mm256_set1_ps(x)
 #define KARAT_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define KARAT_STORE(p, v) _mm256_storeu_ps(p, v)
-#elif defined(__aarch64__)
+#elif defined(KARAT_NEON)
 typedef float32x4_t Vector;
 constexpr int kVectorLanes = 4, kChains = 24;
 #define KARAT_SPLAT(x) vdupq_n_f32(x)

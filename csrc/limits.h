@@ -34,5 +34,10 @@ namespace avx512 {
 extern const LimitKernels limit_kernels;
 }
 #endif
+#ifdef KARAT_ARM
+namespace neon {
+extern const LimitKernels limit_kernels;
+}
+#endif
 
 }  // namespace karat

@@ -37,6 +37,9 @@ const LimitKernels& limit_kernels_for(const std::string& isa) {
         if (isa == "avx2") return avx2::limit_kernels;
         if (isa == "avx512") return avx512::limit_kernels;
 #endif
+#ifdef KARAT_ARM
+        if (isa == "neon") return neon::limit_kernels;
+#endif
     }
     throw std::invalid_argument("instruction set '" + isa + "' cannot be measured here");
 }

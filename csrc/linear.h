@@ -7,14 +7,14 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 // A tile is kTileTokens rows by kTileGroups groups of 16 outputs: as many accumulators as the registers hold.
 inline constexpr int kTileTokens = 6;
-#if defined(__AVX512F__)
+#if defined(KARAT_AVX512)
 inline constexpr int kTileGroups = 4;
 #else
 inline constexpr int kTileGroups = 1;
 #endif
 
 // Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain.
-#if defined(__AVX512F__)
+#if defined(KARAT_AVX512)
 inline constexpr int kDirectTokens = 8;
 inline constexpr int kDirectGroups = 2;
 #else

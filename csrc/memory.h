@@ -3,8 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace karat {
+
+// The product of sizes. Throws std::bad_alloc where it is more than memory can have.
+std::size_t product(std::initializer_list<std::size_t> sizes);
 
 class Memory {
 public:

@@ -47,7 +47,7 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
     Matrix matrix{format_of(format), rows, columns, nullptr};
     const FormatInfo& info = matrix.info();
     if (rows == 0 || columns == 0 || columns % info.block_columns != 0 ||
-        stored.shape(0) != rows * (columns / info.block_columns) * info.block_bytes)
+        stored.shape(0) != product({rows, columns / info.block_columns, info.block_bytes}))
         throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
                                     format + " in " + std::to_string(stored.shape(0)) + " bytes");
     const nb::gil_scoped_release released;
@@ -110,7 +110,7 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
         .wanted = wanted.data(),
         .num_wanted = wanted.shape(0),
     };
-    if (scores && (score_seq >= seqs ||
+    if (scores && (score_seq >= seqs || scores->shape(0) != plan.num_heads() ||
                    scores->shape(1) != static_cast<std::size_t>(query_starts.data()[score_seq + 1] -
                                                                 query_starts.data()[score_seq]) ||
                    scores->shape(2) != static_cast<std::size_t>(context_lens.data()[score_seq])))
@@ -126,7 +126,8 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
 }
 
 void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
-    if (values.shape(1) != plan.width(reg)) throw std::invalid_argument("rows of another width than the register's");
+    if (values.shape(1) != plan.width(reg) || values.shape(0) > plan.max_rows(reg))
+        throw std::invalid_argument("rows that do not fit the register");
     std::copy(values.data(), values.data() + values.size(), plan.data(reg));
 }
 

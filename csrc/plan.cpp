@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 
 #include "plan_ops.h"
@@ -11,6 +12,8 @@ namespace {
 constexpr std::size_t kRowsOfAttention = 96;  // rows of an item of attention: tokens × heads of a KV head
 constexpr std::size_t kStats = 16;            // floats beside a split's part
 constexpr std::size_t kAlign = 16;            // floats
+constexpr std::size_t kMaxCount = 0x7fffffff;  // of what a step counts in int32
+constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no memory has them, and no sum overflows
 
 void require(bool condition, const std::string& message) {
     if (!condition) throw std::invalid_argument(message);
@@ -22,8 +25,10 @@ OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, st
                        std::size_t head_dim)
     : type(type), num_layers(layers), num_slots((slots + 15) / 16 * 16), num_kv_heads(kv_heads), head_dim(head_dim) {
     const std::size_t item = type == CacheType::f32 ? 4 : 2, padded = (head_dim + 15) / 16 * 16;
-    k_bytes = num_slots * kv_heads * head_dim * item;
-    v_bytes = num_slots * kv_heads * padded * item;
+    require(layers > 0 && slots > 0 && slots <= kMaxCount && kv_heads > 0 && head_dim > 0, "a cache without room");
+    k_bytes = product({num_slots, kv_heads, head_dim, item});
+    v_bytes = product({num_slots, kv_heads, padded, item});
+    (void)product({layers, v_bytes, 2});  // K takes no more than V
     memory = Memory(layers * (k_bytes + v_bytes));
 }
 
@@ -36,11 +41,13 @@ Plan::Plan(const Kernels& kernels, int num_threads) : kernels_(kernels), pool_(P
 Plan::~Plan() = default;
 
 Plan::Register Plan::make(std::size_t width, Rows rows) {
+    require(!finished_, "the plan is finished: nothing more can be recorded");
     registers_.push_back({width, rows, ops_.size(), ops_.size()});
     return static_cast<Register>(registers_.size() - 1);
 }
 
 const Plan::Info& Plan::use(Register reg) {
+    require(!finished_, "the plan is finished: nothing more can be recorded");
     require(reg >= 0 && static_cast<std::size_t>(reg) < registers_.size(), "no such register");
     Info& info = registers_[static_cast<std::size_t>(reg)];
     info.last_used = ops_.size();
@@ -80,6 +87,7 @@ std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weig
     require(!leaf_ends.empty() && leaf_ends.size() <= kMaxLeaves && (leaf_ends.size() & (leaf_ends.size() - 1)) == 0 &&
                 leaf_ends.back() == info.width && std::is_sorted(leaf_ends.begin(), leaf_ends.end()),
             "leaves that do not cover the columns");
+    for (const MatrixRef& weight : weights) require(weight != nullptr, "a layer without a matrix");
     auto op = std::make_unique<LinearOp>();
     if (std::any_of(weights.begin(), weights.end(), [](const MatrixRef& w) { return w->matrix.info().has_minimum; })) {
         auto sums = std::make_unique<SumsOp>();
@@ -111,7 +119,7 @@ std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weig
 
 Plan::Register Plan::silu_mul(Register gate, Register up) {
     const Info info = use(gate);
-    require(use(up).width == info.width, "gate and up of different widths");
+    require(use(up).width == info.width && use(up).rows == info.rows, "gate and up of different shapes");
     const Register out = make(info.width, info.rows);
     auto* last = ops_.empty() ? nullptr : dynamic_cast<LinearOp*>(ops_.back().get());
     if (last && last->out == std::vector<Register>{gate, up} && last->act < 0) {
@@ -140,7 +148,8 @@ Plan::Register Plan::add(Register x, Register y) {
 
 Plan::Register Plan::rope(Register x, RopeRef table) {
     const Info info = use(x);
-    require(info.rows == Rows::tokens && info.width % table->head_dim == 0, "a rotary table that does not fit");
+    require(info.rows == Rows::tokens && table->head_dim > 0 && info.width % table->head_dim == 0,
+            "a rotary table that does not fit");
     auto op = std::make_unique<RopeOp>();
     op->x = x;
     num_positions_ = has_rope_ ? std::min(num_positions_, table->positions) : table->positions;
@@ -153,7 +162,8 @@ Plan::Register Plan::rope(Register x, RopeRef table) {
 
 void Plan::kv_write(Register k, Register v, CacheRef cache, std::size_t layer) {
     const std::size_t width = cache->num_kv_heads * cache->head_dim;
-    require(use(k).width == width && use(v).width == width && layer < cache->num_layers, "a cache that does not fit");
+    require(use(k).width == width && use(v).width == width && use(k).rows == Rows::tokens &&
+                use(v).rows == Rows::tokens && layer < cache->num_layers, "a cache that does not fit");
     num_slots_ = has_cache_ ? std::min(num_slots_, cache->num_slots) : cache->num_slots;
     has_cache_ = true;
     auto op = std::make_unique<CacheWriteOp>();
@@ -167,7 +177,8 @@ void Plan::kv_write(Register k, Register v, CacheRef cache, std::size_t layer) {
 Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window) {
     const Info info = use(q);
     const std::size_t heads = info.width / cache->head_dim;
-    require(layer < cache->num_layers && info.width % cache->head_dim == 0 && heads % cache->num_kv_heads == 0,
+    require(info.rows == Rows::tokens && layer < cache->num_layers && heads > 0 &&
+                info.width % cache->head_dim == 0 && heads % cache->num_kv_heads == 0,
             "attention over a cache that does not fit");
     require(num_heads_ == 0 || (num_heads_ == heads && num_kv_heads_ == cache->num_kv_heads &&
                                 head_dim_ == cache->head_dim),
@@ -209,7 +220,8 @@ Plan::Register Plan::select(Register x) {
 
 void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
                   const std::vector<Register>& kept) {
-    require(offsets_.empty(), "a plan is finished once");
+    require(!finished_ && barrier_before_.empty() && offsets_.empty(), "a plan is finished once");
+    require(std::max({max_tokens, max_wanted, max_seqs, max_context}) <= kMaxCount, "a step of more than 2^31 tokens");
     for (const Register reg : kept) use(reg);
     max_tokens_ = max_tokens;
     max_wanted_ = max_wanted;
@@ -236,9 +248,10 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
         const std::size_t per_token = num_heads_ / num_kv_heads_, padded = (head_dim_ + 15) / 16 * 16;
         const std::size_t splits = (max_context + kSplitKeys - 1) / kSplitKeys;
         part_floats_ = per_token * (padded + kStats);
-        parts_ = Memory(max_seqs * num_kv_heads_ * splits * part_floats_ * sizeof(float));
+        parts_ = Memory(product({max_seqs, num_kv_heads_, splits, part_floats_, sizeof(float)}));
         items_.reserve(num_kv_heads_ * (max_seqs * splits + max_tokens));
     }
+    finished_ = true;
     std::erase(ops_, nullptr);
     counters_ = std::make_unique<std::atomic<std::size_t>[]>(ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) {
@@ -276,7 +289,8 @@ void Plan::place_registers(const std::vector<std::size_t>& phases) {
     std::size_t total = 0;
     for (const Info& info : registers_) {
         const std::size_t rows = info.rows == Rows::tokens ? max_tokens_ : max_wanted_;
-        const std::size_t size = (rows * info.width + kAlign - 1) / kAlign * kAlign;
+        const std::size_t floats = product({rows, info.width}), size = (floats + kAlign - 1) / kAlign * kAlign;
+        if (floats > kMaxFloats) throw std::bad_alloc();
         const std::size_t born = phases[info.born], last_used = phases[info.last_used];
         std::vector<Placed> others;
         for (const Placed& other : placed)
@@ -293,13 +307,17 @@ void Plan::place_registers(const std::vector<std::size_t>& phases) {
 }
 
 std::size_t Plan::rows(Register reg) const {
-    return registers_[static_cast<std::size_t>(reg)].rows == Rows::tokens ? num_tokens_ : num_wanted_;
+    return registers_.at(static_cast<std::size_t>(reg)).rows == Rows::tokens ? num_tokens_ : num_wanted_;
+}
+
+std::size_t Plan::max_rows(Register reg) const {
+    return registers_.at(static_cast<std::size_t>(reg)).rows == Rows::tokens ? max_tokens_ : max_wanted_;
 }
 
 // Memory safety only: what a batch must be besides is checked where it is made (karat.batch).
 void Plan::check(const StepInput& input) const {
     const BatchView& b = input.batch;
-    require(!offsets_.empty() || registers_.empty(), "the plan is not finished");
+    require(finished_, "the plan is not finished");
     require(b.num_tokens <= max_tokens_ && input.num_wanted <= max_wanted_ && b.num_seqs <= max_seqs_,
             "a step of " + std::to_string(b.num_tokens) + " tokens, " + std::to_string(input.num_wanted) +
                 " wanted rows and " + std::to_string(b.num_seqs) + " sequences; the plan was made for " +
@@ -325,7 +343,8 @@ void Plan::check(const StepInput& input) const {
                     context <= max_context_ && (context + b.block_size - 1) / b.block_size <= b.max_blocks,
                 "a sequence that does not fit the step");
         for (std::int32_t t = first; t < last; ++t)
-            require(static_cast<std::size_t>(b.positions[t]) < context, "a position beyond its sequence");
+            require(context - static_cast<std::size_t>(b.positions[t]) == static_cast<std::size_t>(last - t),
+                    "positions that do not end with their sequence");
         for (std::size_t block = 0; block * b.block_size < context; ++block) {
             const std::int32_t id = b.block_tables[seq * b.max_blocks + block];
             const std::size_t last_slot = (static_cast<std::size_t>(id) + 1) * b.block_size;
@@ -368,6 +387,12 @@ void Plan::task(void* argument, int thread) {
 }
 
 Plan::Overflow Plan::run(const StepInput& input, float* scores, std::size_t score_seq) {
+    if (running_.test_and_set(std::memory_order_acquire))
+        throw std::runtime_error("another thread is running a step of this model; let them take turns, or load one each");
+    const struct Ended {
+        std::atomic_flag& flag;
+        ~Ended() { flag.clear(std::memory_order_release); }
+    } ended{running_};
     check(input);
     num_tokens_ = input.batch.num_tokens;
     num_wanted_ = input.num_wanted;

@@ -94,10 +94,14 @@ public:
                 const std::vector<Register>& kept);
 
     // ---- running
-    float* data(Register reg) { return arena_.floats() + offsets_[static_cast<std::size_t>(reg)]; }
-    std::size_t width(Register reg) const { return registers_[static_cast<std::size_t>(reg)].width; }
-    std::size_t rows(Register reg) const;
+    // For a register of the finished plan; std::out_of_range for anything else.
+    float* data(Register reg) { return arena_.floats() + offsets_.at(static_cast<std::size_t>(reg)); }
+    std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
+    std::size_t rows(Register reg) const;      // of the last step
+    std::size_t max_rows(Register reg) const;  // that there is room for
+    std::size_t num_heads() const { return num_heads_; }  // of attention's queries
     // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
+    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one.
     struct Overflow {
         bool found = false;
         std::size_t layer = 0;
@@ -139,6 +143,8 @@ private:
     Memory arena_, scratch_, parts_;
     std::size_t scratch_stride_ = 0, part_floats_ = 0;
     std::vector<Item> items_;
+    std::atomic_flag running_;
+    bool finished_ = false;
     std::size_t max_tokens_ = 0, max_wanted_ = 0, max_seqs_ = 0, max_context_ = 0;
     std::size_t num_tokens_ = 0, num_wanted_ = 0;
     // What the inputs are checked against.

@@ -1,11 +1,13 @@
 #include "pool.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <cfenv>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <string>
+#include <system_error>
 
 #include "float_env.h"
 
@@ -33,9 +35,25 @@ void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomi
     sleeping.fetch_sub(1);
 }
 
-std::mutex& running() {
-    static std::mutex mutex;
-    return mutex;
+// What the pools of a process share. A forked child starts with another one: in the old one a thread that does not exist
+// there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
+struct Shared {
+    std::mutex looking, running;
+    std::map<int, std::weak_ptr<Pool>> pools;
+};
+
+std::atomic<unsigned> forks{0};  // on the way from the first process to this one, since this library was loaded
+std::atomic<Shared*> current{nullptr};
+[[maybe_unused]] const int watched = pthread_atfork(nullptr, nullptr, [] {
+    forks.fetch_add(1);
+    current.store(nullptr);
+});
+
+Shared& shared() {
+    Shared* known = current.load();
+    if (known) return *known;
+    auto made = std::make_unique<Shared>();
+    return current.compare_exchange_strong(known, made.get()) ? *made.release() : *known;
 }
 
 }  // namespace
@@ -50,27 +68,40 @@ void Barrier::wait() {
 }
 
 std::shared_ptr<Pool> Pool::of(int num_threads) {
-    static std::mutex mutex;
-    static std::map<int, std::weak_ptr<Pool>> pools;
-    const std::lock_guard lock(mutex);
-    if (std::shared_ptr<Pool> known = pools[num_threads].lock(); known && known->process_ == getpid()) return known;
+    if (num_threads < 1 || num_threads > kMaxThreads)
+        throw std::invalid_argument(std::to_string(num_threads) + " threads; a pool has from 1 to " +
+                                    std::to_string(kMaxThreads));
+    Shared& all = shared();
+    const std::lock_guard lock(all.looking);
+    if (std::shared_ptr<Pool> known = all.pools[num_threads].lock()) return known;
     std::shared_ptr<Pool> made(new Pool(num_threads));
-    pools[num_threads] = made;
+    all.pools[num_threads] = made;
     return made;
 }
 
 Pool::Pool(int num_threads)
-    : size_(num_threads), process_(getpid()), barrier_(num_threads),
+    : size_(num_threads), process_(forks), barrier_(num_threads),
       threads_(std::make_unique<std::vector<std::thread>>()) {
-    if (num_threads < 1) throw std::invalid_argument("a pool needs at least one thread");
-    for (int thread = 1; thread < num_threads; ++thread) threads_->emplace_back([this, thread] { work(thread); });
+    threads_->reserve(static_cast<std::size_t>(num_threads - 1));
+    try {
+        for (int thread = 1; thread < num_threads; ++thread) threads_->emplace_back([this, thread] { work(thread); });
+    } catch (const std::system_error& refusal) {
+        const std::size_t started = threads_->size() + 1;
+        end();
+        throw std::runtime_error("the system gives this process only " + std::to_string(started) + " of " +
+                                 std::to_string(num_threads) + " threads (" + refusal.what() +
+                                 "); ask for fewer, or raise the limit (ulimit -u, ulimit -v, a container's pids)");
+    }
 }
 
 Pool::~Pool() {
-    if (process_ != getpid()) {  // a forked child: the threads are the parent's
+    if (process_ == forks)
+        end();
+    else  // a forked child: the threads are the parent's
         (void)threads_.release();
-        return;
-    }
+}
+
+void Pool::end() {
     ending_ = true;
     generation_.fetch_add(1);
     generation_.notify_all();
@@ -89,11 +120,11 @@ void Pool::work(int thread) {
 }
 
 void Pool::run(Task task, void* argument) {
-    if (process_ != getpid())
+    if (process_ != forks)
         throw std::runtime_error(
             "this process was forked from one that had loaded the model: its threads exist only there; "
             "load the model after forking, or start processes with the \"spawn\" method");
-    const std::lock_guard lock(running());
+    const std::lock_guard lock(shared().running);
     const DefaultFloatEnv env;
     task_ = task;
     argument_ = argument;

@@ -27,8 +27,10 @@ private:
 class Pool {
 public:
     using Task = void (*)(void* argument, int thread);
+    static constexpr int kMaxThreads = 1024;
 
-    // The process' pool of this size, started if there is none.
+    // The process' pool of this size, started if there is none. Throws std::invalid_argument for fewer than 1 or more
+    // than kMaxThreads, std::runtime_error if the system refuses a thread.
     static std::shared_ptr<Pool> of(int num_threads);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -46,9 +48,10 @@ public:
 private:
     explicit Pool(int num_threads);
     void work(int thread);
+    void end();
 
     const int size_;
-    const int process_;
+    const unsigned process_;  // how many forks away it was made
     Barrier barrier_;
     Task task_ = nullptr;
     void* argument_ = nullptr;

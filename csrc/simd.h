@@ -8,10 +8,19 @@
 #include <cstdint>
 #include <cstring>
 
+// KARAT_GENERIC forbids intrinsics, whatever the compiler is told of the machine.
+#if !defined(KARAT_GENERIC)
 #if defined(__AVX2__)
 #include <immintrin.h>
-#elif defined(__ARM_NEON)
+#if defined(__AVX512F__)
+#define KARAT_AVX512
+#else
+#define KARAT_AVX2
+#endif
+#elif defined(__aarch64__)
 #include <arm_neon.h>
+#define KARAT_NEON
+#endif
 #endif
 
 #define KARAT_INLINE inline __attribute__((always_inline))
@@ -44,7 +53,7 @@ KARAT_INLINE float float_of_f16(std::uint16_t half) {
     return float_of(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-#if defined(__AVX512F__)
+#if defined(KARAT_AVX512)
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };
@@ -87,7 +96,7 @@ struct Lut16 { __m512 v; };
 KARAT_INLINE Lut16 make_lut(const float* values) { return {_mm512_loadu_ps(values)}; }
 KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {_mm512_permutexvar_ps(index.v, lut.v)}; }
 
-#elif defined(__AVX2__)
+#elif defined(KARAT_AVX2)
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };
@@ -158,28 +167,85 @@ KARAT_INLINE __m256 look_up8(Lut16 lut, __m256i index) {  // bit 3 chooses the h
 }
 KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {look_up8(lut, index.lo), look_up8(lut, index.hi)}; }
 
+#elif defined(KARAT_NEON)
+
+#define KARAT_EACH(type, expression)                                  \
+    type r;                                                           \
+    for (std::size_t i = 0; i < kRegisters; ++i) r.v[i] = expression; \
+    return r
+inline constexpr std::size_t kRegisters = 4;
+
+struct f32x16 { float32x4_t v[kRegisters]; };
+struct i32x16 { int32x4_t v[kRegisters]; };
+struct mask16 { uint32x4_t v[kRegisters]; };
+
+KARAT_INLINE f32x16 set1(float x) { KARAT_EACH(f32x16, vdupq_n_f32(x)); }
+KARAT_INLINE f32x16 load(const float* p) { KARAT_EACH(f32x16, vld1q_f32(p + 4 * i)); }
+KARAT_INLINE void store(float* p, f32x16 a) {
+    for (std::size_t i = 0; i < kRegisters; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+KARAT_INLINE uint8x16_t bytes_at(const void* p) { return vld1q_u8(static_cast<const std::uint8_t*>(p)); }
+KARAT_INLINE uint16x4_t halves_at(const void* p) {
+    return vreinterpret_u16_u8(vld1_u8(static_cast<const std::uint8_t*>(p)));
+}
+KARAT_INLINE f32x16 load_f16(const void* p) {
+    const auto* q = static_cast<const std::uint8_t*>(p);
+    KARAT_EACH(f32x16, vcvt_f32_f16(vreinterpret_f16_u16(halves_at(q + 8 * i))));
+}
+KARAT_INLINE f32x16 load_bf16(const void* p) {
+    const auto* q = static_cast<const std::uint8_t*>(p);
+    KARAT_EACH(f32x16, vreinterpretq_f32_u32(vshll_n_u16(halves_at(q + 8 * i), 16)));
+}
+KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, vaddq_f32(a.v[i], b.v[i])); }
+KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, vsubq_f32(a.v[i], b.v[i])); }
+KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, vmulq_f32(a.v[i], b.v[i])); }
+KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, vdivq_f32(a.v[i], b.v[i])); }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, vdupq_n_s32(x)); }
+KARAT_INLINE i32x16 iload(const void* p) {
+    const auto* q = static_cast<const std::uint8_t*>(p);
+    KARAT_EACH(i32x16, vreinterpretq_s32_u8(bytes_at(q + 16 * i)));
+}
+KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vandq_s32(a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vorrq_s32(a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, veorq_s32(a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vaddq_s32(a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vsubq_s32(a.v[i], b.v[i])); }
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(n))); }
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
+    KARAT_EACH(i32x16, vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a.v[i]), vdupq_n_s32(-n))));
+}
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(-n))); }
+KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
+KARAT_INLINE i32x16 as_int(f32x16 a) { KARAT_EACH(i32x16, vreinterpretq_s32_f32(a.v[i])); }
+KARAT_INLINE f32x16 as_float(i32x16 a) { KARAT_EACH(f32x16, vreinterpretq_f32_s32(a.v[i])); }
+KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { KARAT_EACH(mask16, vcltq_f32(a.v[i], b.v[i])); }
+KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+    KARAT_EACH(f32x16, vbslq_f32(m.v[i], yes.v[i], no.v[i]));
+}
+
+struct Lut16 { uint8x16x4_t v; };
+KARAT_INLINE Lut16 make_lut(const float* values) {
+    return {{{bytes_at(values), bytes_at(values + 4), bytes_at(values + 8), bytes_at(values + 12)}}};
+}
+KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) {  // byte by byte: those of value n are 4 n … 4 n + 3
+    const i32x16 first = (index & iset1(15)) << 2;
+    KARAT_EACH(f32x16, vreinterpretq_f32_u8(vqtbl4q_u8(lut.v, vreinterpretq_u8_s32(vaddq_s32(
+                           vmulq_n_s32(first.v[i], 0x01010101), vdupq_n_s32(0x03020100))))));
+}
+#undef KARAT_EACH
+
 #else
 
-// Four-lane vectors of NEON, or single floats; loops of constant length that a compiler unrolls.
-#if defined(__ARM_NEON)
-using f32part = float32x4_t;
-using i32part = int32x4_t;
-inline constexpr int kParts = 4;
-#else
-using f32part = float;
-using i32part = std::int32_t;
-inline constexpr int kParts = 16;
-#endif
-inline constexpr int kPartLanes = kLanes / kParts;
-
-struct f32x16 { f32part v[kParts]; };
-struct i32x16 { i32part v[kParts]; };
-struct mask16 { std::uint32_t v[kLanes]; };
-
+// Single floats, in loops of constant length that a compiler unrolls.
 #define KARAT_EACH(type, expression)                   \
     type r;                                            \
-    for (int i = 0; i < kParts; ++i) r.v[i] = expression; \
+    for (int i = 0; i < kLanes; ++i) r.v[i] = expression; \
     return r
+
+struct f32x16 { float v[kLanes]; };
+struct i32x16 { std::uint32_t v[kLanes]; };  // unsigned: sums wrap
+struct mask16 { std::uint32_t v[kLanes]; };
 
 KARAT_INLINE void store(float* p, f32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 KARAT_INLINE f32x16 load(const float* p) {
@@ -195,97 +261,44 @@ KARAT_INLINE i32x16 iload(const void* p) {
 KARAT_INLINE f32x16 load_f16(const void* p) {
     std::uint16_t half[kLanes];
     std::memcpy(half, p, sizeof half);
-    float out[kLanes];
-    for (int i = 0; i < kLanes; ++i) out[i] = float_of_f16(half[i]);
-    return load(out);
+    KARAT_EACH(f32x16, float_of_f16(half[i]));
 }
 KARAT_INLINE f32x16 load_bf16(const void* p) {
     std::uint16_t half[kLanes];
     std::memcpy(half, p, sizeof half);
-    float out[kLanes];
-    for (int i = 0; i < kLanes; ++i) out[i] = float_of(static_cast<std::uint32_t>(half[i]) << 16);
-    return load(out);
+    KARAT_EACH(f32x16, float_of(static_cast<std::uint32_t>(half[i]) << 16));
 }
-KARAT_INLINE i32x16 as_int(f32x16 a) {
-    i32x16 r;
-    std::memcpy(r.v, a.v, sizeof r.v);
-    return r;
-}
-KARAT_INLINE f32x16 as_float(i32x16 a) {
-    f32x16 r;
-    std::memcpy(r.v, a.v, sizeof r.v);
-    return r;
-}
-#if defined(__ARM_NEON)
-KARAT_INLINE f32x16 set1(float x) { KARAT_EACH(f32x16, vdupq_n_f32(x)); }
-KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, vdupq_n_s32(x)); }
-KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, vfmaq_f32(c.v[i], a.v[i], b.v[i])); }
-KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(n))); }
-KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
-    KARAT_EACH(i32x16, vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a.v[i]), vdupq_n_s32(-n))));
-}
-KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { KARAT_EACH(i32x16, vshlq_s32(a.v[i], vdupq_n_s32(-n))); }
-KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, vcvtq_f32_s32(a.v[i])); }
-#else
 KARAT_INLINE f32x16 set1(float x) { KARAT_EACH(f32x16, x); }
-KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, x); }
-KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
-KARAT_INLINE i32x16 operator<<(i32x16 a, int n) {
-    KARAT_EACH(i32x16, static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) << n));
-}
-KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
-    KARAT_EACH(i32x16, static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v[i]) >> n));
-}
-KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { KARAT_EACH(i32x16, a.v[i] >> n); }
-KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, static_cast<float>(a.v[i])); }
-#endif
+KARAT_INLINE i32x16 iset1(std::int32_t x) { KARAT_EACH(i32x16, static_cast<std::uint32_t>(x)); }
 KARAT_INLINE f32x16 operator+(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] + b.v[i]); }
 KARAT_INLINE f32x16 operator-(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] - b.v[i]); }
 KARAT_INLINE f32x16 operator*(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] * b.v[i]); }
 KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { KARAT_EACH(f32x16, a.v[i] / b.v[i]); }
+KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { KARAT_EACH(f32x16, __builtin_fmaf(a.v[i], b.v[i], c.v[i])); }
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] & b.v[i]); }
 KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] | b.v[i]); }
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] ^ b.v[i]); }
-KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) {  // wraps
-    std::uint32_t x[kLanes], y[kLanes];
-    std::memcpy(x, a.v, sizeof x);
-    std::memcpy(y, b.v, sizeof y);
-    for (int i = 0; i < kLanes; ++i) x[i] += y[i];
-    return iload(x);
+KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] + b.v[i]); }
+KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, a.v[i] - b.v[i]); }
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { KARAT_EACH(i32x16, a.v[i] << n); }
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { KARAT_EACH(i32x16, a.v[i] >> n); }
+KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) {
+    KARAT_EACH(i32x16, static_cast<std::uint32_t>(static_cast<std::int32_t>(a.v[i]) >> n));
 }
-KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
-    std::uint32_t x[kLanes], y[kLanes];
-    std::memcpy(x, a.v, sizeof x);
-    std::memcpy(y, b.v, sizeof y);
-    for (int i = 0; i < kLanes; ++i) x[i] -= y[i];
-    return iload(x);
+KARAT_INLINE f32x16 to_float(i32x16 a) {
+    KARAT_EACH(f32x16, static_cast<float>(static_cast<std::int32_t>(a.v[i])));
 }
-KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) {
-    float x[kLanes], y[kLanes];
-    store(x, a);
-    store(y, b);
-    mask16 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = x[i] < y[i] ? 0xffffffffu : 0;
-    return r;
-}
+KARAT_INLINE i32x16 as_int(f32x16 a) { KARAT_EACH(i32x16, bits_of(a.v[i])); }
+KARAT_INLINE f32x16 as_float(i32x16 a) { KARAT_EACH(f32x16, float_of(a.v[i])); }
+KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { KARAT_EACH(mask16, a.v[i] < b.v[i] ? 0xffffffffu : 0); }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
-    std::uint32_t x[kLanes], y[kLanes];
-    std::memcpy(x, yes.v, sizeof x);
-    std::memcpy(y, no.v, sizeof y);
-    for (int i = 0; i < kLanes; ++i) y[i] = (x[i] & m.v[i]) | (y[i] & ~m.v[i]);
-    return as_float(iload(y));
+    KARAT_EACH(f32x16, float_of((bits_of(yes.v[i]) & m.v[i]) | (bits_of(no.v[i]) & ~m.v[i])));
 }
-#undef KARAT_EACH
 
 struct Lut16 { const float* values; };
 KARAT_INLINE Lut16 make_lut(const float* values) { return {values}; }
-KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) {
-    std::uint32_t at[kLanes];
-    std::memcpy(at, index.v, sizeof at);
-    float out[kLanes];
-    for (int i = 0; i < kLanes; ++i) out[i] = lut.values[at[i] & 15];
-    return load(out);
-}
+KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { KARAT_EACH(f32x16, lut.values[index.v[i] & 15]); }
+#undef KARAT_EACH
 
 #endif
 

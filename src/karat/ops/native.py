@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.ops.api import CacheSpec, Loaded, Observer, Runner, StepLimits
-from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
+from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
 from karat.ops.threads import num_physical_cores
 
@@ -47,10 +47,10 @@ class NativeOps:
                 f"kernel build {isa!r}: this CPU and this installation can run {', '.join(runnable)}; "
                 "set KARAT_ISA to one of them, or unset it for the fastest"
             )
-        if threads is not None and threads < 1:
-            raise ExecutorError(f"threads={threads}: at least one thread is needed")
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise ExecutorError(f"threads={threads}: expected from 1 to {MAX_THREADS}")
         self.isa = isa or runnable[-1]
-        self.threads = num_physical_cores() if threads is None else threads
+        self.threads = min(num_physical_cores(), MAX_THREADS) if threads is None else threads
 
     @property
     def executor(self) -> str:
@@ -75,7 +75,10 @@ class NativeOps:
                 f"{weight.name}: the native executor has no kernels for {weight.dtype} yet; it has "
                 f"{', '.join(native().formats())}; use the reference executor"
             )
-        packed = native().pack(weight.dtype, *weight.shape, weight.data, self.threads)
+        try:
+            packed = native().pack(weight.dtype, *weight.shape, weight.data, self.threads)
+        except RuntimeError as refusal:  # of threads
+            raise ExecutorError(str(refusal)) from refusal
         weight.release()
         return packed
 

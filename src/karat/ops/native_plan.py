@@ -27,6 +27,9 @@ else:
     _UNAVAILABLE = None
 
 
+MAX_THREADS = 1024  # of a pool (csrc/pool.h)
+
+
 def unavailable_reason() -> str | None:
     """Why the native executor cannot run here, and the remedy; None where it can."""
     return _UNAVAILABLE
@@ -60,7 +63,10 @@ class PlanRecorder:
     """The arithmetic of Ops (karat.ops.api), each call one op more in a plan. Then `finish`, and `run` once a step."""
 
     def __init__(self, isa: str, threads: int) -> None:
-        self._plan = _native.Plan(isa, threads)
+        try:
+            self._plan = _native.Plan(isa, threads)
+        except RuntimeError as refusal:  # of threads
+            raise ExecutorError(str(refusal)) from refusal
 
     # ---- recording
 

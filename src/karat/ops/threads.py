@@ -2,14 +2,16 @@
 
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+_NO_QUOTA = 1 << 30
 
 
 def num_physical_cores(root: Path = Path("/")) -> int:
     """Physical cores of the CPUs that the process may run on, at most what a container's quota pays for; at least 1.
 
-    Two hardware threads of a core share its arithmetic, so one of them counts. `root` holds sys. Where the system does
-    not say (macOS), all CPUs.
+    Two hardware threads of a core share its arithmetic, so one of them counts. `root` holds proc and sys. Where the
+    system does not say (macOS), all CPUs.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = affinity(0) if affinity else range(os.cpu_count() or 1)
@@ -19,17 +21,36 @@ def num_physical_cores(root: Path = Path("/")) -> int:
 
 def _siblings(cpu: int, root: Path) -> str:
     """The hardware threads of the CPU's core, as one name of the core."""
-    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    return path.read_text().strip() if path.exists() else str(cpu)
+    return _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _quota(root: Path) -> int:
-    """CPUs that a control group's quota amounts to, rounded up."""
-    v2, v1 = root / "sys/fs/cgroup/cpu.max", root / "sys/fs/cgroup/cpu"
-    if v2.exists():
-        quota, period = v2.read_text().split()
-    elif (v1 / "cpu.cfs_quota_us").exists():
-        quota, period = (v1 / "cpu.cfs_quota_us").read_text(), (v1 / "cpu.cfs_period_us").read_text()
-    else:
-        return 1 << 30
-    return 1 << 30 if quota.strip() in ("max", "-1") else math.ceil(int(quota) / int(period))
+    """CPUs that the quota of the process' control group amounts to, or of the tightest group around it, rounded up."""
+    unified, divided = root / "sys/fs/cgroup", root / "sys/fs/cgroup/cpu"
+    quotas = [_NO_QUOTA]
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/", "1:cpu:/"]:
+        _, controllers, group = line.split(":", 2)
+        # A container may see its own group as the top one, whatever the name says: what is not there is passed over.
+        inside = PurePosixPath(group.lstrip("/"))
+        for around in (inside, *inside.parents):
+            if not controllers:  # version 2, one tree of groups
+                quotas.append(_cpus(*_read(unified / around / "cpu.max").split()))
+            elif "cpu" in controllers.split(","):
+                folder = divided / around
+                quotas.append(_cpus(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
+    return min(quotas)
+
+
+def _cpus(quota: str = "", period: str = "") -> int:
+    """Microseconds of a period in which the group may run, as whole CPUs; "max" and -1 are no quota, as is nothing."""
+    if not (quota.isdecimal() and period.isdecimal() and int(quota) and int(period)):
+        return _NO_QUOTA
+    return math.ceil(int(quota) / int(period))
+
+
+def _read(path: Path) -> str:
+    """A file of the system without the last newline; empty where it is not there or may not be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

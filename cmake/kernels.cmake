@@ -1,0 +1,75 @@
+# What the extension and the native tests are both made of: the kernels, once for each instruction set, and the plan,
+# pool and memory that run them, together as the library `karat`. Needs C++20 and nothing else.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+
+set(KARAT_SANITIZE "" CACHE STRING "Sanitizers to build with, as for -fsanitize= (address,undefined or thread)")
+if(KARAT_SANITIZE)
+  # What is wrong ends the program, and the standard library checks indices.
+  add_compile_options(-fsanitize=${KARAT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  add_link_options(-fsanitize=${KARAT_SANITIZE})
+  add_compile_definitions(_GLIBCXX_ASSERTIONS)
+endif()
+
+# The bits of a result are part of the contract: nothing is contracted or reordered, whatever the optimisation level.
+# Without errno the square root is one instruction.
+# (-Wno-…uninitialized: gcc warns of the undefined vectors inside its own intrinsics.)
+set(kernel_options -O3 -ffp-contract=off -fno-fast-math -fno-math-errno -Wall -Wextra -Wno-maybe-uninitialized -Wno-uninitialized
+                   -Werror=double-promotion)
+if(KARAT_SANITIZE)
+  list(APPEND kernel_options -O1)  # at -O3 a compiler works for many minutes on all the checks
+endif()
+
+# A kernel source is compiled once for each instruction set. The compiler is asked what it compiles for, not the
+# name of the machine: cross builds and macOS' two architectures in one binary come out right, without flags of another
+# machine.
+include(CheckCXXSourceCompiles)
+check_cxx_source_compiles("
+#if !defined(__x86_64__)
+#error not x86-64
+#endif
+int main() { return 0; }" KARAT_X86)
+check_cxx_source_compiles("
+#if !defined(__aarch64__)
+#error not 64-bit Arm
+#endif
+int main() { return 0; }" KARAT_ARM)
+
+set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
+set(kernel_sources attention.cpp elementwise.cpp linear.cpp norm.cpp table.cpp)
+list(APPEND kernel_sources limits.cpp)  # what bounds them, measured by `karat bench`
+list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
+set(native_sources isa.cpp memory.cpp packed.cpp plan.cpp plan_ops.cpp pool.cpp)
+list(TRANSFORM native_sources PREPEND "${source_dir}/")
+set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
+set(isas "")
+
+function(karat_kernels isa)
+  add_library(kernels_${isa} OBJECT ${kernel_sources})
+  target_compile_definitions(kernels_${isa} PRIVATE KARAT_ISA_NAMESPACE=${isa} ${machine_definitions})
+  target_compile_options(kernels_${isa} PRIVATE ${kernel_options} ${ARGN})
+  set(isas ${isas} ${isa} PARENT_SCOPE)
+endfunction()
+
+karat_kernels(generic)
+target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
+if(KARAT_X86)
+  karat_kernels(avx2 -mavx2 -mfma -mf16c)
+  karat_kernels(avx512 -mavx512f -mavx2 -mfma -mf16c)
+endif()
+if(KARAT_ARM)
+  karat_kernels(neon)
+endif()
+
+find_package(Threads REQUIRED)
+add_library(karat STATIC ${native_sources})
+target_compile_options(karat PRIVATE -Wall -Wextra)
+target_compile_definitions(karat PUBLIC ${machine_definitions})
+foreach(isa IN LISTS isas)
+  target_link_libraries(karat PRIVATE kernels_${isa})
+endforeach()
+target_link_libraries(karat PUBLIC Threads::Threads)

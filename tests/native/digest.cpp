@@ -1,0 +1,259 @@
+// Prints digests of what a kernel build computes, bit for bit, from inputs that are the same everywhere.
+//   digest ISA THREADS
+// Every build on every machine must print the same lines (numeric contract, kernels.h), whatever the number of threads.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../csrc/isa.h"
+#include "../../csrc/plan.h"
+
+namespace {
+
+using namespace karat;
+
+std::uint32_t next(std::uint32_t& state) {
+    state ^= state << 13;
+    state ^= state >> 17;
+    return state ^= state << 5;
+}
+
+// Between -1 and 1, every one exact.
+std::vector<float> numbers(std::size_t count, std::uint32_t seed) {
+    std::vector<float> all(count);
+    for (float& x : all) x = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-23f;
+    return all;
+}
+
+std::uint32_t bits(float x) {
+    std::uint32_t all;
+    std::memcpy(&all, &x, sizeof all);
+    return x != x ? 0x7fc00000 : all;  // a NaN's sign and payload are nobody's promise
+}
+
+float number(std::uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+void print(const std::string& name, const float* x, std::size_t count) {
+    std::uint64_t digest = 0xcbf29ce484222325;
+    for (std::size_t i = 0; i < count; ++i) digest = (digest ^ bits(x[i])) * 0x100000001b3;
+    std::printf("%-40s %016llx\n", name.c_str(), static_cast<unsigned long long>(digest));
+}
+
+void print(const std::string& name, Plan& plan, Plan::Register reg) {
+    print(name, plan.data(reg), plan.rows(reg) * plan.width(reg));
+}
+
+std::uint16_t small_half(std::uint32_t random) {  // 2^-7 … 2^-5, either sign
+    return static_cast<std::uint16_t>((random & 0x8000) | ((8 + random % 3) << 10) | (random >> 20 & 1023));
+}
+
+// A matrix of random blocks: any codes, small scales; stored floats are small as well.
+MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint32_t seed) {
+    Matrix shape{format, rows, columns, nullptr};
+    const FormatInfo& info = shape.info();
+    std::vector<std::uint8_t> stored(rows * (columns / info.block_columns) * info.block_bytes);
+    for (std::uint8_t& byte : stored) byte = static_cast<std::uint8_t>(next(seed) >> 11);
+    for (std::size_t at = 0; at < stored.size(); at += info.block_bytes) {
+        const std::uint16_t half = small_half(next(seed));
+        const float value = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-26f;
+        const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
+        if (format == Format::f32)
+            std::memcpy(&stored[at], &value, 4);
+        else
+            std::memcpy(&stored[at + info.scale_at], format == Format::bf16 ? &brain : &half, 2);
+    }
+    Memory memory(shape.packed_bytes());
+    pack_panels(shape, stored.data(), 0, shape.num_panels(), memory.bytes());
+    shape.data = memory.bytes();
+    return std::make_shared<const OwnedMatrix>(OwnedMatrix{shape, std::move(memory)});
+}
+
+VectorRef vector(std::size_t size, std::uint32_t seed) {
+    return std::make_shared<const Vector>(Vector{numbers(size, seed)});
+}
+
+// ---- single kernels --------------------------------------------------------------------------------------------------
+
+// Every sixty-fifth float there is, special ones and denormals among them.
+void elementwise(const Kernels& kernels) {
+    std::vector<float> x, ones, out;
+    for (std::uint64_t i = 0; i < 0x100000000; i += 0x10001) x.push_back(number(static_cast<std::uint32_t>(i)));
+    for (int i = -2000; i < 2000; ++i) x.push_back(static_cast<float>(i) * 0.0625f);
+    ones.assign(x.size(), 1.0f);
+    out.resize(x.size());
+    kernels.silu_mul(x.data(), ones.data(), out.data(), x.size());
+    print("silu", out.data(), out.size());
+    for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
+    kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
+    print("norm", out.data(), out.size());
+}
+
+// All values of two bytes.
+void stored_halves(const Kernels& kernels) {
+    for (const Format format : {Format::f16, Format::bf16}) {
+        Matrix shape{format, 512, 128, nullptr};
+        std::vector<std::uint16_t> stored(shape.rows * shape.columns);
+        for (std::size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<std::uint16_t>(i);
+        const Memory memory(shape.packed_bytes());
+        pack_panels(shape, reinterpret_cast<const std::uint8_t*>(stored.data()), 0, shape.num_panels(), memory.bytes());
+        shape.data = memory.bytes();
+        std::vector<std::int32_t> ids(shape.rows);
+        for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
+        std::vector<float> out(stored.size());
+        kernels.embedding(shape, ids.data(), ids.size(), out.data());
+        print(std::string("stored ") + shape.info().name, out.data(), out.size());
+    }
+}
+
+void linear(const Kernels& kernels, int threads) {
+    struct Case {
+        std::size_t rows, columns, unit;
+    };
+    for (int format = 0; format < kNumFormats; ++format)
+        for (const Case& c : {Case{100, 288, 0}, Case{7, 32, 0}, Case{64, 512, 32}}) {
+            const MatrixRef weight = matrix(static_cast<Format>(format), c.rows, c.columns, 7);
+            Plan plan(kernels, threads);
+            const Plan::Register in = plan.input(c.columns, Rows::tokens);
+            const Plan::Register out = plan.linear(in, {weight}, {vector(c.rows, 5)}, c.unit)[0];
+            plan.finish(40, 0, 1, 1, {in, out});
+            for (const std::size_t tokens : {1, 3, 19, 40}) {
+                const std::vector<float> x = numbers(tokens * c.columns, 11);
+                std::memcpy(plan.data(in), x.data(), x.size() * sizeof(float));
+                const std::vector<std::int32_t> zeros(tokens, 0);
+                plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr}, zeros.data(), nullptr, 0},
+                         nullptr, 0);
+                print(std::string("linear ") + weight->matrix.info().name + " " + std::to_string(c.rows) + " x " +
+                          std::to_string(c.columns) + ", tokens " + std::to_string(tokens), plan, out);
+            }
+        }
+}
+
+// ---- a small model -----------------------------------------------------------------------------------------------------
+
+struct Sequence {
+    std::size_t done, context;  // tokens before the step and with it
+    std::vector<std::int32_t> blocks;
+};
+
+// Steps over sequences that end at given lengths; blocks are given out in an order that jumps about.
+struct Steps {
+    std::size_t block_size, num_blocks = 1, max_blocks;
+    std::vector<Sequence> sequences;
+
+    std::int32_t slot(const Sequence& s, std::size_t position) const {
+        return s.blocks[position / block_size] * static_cast<std::int32_t>(block_size) +
+               static_cast<std::int32_t>(position % block_size);
+    }
+
+    Steps(std::size_t block_size, const std::vector<std::size_t>& lengths) : block_size(block_size) {
+        std::size_t longest = 0;
+        for (const std::size_t length : lengths) {
+            sequences.push_back({0, 0, {}});
+            for (std::size_t block = 0; block * block_size < length; ++block)
+                sequences.back().blocks.push_back(static_cast<std::int32_t>(num_blocks++));
+            longest = length > longest ? length : longest;
+        }
+        const auto last = static_cast<std::int32_t>(num_blocks);
+        for (Sequence& s : sequences)
+            for (std::int32_t& block : s.blocks) block = last - block;  // 1 … num_blocks - 1, falling
+        max_blocks = (longest + block_size - 1) / block_size;
+    }
+
+    void run(Plan& plan, const std::vector<std::size_t>& new_tokens) {
+        std::vector<std::int32_t> ids, positions, slots, starts{0}, contexts, wanted, tables;
+        for (std::size_t i = 0; i < sequences.size(); ++i) {
+            Sequence& s = sequences[i];
+            s.done = s.context;
+            s.context += new_tokens[i];
+            for (std::size_t p = s.done; p < s.context; ++p) {
+                ids.push_back(static_cast<std::int32_t>((p * 37 + i * 11) % 90));
+                positions.push_back(static_cast<std::int32_t>(p));
+                slots.push_back(slot(s, p));
+            }
+            starts.push_back(static_cast<std::int32_t>(ids.size()));
+            contexts.push_back(static_cast<std::int32_t>(s.context));
+            wanted.push_back(static_cast<std::int32_t>(ids.size()) - 1);
+            std::vector<std::int32_t> row = s.blocks;
+            row.resize(max_blocks, -1);
+            tables.insert(tables.end(), row.begin(), row.end());
+        }
+        plan.run({{ids.size(), sequences.size(), max_blocks, block_size, positions.data(), slots.data(), starts.data(),
+                   contexts.data(), tables.data()}, ids.data(), wanted.data(), wanted.size()}, nullptr, 0);
+    }
+};
+
+void model(const Kernels& kernels, int threads, CacheType type, std::size_t block_size, std::size_t window) {
+    constexpr std::size_t kHidden = 96, kHeads = 4, kKvHeads = 2, kDim = 24, kLayers = 2, kVocab = 90;
+    const std::vector<std::size_t> lengths{300, 40, 10};
+    Steps steps(block_size, lengths);
+    auto table = std::make_shared<RopeTable>();
+    *table = {512, kDim, numbers(512 * kDim / 2, 21), numbers(512 * kDim / 2, 22)};
+    const auto cache = std::make_shared<const OwnedCache>(type, kLayers, steps.num_blocks * block_size, kKvHeads, kDim);
+
+    Plan plan(kernels, threads);
+    std::uint32_t seed = 100;
+    const auto weight = [&](Format format, std::size_t rows, std::size_t columns) {
+        return matrix(format, rows, columns, ++seed);
+    };
+    Plan::Register x = plan.embedding(weight(Format::f32, kVocab, kHidden));
+    for (std::size_t layer = 0; layer < kLayers; ++layer) {
+        // Each in a statement of its own: compilers evaluate a call's arguments in the order they like.
+        const std::vector<MatrixRef> projections{weight(Format::q4_0, kHeads * kDim, kHidden),
+                                                 weight(Format::q8_0, kKvHeads * kDim, kHidden),
+                                                 weight(Format::f16, kKvHeads * kDim, kHidden)};
+        const std::vector<MatrixRef> gate_up{weight(Format::q8_0, 160, kHidden), weight(Format::q4_0, 160, kHidden)};
+        const MatrixRef o = weight(Format::bf16, kHidden, kHeads * kDim), down = weight(Format::f16, kHidden, 160);
+        const VectorRef q_bias = vector(kHeads * kDim, ++seed), q_norm = vector(kDim, ++seed);
+        const VectorRef before = vector(kHidden, ++seed), between = vector(kHidden, ++seed);
+
+        const auto qkv = plan.linear(plan.rms_norm(x, before, 1e-6), projections, {q_bias, nullptr, nullptr}, 0);
+        const Plan::Register q = plan.rope(plan.rms_norm(qkv[0], q_norm, 1e-6), table);
+        plan.kv_write(plan.rope(qkv[1], table), qkv[2], cache, layer);
+        const Plan::Register attended = plan.attention(q, cache, layer, 0.2f, window);
+        x = plan.add(x, plan.linear(attended, {o}, {nullptr}, kDim)[0]);
+        const auto both = plan.linear(plan.rms_norm(x, between, 1e-6), gate_up, {nullptr, nullptr}, 0);
+        x = plan.add(x, plan.linear(plan.silu_mul(both[0], both[1]), {down}, {nullptr}, 1)[0]);
+    }
+    const Plan::Register wanted = plan.select(x);
+    const Plan::Register last = plan.rms_norm(wanted, vector(kHidden, ++seed), 1e-6);
+    const Plan::Register logits = plan.linear(last, {weight(Format::f32, kVocab, kHidden)}, {nullptr}, 0)[0];
+    plan.finish(330, 3, 3, 512, {logits, x});
+
+    const std::string name = std::string("model, cache ") + (type == CacheType::f32 ? "f32" : type == CacheType::f16 ? "f16" : "bf16") +
+                             ", block " + std::to_string(block_size) + ", ";
+    int step = 0;
+    // Prompts in uneven pieces, then one token each (in splits and merged), then both kinds together.
+    for (const std::vector<std::size_t>& tokens : {std::vector<std::size_t>{290, 30, 1}, {5, 1, 1}, {1, 1, 1}, {1, 4, 1}}) {
+        steps.run(plan, tokens);
+        print(name + "step " + std::to_string(++step), plan, logits);
+        print(name + "step " + std::to_string(step) + " hidden", plan, x);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) {
+        std::fprintf(stderr, "usage: digest ISA THREADS; here run:");
+        for (const std::string& isa : supported_isas()) std::fprintf(stderr, " %s", isa.c_str());
+        std::fprintf(stderr, "\n");
+        return 2;
+    }
+    const Kernels& kernels = kernels_for(argv[1]);
+    const int threads = std::atoi(argv[2]);
+    elementwise(kernels);
+    stored_halves(kernels);
+    linear(kernels, threads);
+    model(kernels, threads, CacheType::f32, 16, 0);
+    model(kernels, threads, CacheType::f16, 16, 0);
+    model(kernels, threads, CacheType::f16, 5, 40);
+    model(kernels, threads, CacheType::bf16, 16, 60);
+}

@@ -1,0 +1,47 @@
+"""The C++ sources read for 64-bit Arm, where a compiler for it is; `make cross` makes code of them, and runs it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = shutil.which("aarch64-linux-gnu-g++")
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-Wno-maybe-uninitialized", "-Wno-uninitialized", "-DKARAT_ARM"]
+BUILDS = {
+    "generic": ["-DKARAT_ISA_NAMESPACE=generic", "-DKARAT_GENERIC"],
+    "neon": ["-DKARAT_ISA_NAMESPACE=neon"],
+}
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no aarch64-linux-gnu-g++ here")
+
+
+def sources() -> list[tuple[str, list[str]]]:
+    """Every source that does not need Python, with the flags of each build that it is part of."""
+    found = []
+    for path in sorted((ROOT / "csrc").glob("*.cpp")):
+        text = path.read_text(encoding="utf-8")
+        if "KARAT_ISA_NAMESPACE" in text:
+            found += [(path.name, flags) for flags in BUILDS.values()]
+        elif "nanobind" not in text and "limits_module.h" not in text:
+            found.append((path.name, []))
+    return found
+
+
+def compile_with(*arguments: str) -> subprocess.CompletedProcess[str]:
+    assert COMPILER is not None
+    return subprocess.run([COMPILER, *FLAGS, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("name", "flags"), sources(), ids=lambda value: value if isinstance(value, str) else None)
+def test_a_source_reads_without_a_warning(name: str, flags: list[str]) -> None:
+    done = compile_with(*flags, "-fsyntax-only", f"csrc/{name}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("build", "intrinsics"), [("generic", False), ("neon", True)])
+def test_only_the_neon_build_has_intrinsics(build: str, intrinsics: bool) -> None:
+    done = compile_with(*BUILDS[build], "-M", "csrc/linear.cpp")
+    assert done.returncode == 0, done.stderr
+    assert ("arm_neon.h" in done.stdout) == intrinsics
