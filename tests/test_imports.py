@@ -38,7 +38,7 @@ PEERS = {"torch", "transformers", "gguf", "llama_cpp", "openvino", "openvino_gen
 EXTRAS: Mapping[str, set[str]] = {"karat.check": PEERS, "karat.bench.peers": PEERS}
 
 # Pure bookkeeping: neither they nor what they import may need an array library.
-WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks")
+WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks", "karat.kv.prefix")
 ARRAYS = {"numpy", "torch"}
 
 

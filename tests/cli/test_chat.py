@@ -91,6 +91,16 @@ def test_a_conversation_through_a_pipe(alphabet: Path, karat: Karat) -> None:
     assert f"context {counted[0] + 27} of 20000" in done.stderr
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_a_conversation_has_said_is_not_computed_again(shares: bool, alphabet: Path, karat: Karat) -> None:
+    """All before the new message but for the end of the last answer and what fills no block of 16."""
+    options = [] if shares else ["--no-enable-prefix-caching"]
+    done = karat("chat", str(alphabet), *options, stdin="one\ntwo\n")
+    assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\n" * 2)
+    known = (prompt_tokens(("user", "one")) + len(ALPHABET)) // 16 * 16
+    assert re.findall(r"prompt \d+ tokens, (\d+) kept from before \(\d", done.stderr) == [str(known)] * shares
+
+
 def test_commands(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
     file = tmp_path / "talk.json"
     entries = [

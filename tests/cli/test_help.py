@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from karat.cli.app import command
-from karat.cli.options import Invocation
+from karat.cli.options import Invocation, LoadOptions
 from karat.request import SamplingParams
 from tests.cli.conftest import COMMAND, Karat, environment
 
@@ -41,6 +41,15 @@ def test_every_sampling_parameter_is_an_option_of_run(karat_here: Karat) -> None
     for field in dataclasses.fields(SamplingParams):
         name = "no_skip_special_tokens" if field.name == "skip_special_tokens" else field.name
         assert f"--{name.replace('_', '-')} " in text
+
+
+@pytest.mark.parametrize(
+    ("args", "given"), [((), {}), (("--no-enable-prefix-caching",), {"enable_prefix_caching": False})]
+)
+def test_arguments_for_the_model(args: tuple[str, ...], given: dict[str, object]) -> None:
+    with command().commands["run"].make_context("run", [*args, "x"], obj=Invocation()) as context:
+        names = (field.name for field in dataclasses.fields(LoadOptions))
+        assert LoadOptions(**{name: context.params[name] for name in names}).given() == given
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])

@@ -90,7 +90,7 @@ def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) ->
 
 def make_config(**changes: int) -> EngineConfig:
     sizes = {"vocab_size": 258, "max_model_len": 64, "num_blocks": 64, "block_size": 4, "max_num_seqs": 8,
-             "max_num_batched_tokens": 32}  # fmt: skip
+             "max_num_batched_tokens": 32, "enable_prefix_caching": True}  # fmt: skip
     return EngineConfig(**(sizes | changes))
 
 
@@ -133,6 +133,6 @@ def run(engine: Engine, *requests: Request) -> dict[str, RequestOutput]:
 
 
 def alone(item: Request) -> RequestOutput:
-    """The output of a request that has an engine to itself, and a step for each prompt."""
-    engine, _ = make_engine(max_num_batched_tokens=64)
+    """The output of a request that has an engine to itself, a step for each prompt, and shares nothing."""
+    engine, _ = make_engine(max_num_batched_tokens=64, enable_prefix_caching=False)
     return run(engine, item)[item.request_id]

@@ -1,7 +1,6 @@
 """The scheduler on random traffic: limits, order, integrity after every step, and an end for everyone."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,49 +10,17 @@ from hypothesis import strategies as st
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError
-from karat.kv.blocks import BlockPool
-
-
-def make(
-    num_blocks: int = 16, block_size: int = 4, max_num_seqs: int = 4, max_num_batched_tokens: int = 16,
-    max_prompt_logits: int = 8,
-) -> Scheduler:  # fmt: skip
-    return Scheduler(
-        BlockPool(num_blocks, block_size), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_prompt_logits=max_prompt_logits,
-    )  # fmt: skip
-
-
-def sequence(seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
-    return Sequence(seq_id, [0] * prompt_len, prompt_len, max_len=prompt_len + max_new, prompt_logits=prompt_logits)
-
-
-def compute(scheduler: Scheduler, chunks: list[Chunk], done: Callable[[Sequence], bool] = lambda seq: False) -> None:
-    """What the engine does with a step: read prompt logits, sample where the last token is in, end what is done."""
-    for chunk in chunks:
-        wanted = chunk.seq.wanted(chunk.num_tokens)
-        scheduler.advance(chunk)
-        last = chunk.seq.num_pending == 0
-        assert last == (len(wanted) > 0 and wanted[-1] == len(chunk.seq.token_ids) - 1)
-        if chunk.seq.reads_prompt:
-            chunk.seq.num_read = max(chunk.seq.num_read, wanted.stop - last)
-        if last:
-            if done(chunk.seq):
-                scheduler.remove(chunk.seq)
-            else:
-                chunk.seq.token_ids.append(0)
-
-
-def sizes(chunks: list[Chunk]) -> dict[int, int]:
-    return {chunk.seq.seq_id: chunk.num_tokens for chunk in chunks}
+from tests.engine.schedules import compute, make, sequence, sizes
 
 
 @dataclass
 class Traffic:
-    """A random life of a scheduler; `trace` is everything it decided."""
+    """A random life of a scheduler; `trace` is everything it decided, `num_found` how many tokens were found."""
 
     seed: int
+    share_prefixes: bool
     trace: list[object] = field(default_factory=list)
+    num_found: int = 0
 
     def run(self) -> None:
         rng = random.Random(self.seed)
@@ -61,7 +28,8 @@ class Traffic:
         max_num_seqs = rng.randint(1, 6)
         budget = max_num_seqs + rng.choice([0, 1, 3, 20])
         max_logits = rng.choice([1, 4, 100])
-        scheduler = make(num_blocks, block_size, max_num_seqs, budget, max_logits)
+        scheduler = make(num_blocks, block_size, max_num_seqs, budget, max_logits, self.share_prefixes)
+        slots: dict[int, tuple[int, ...]] = {}  # what was written last: a token and all before it
         capacity = num_blocks * block_size
         live: dict[int, Sequence] = {}
         prompts_read: dict[int, list[int]] = {}
@@ -72,6 +40,8 @@ class Traffic:
                 prompt_len = rng.randint(1, capacity)
                 max_new = rng.randint(0, capacity - prompt_len)
                 seq = sequence(next_id, prompt_len, max_new, prompt_logits=rng.random() < 0.3)
+                common = rng.randint(0, prompt_len)
+                seq.token_ids[common:] = [rng.randint(0, 1) for _ in range(prompt_len - common)]
                 scheduler.add(seq)
                 live[next_id] = seq
                 prompts_read[next_id] = []
@@ -93,10 +63,12 @@ class Traffic:
             for chunk in chunks:
                 assert 1 <= chunk.num_tokens <= chunk.seq.num_pending
                 assert scheduler.blocks.room(chunk.seq.seq_id) >= chunk.num_tokens
+                check_context(scheduler, chunk, slots)
                 if chunk.seq.reads_prompt:
                     last = chunk.seq.prompt_len - 1  # read to sample from, not for the prompt
                     prompts_read[chunk.seq.seq_id] += (p for p in chunk.seq.wanted(chunk.num_tokens) if p != last)
-            compute(scheduler, chunks, done=lambda seq: len(seq.token_ids) >= seq.max_len)
+            done = lambda seq: len(seq.token_ids) >= seq.max_len  # noqa: E731
+            compute(scheduler, chunks, done, lambda: rng.randint(0, 1))
             scheduler.check()
             ended = [i for i, seq in live.items() if len(seq.token_ids) >= seq.max_len and seq.num_pending == 0]
             for seq_id in ended:
@@ -107,27 +79,39 @@ class Traffic:
             assert steps <= 50 + 20 * work, "no end in sight"
         assert scheduler.blocks.num_free == num_blocks
         assert scheduler.num_running == scheduler.num_waiting == 0
+        self.num_found = scheduler.num_found_tokens
 
 
-@given(st.integers(0, 2**32))
+def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[int, tuple[int, ...]]) -> None:
+    """Write the chunk's tokens where the pool says, and see that all before them is there, whoever wrote it."""
+    seq, start, stop = chunk.seq, chunk.seq.num_computed, chunk.seq.num_computed + chunk.num_tokens
+    places = scheduler.blocks.slots(seq.seq_id, 0, stop)
+    slots |= {places[i]: tuple(seq.token_ids[: i + 1]) for i in range(start, stop)}
+    assert [slots.get(place) for place in places] == [tuple(seq.token_ids[: i + 1]) for i in range(stop)], "context"
+
+
+@given(st.integers(0, 2**32), st.booleans())
 @settings(max_examples=250, deadline=None)
-def test_random_traffic(seed: int) -> None:
-    Traffic(seed).run()
+def test_random_traffic(seed: int, share_prefixes: bool) -> None:
+    Traffic(seed, share_prefixes).run()
 
 
-def test_decisions_depend_on_the_calls_alone() -> None:
-    first, second = Traffic(5), Traffic(5)
+@pytest.mark.parametrize("share_prefixes", [False, True])
+def test_decisions_depend_on_the_calls_alone(share_prefixes: bool) -> None:
+    first, second = Traffic(5, share_prefixes), Traffic(5, share_prefixes)
     first.run()
     second.run()
     assert first.trace == second.trace and len(first.trace) > 10
 
 
-def test_random_traffic_does_preempt() -> None:
+@pytest.mark.parametrize("share_prefixes", [False, True])
+def test_random_traffic_does_preempt_and_share(share_prefixes: bool) -> None:
     """Else the tests above would show less than they say."""
-    traffic = [Traffic(seed) for seed in range(60)]
+    traffic = [Traffic(seed, share_prefixes) for seed in range(60)]
     for one in traffic:
         one.run()
     assert sum(one.trace[-1][1] > 0 for one in traffic) > 5
+    assert (sum(one.num_found > 0 for one in traffic) > 20) == share_prefixes
 
 
 def test_prefill_is_cut_at_the_token_budget() -> None:

@@ -93,7 +93,8 @@ def bench(
     folder = None
     if shape is None:
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
-    loading = {"kv_dtype": kv_dtype, "executor": executor}
+    loading: dict[str, Any] = {"kv_dtype": kv_dtype, "executor": executor}
+    loading["enable_prefix_caching"] = False  # a turn measures the same prompt as the one before
     options = BenchOptions(
         model=folder, shape=shape, threads=threads,
         stored=weights or quantize or "bf16", quantize=quantize if shape is None else None,

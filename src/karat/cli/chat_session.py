@@ -73,6 +73,8 @@ class Session:
         """Answers; keeps question and answer, also if Ctrl-C cut it short. False if there was nothing to keep."""
         task = self._task(question)
         meter = Meter(len(task.prompt_ids))
+        scheduler = self._llm.engine.scheduler
+        num_found_before = scheduler.num_found_tokens
         pieces: list[str] = []
         last = None
         with deferred_interrupt() if self._interactive else nullcontext() as interrupt:
@@ -82,6 +84,7 @@ class Session:
                 if interrupt and interrupt.requested:
                     break
         emit("\n")
+        meter.num_found_tokens = scheduler.num_found_tokens - num_found_before
         assert last is not None, "a stream has at least the chunk that ends it"
         raise_if_failed(last)
         answer = "".join(pieces)

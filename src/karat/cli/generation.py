@@ -71,6 +71,7 @@ class Meter:
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.num_found_tokens = 0  # of the prompt, in the cache from before; for the caller to set
         self.num_tokens = 0
         self.prefill_s = 0.0  # until the first token, which is therefore not decode's
         self.decode_s = 0.0
@@ -98,8 +99,8 @@ class Meter:
 
     @property
     def prefill_rate(self) -> float | None:
-        """Tokens of the prompt a second; None before there was an answer."""
-        return self.num_prompt_tokens / self.prefill_s if self._begun else None
+        """Tokens of the prompt computed a second; None before there was an answer."""
+        return (self.num_prompt_tokens - self.num_found_tokens) / self.prefill_s if self._begun else None
 
     @property
     def decode_rate(self) -> float | None:
@@ -109,7 +110,8 @@ class Meter:
 
     def summary(self, *, interrupted: bool = False) -> str:
         """One line: tokens, rates, and why it ended."""
-        parts = [f"prompt {self.num_prompt_tokens} tokens{_rate_text(self.prefill_rate)}"]
+        found = f", {self.num_found_tokens} kept from before" if self.num_found_tokens else ""
+        parts = [f"prompt {self.num_prompt_tokens} tokens{found}{_rate_text(self.prefill_rate)}"]
         parts.append(f"answer {self.num_tokens} tokens{_rate_text(self.decode_rate)}")
         return " · ".join([*parts, *(["interrupted"] if interrupted else sorted(self._reasons))])
 

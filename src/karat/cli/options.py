@@ -64,9 +64,17 @@ class LoadOptions:
         int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None
 
+    no_enable_prefix_caching: Annotated[
+        bool | None,
+        _flag("Model", "--no-enable-prefix-caching", "Compute again what prompts have in common with earlier ones."),
+    ] = None
+
     def given(self) -> dict[str, Any]:
         """Arguments for LLM: only what was on the command line."""
-        return _given(self)
+        arguments = _given(self)
+        if arguments.pop("no_enable_prefix_caching", False):
+            arguments["enable_prefix_caching"] = False
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,10 @@ PROMPT_LOGITS_BYTES = 64 * 1024**2  # of the logits of prompt positions made in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes of an engine. max_model_len bounds prompt and output of a request together."""
+    """Sizes of an engine. max_model_len bounds prompt and output of a request together.
+
+    With enable_prefix_caching, sequences that begin with the same tokens share the blocks of these (karat.kv.blocks).
+    """
 
     vocab_size: int
     max_model_len: int
@@ -29,6 +32,7 @@ class EngineConfig:
     block_size: int = 16
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = False
 
     @property
     def max_prompt_logits(self) -> int:
@@ -70,6 +74,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_prompt_logits=config.max_prompt_logits,
+            share_prefixes=config.enable_prefix_caching,
         )
         self.run = run
         self._tokenizer = tokenizer
@@ -123,12 +128,11 @@ class Engine:
         for chunk, logits in zip(chunks, self._compute(chunks), strict=True):
             reader = self._readers[chunk.seq.seq_id]
             try:
-                ended = self._read(reader, chunk, logits)
+                if self._read(reader, chunk, logits):
+                    self._drop(reader)
             except NumericsError as error:
                 reader.fail(error)
-                ended = True
-            if ended:
-                self._drop(reader)
+                self._drop(reader, forget=True)
             if isinstance(reader, Choice):
                 changed[reader.request_id] = None
         return [update for request_id in changed if (update := self._update(request_id))]
@@ -157,8 +161,8 @@ class Engine:
         self.scheduler.add(reader.sequence)
         self._readers[reader.sequence.seq_id] = reader
 
-    def _drop(self, reader: Reader) -> None:
-        self.scheduler.remove(reader.sequence)
+    def _drop(self, reader: Reader, *, forget: bool = False) -> None:
+        self.scheduler.remove(reader.sequence, forget=forget)
         del self._readers[reader.sequence.seq_id]
 
     def _compute(self, chunks: list[Chunk]) -> list[NDArray[np.floating] | NumericsError]:

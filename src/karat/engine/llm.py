@@ -62,10 +62,11 @@ class LLM:
     is what requests without a seed of their own draw by, together with their number. At most max_num_seqs sequences and
     max_num_batched_tokens tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks blocks of 16
     tokens; by default it is enough for max_num_seqs full contexts, but at most 40 % of the memory that is available.
+    enable_prefix_caching keeps what was computed, while there is room, for prompts that begin with the same tokens.
     quantize "q8_0" or "q4_0" quantises matrices as they are loaded, into the blocks that a converted file would hold.
     threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
-    sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes
-    SamplingParams() instead. End tokens are the model's in both cases.
+    sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes SamplingParams() instead.
+    End tokens are the model's in both cases.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -84,6 +85,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         kv_cache_bytes: int | None = None,
         num_blocks: int | None = None,
+        enable_prefix_caching: bool = True,
         generation_config: GenerationSource = "auto",
         quantize: Quantization | None = None,
         threads: int | None = None,
@@ -96,6 +98,8 @@ class LLM:
             raise UsageError(f"kv_dtype={shown(kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
         if kv_cache_bytes is not None and num_blocks is not None:
             raise UsageError("kv_cache_bytes and num_blocks both say how large the KV cache is; give one")
+        if not isinstance(enable_prefix_caching, bool):
+            raise UsageError(f"enable_prefix_caching={shown(enable_prefix_caching)}: expected True or False")
         _check_int("seed", seed, 0, MAX_SEED)
         _check_int("max_num_seqs", max_num_seqs, 1)
         _check_int("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs)
@@ -144,6 +148,7 @@ class LLM:
         sizes = EngineConfig(
             vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,
             block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+            enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
         self.engine = Engine(model_runner(loaded, cache, sizes.step_limits), self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)

@@ -4,6 +4,10 @@ Every step serves the running sequences from the oldest to the youngest. Those w
 first in the token budget; what is left goes to prefills, which may be cut into chunks. When blocks run out, the
 youngest gives all of its blocks back and waits to be computed anew. The oldest therefore always gets on, and every
 sequence becomes the oldest: no livelock. Waiting sequences enter in the order of arrival, none overtakes.
+
+With share_prefixes a sequence begins with the blocks that hold its first tokens already, whoever computed them: another
+with the same beginning, another choice of the same request, or itself before it was preempted. What a running one is
+about to compute is waited for rather than computed twice.
 """
 
 from collections import deque
@@ -30,17 +34,23 @@ class Scheduler:
     """
 
     def __init__(
-        self, blocks: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, max_prompt_logits: int
-    ) -> None:
-        """`max_prompt_logits` bounds the prompt positions of a step whose logits are wanted (see Sequence)."""
+        self, blocks: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, max_prompt_logits: int,
+        share_prefixes: bool = False,
+    ) -> None:  # fmt: skip
+        """`max_prompt_logits` bounds the prompt positions of a step whose logits are wanted (see Sequence).
+
+        Unless share_prefixes every sequence computes all of its tokens, into blocks of its own.
+        """
         assert 1 <= max_num_seqs <= max_num_batched_tokens and max_prompt_logits >= 1, "limits of the scheduler"
         self.blocks = blocks
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_prompt_logits = max_prompt_logits
+        self._share_prefixes = share_prefixes
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_found_tokens = 0  # that were in the cache when a sequence began or came back, so not computed again
 
     @property
     def num_waiting(self) -> int:
@@ -66,10 +76,15 @@ class Scheduler:
         assert newest is None or newest.seq_id < seq.seq_id, "sequences arrive in the order of their ids"
         self._waiting.append(seq)
 
-    def remove(self, seq: Sequence) -> None:
-        """Take out a sequence that ended or was aborted, whether it runs or waits."""
+    def remove(self, seq: Sequence, *, forget: bool = False) -> None:
+        """Take out a sequence that ended or was aborted, whether it runs or waits.
+
+        `forget`: its K and V are not to be trusted, so no other sequence shall find them from now on.
+        """
         if seq in self._running:
             self._running.remove(seq)
+            if forget:
+                self.blocks.forget(seq.seq_id)
             self.blocks.free(seq.seq_id)
         else:
             self._waiting.remove(seq)
@@ -88,17 +103,14 @@ class Scheduler:
                 chunks.append(chunk)
                 tokens_left -= 0 if decode else chunk.num_tokens
                 logits_left -= chunk.num_tokens if seq.reads_prompt else 0
-        while (
-            self._waiting
-            and len(self._running) < self._max_num_seqs
-            and tokens_left > 0
-            and self._has_room_for(self._waiting[0])
-        ):
+        while self._waiting and len(self._running) < self._max_num_seqs and tokens_left > 0:
             seq = self._waiting[0]
+            found = self._find(seq)
+            if not self._has_room_for(seq, found) or self._should_wait(seq, len(found)):
+                break
             if seq.reads_prompt and logits_left == 0:
                 break
-            self._running.append(self._waiting.popleft())
-            self.blocks.allocate(seq.seq_id)
+            self._admit(seq, found)
             chunk = self._reserve(seq, tokens_left, logits_left)
             assert chunk, "a sequence was admitted without room"
             chunks.append(chunk)
@@ -108,9 +120,10 @@ class Scheduler:
         return chunks
 
     def advance(self, chunk: Chunk) -> None:
-        """Record that a chunk was computed: its K and V are in the cache."""
-        self.blocks.commit(chunk.seq.seq_id, chunk.num_tokens)
-        chunk.seq.num_computed += chunk.num_tokens
+        """Record that a chunk was computed: its K and V are in the cache, where others may find them."""
+        seq = chunk.seq
+        self.blocks.commit(seq.seq_id, chunk.num_tokens, seq.token_ids if self._share_prefixes else None)
+        seq.num_computed += chunk.num_tokens
 
     def preempt_all(self) -> None:
         """Take the blocks of every running sequence; all start anew, in the same order."""
@@ -127,14 +140,38 @@ class Scheduler:
             assert seq.num_computed == self.blocks.cached_len(seq.seq_id) < len(seq.token_ids), "cache ≠ computed"
         assert all(seq.num_computed == 0 for seq in self._waiting), "a waiting sequence holds nothing"
 
-    def _has_room_for(self, seq: Sequence) -> bool:
+    def _find(self, seq: Sequence) -> list[int]:
+        """Blocks of the cache that a waiting sequence can begin with; what logits are wanted of is computed anyway."""
+        return self.blocks.find(seq.token_ids, seq.wanted(seq.num_pending).start) if self._share_prefixes else []
+
+    def _has_room_for(self, seq: Sequence, found: list[int]) -> bool:
         """Whether all of it fits, even if each running sequence grows by a block: lest it be preempted at once."""
         blocks = self.blocks
         spoken_for = sum(
             blocks.blocks_for(len(other.token_ids) + blocks.block_size) - len(blocks.table(other.seq_id))
             for other in self._running
         )
-        return blocks.blocks_for(seq.num_pending) + spoken_for <= blocks.num_free
+        return blocks.cost(seq.num_pending, found) + spoken_for <= blocks.num_free
+
+    def _should_wait(self, seq: Sequence, num_found: int) -> bool:
+        """Whether the block after those found is in the pending prefill of a running sequence.
+
+        That one is older, and sure to get there; to wait costs no more than to compute the same beside it.
+        """
+        stop = (num_found + 1) * self.blocks.block_size
+        if not self._share_prefixes or stop > seq.wanted(seq.num_pending).start:
+            return False
+        beginning = seq.token_ids[:stop]
+        return any(
+            other.num_pending > 1 and other.num_computed < stop and other.token_ids[:stop] == beginning
+            for other in self._running
+        )
+
+    def _admit(self, seq: Sequence, found: list[int]) -> None:
+        self._running.append(self._waiting.popleft())
+        self.blocks.allocate(seq.seq_id, found)
+        seq.num_computed = self.blocks.cached_len(seq.seq_id)
+        self.num_found_tokens += seq.num_computed
 
     def _reserve(self, seq: Sequence, tokens_left: int, logits_left: int) -> Chunk | None:
         """As large a chunk as budgets and blocks allow; preempts younger sequences rather than get no block."""

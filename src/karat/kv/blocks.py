@@ -2,13 +2,15 @@
 
 Paging follows PagedAttention (Kwon et al., arXiv 2309.06180): the cache is num_blocks blocks of block_size slots;
 position p of a sequence lies in slot table[p // block_size] * block_size + p % block_size, where `table` is the
-sequence's block table.
+sequence's block table. Sequences that begin with the same tokens may have the same blocks there (karat.kv.prefix).
 """
 
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from karat.errors import CapacityError
+from karat.kv.prefix import PrefixIndex
 
 
 @dataclass(slots=True)
@@ -20,22 +22,34 @@ class _Held:
 
 
 class BlockPool:
-    """A fixed number of blocks, each free or in the table of exactly one sequence.
+    """A fixed number of blocks, each empty, kept, or held: in the tables of one or several sequences.
 
     A step goes `reserve` (blocks for the new tokens), forward pass, `commit` (they are written now). `free` gives all
-    back. Which blocks a sequence gets depends only on the calls before. Unknown sequences raise KeyError.
+    back. A full block whose tokens were told to `commit` can be found by its content: while it is held, and then, kept,
+    until it is needed for something else; the one freed least recently goes first. Only full blocks are ever in several
+    tables, and no slot of theirs is written to again. Which blocks a sequence gets depends only on the calls before.
+    Unknown sequences raise KeyError.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         assert num_blocks > 0 and block_size > 0, f"{num_blocks} blocks of {block_size}"
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is likeliest in a CPU's cache
+        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is likeliest in a CPU's cache
+        self._kept: OrderedDict[int, None] = OrderedDict()  # held by none, but can be found; oldest first
+        self._num_holders = [0] * num_blocks
+        self._index = PrefixIndex()
         self._held: dict[int, _Held] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be taken: empty or kept."""
+        return len(self._empty) + len(self._kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that no sequence holds and that can be found."""
+        return len(self._kept)
 
     @property
     def num_seqs(self) -> int:
@@ -45,36 +59,73 @@ class BlockPool:
         """Blocks that a sequence of `num_tokens` tokens takes."""
         return -(-num_tokens // self.block_size)
 
-    def allocate(self, seq_id: int) -> None:
-        """Start a sequence that holds nothing yet."""
+    def find(self, token_ids: Sequence[int], limit: int) -> list[int]:
+        """Blocks that hold the first `limit` tokens of `token_ids`, or as many of them as there are full blocks for."""
+        found: list[int] = []
+        for start in range(0, limit - self.block_size + 1, self.block_size):
+            block = self._index.find(found[-1] if found else None, token_ids[start : start + self.block_size])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def cost(self, num_tokens: int, found: Sequence[int] = ()) -> int:
+        """Free blocks that a new sequence of `num_tokens` tokens takes if it begins with `found`."""
+        return self.blocks_for(num_tokens) - sum(self._num_holders[block] > 0 for block in found)
+
+    def allocate(self, seq_id: int, found: Sequence[int] = ()) -> None:
+        """Start a sequence with the blocks that `find` has just given for it; else it holds nothing yet."""
         assert seq_id not in self._held, f"sequence {seq_id} is allocated already"
-        self._held[seq_id] = _Held()
+        for block in found:
+            self._hold(block)
+        self._held[seq_id] = _Held(list(found), len(found) * self.block_size)
 
     def room(self, seq_id: int) -> int:
         """Tokens that `reserve` could take now for this sequence."""
         held = self._held[seq_id]
-        return (len(held.table) + len(self._free)) * self.block_size - held.cached_len
+        return (len(held.table) + self.num_free) * self.block_size - held.cached_len
 
     def reserve(self, seq_id: int, num_tokens: int) -> None:
         """Extend the block table to hold `num_tokens` beyond the cached ones; CapacityError if blocks run out."""
         held = self._held[seq_id]
         num_new = self.blocks_for(held.cached_len + num_tokens) - len(held.table)
-        if num_new > len(self._free):
+        if num_new > self.num_free:
             raise CapacityError(
-                f"sequence {seq_id} needs {num_new} more KV blocks, and {len(self._free)} of {self.num_blocks} are "
+                f"sequence {seq_id} needs {num_new} more KV blocks, and {self.num_free} of {self.num_blocks} are "
                 "free; ask `room` first"
             )
-        held.table += (self._free.pop() for _ in range(num_new))
+        held.table += (self._take() for _ in range(num_new))
 
-    def commit(self, seq_id: int, num_tokens: int) -> None:
-        """Count `num_tokens` reserved tokens as written."""
+    def commit(self, seq_id: int, num_tokens: int, token_ids: Sequence[int] | None = None) -> None:
+        """Count `num_tokens` reserved tokens as written.
+
+        With `token_ids`, all tokens of the sequence so far, blocks that are full now can be found. If another block
+        with the same content can be already, the sequence gets that one in its table and its own becomes empty.
+        """
         held = self._held[seq_id]
+        first = held.cached_len // self.block_size
         held.cached_len += num_tokens
         assert held.cached_len <= len(held.table) * self.block_size, f"sequence {seq_id}: more committed than reserved"
+        if token_ids is not None:
+            assert held.cached_len <= len(token_ids), f"sequence {seq_id}: more committed than there are tokens"
+            for place in range(first, held.cached_len // self.block_size):
+                self._publish(held.table, place, token_ids)
 
     def free(self, seq_id: int) -> None:
-        """End a sequence; all its blocks are free at once."""
-        self._free += reversed(self._held.pop(seq_id).table)
+        """End a sequence; blocks that no other one holds are free at once.
+
+        The last block counts as freed first. So a block is never taken before those that continue it, and what stays
+        findable longest is the beginning of texts, where they agree.
+        """
+        for block in reversed(self._held.pop(seq_id).table):
+            self._release(block)
+
+    def forget(self, seq_id: int) -> None:
+        """From now on nothing that a sequence holds is found, nor what continues it, because it is not to be used."""
+        for block in self._index.remove_with_descendants(self._held[seq_id].table):
+            if block in self._kept:
+                del self._kept[block]
+                self._empty.append(block)
 
     def cached_len(self, seq_id: int) -> int:
         """Positions 0 … cached_len - 1 are in the cache."""
@@ -90,8 +141,56 @@ class BlockPool:
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def check(self) -> None:
-        """Raise AssertionError unless every block is free or held exactly once and every table fits its sequence."""
-        held = [block for seq in self._held.values() for block in seq.table]
-        assert sorted(held + self._free) == list(range(self.num_blocks)), "a block is lost, or has two owners"
+        """Raise AssertionError unless every block is empty, kept or held, and counts, tables and index agree."""
+        holders = Counter(block for seq in self._held.values() for block in seq.table)
+        everything = sorted([*self._empty, *self._kept, *holders])
+        assert everything == list(range(self.num_blocks)), "a block is lost, or in two states"
+        assert self._num_holders == [holders[block] for block in range(self.num_blocks)], "holders ≠ tables"
+        self._index.check()
+        assert all(block in self._index for block in self._kept), "a kept block cannot be found"
+        assert not any(block in self._index for block in self._empty), "an empty block can be found"
         for seq_id, seq in self._held.items():
             assert seq.cached_len <= len(seq.table) * self.block_size, f"sequence {seq_id} ends beyond its blocks"
+            num_full = seq.cached_len // self.block_size
+            for block in seq.table[num_full:]:
+                is_own = holders[block] == 1 and block not in self._index
+                assert is_own, f"sequence {seq_id} will write to block {block}, which is not its own alone"
+            for place, block in enumerate(seq.table):
+                before = seq.table[place - 1] if place else None
+                if block in self._index:
+                    assert self._index.is_child(block, before), f"sequence {seq_id}: its blocks are no chain"
+
+    def _publish(self, table: list[int], place: int, token_ids: Sequence[int]) -> None:
+        """Make a full block of a table findable, or put in its place the one that is."""
+        before, own = table[place - 1] if place else None, table[place]
+        content = token_ids[place * self.block_size : (place + 1) * self.block_size]
+        other = self._index.find(before, content)
+        if other is None:
+            self._index.add(own, before, content)
+        else:
+            self._hold(other)
+            table[place] = other
+            self._release(own)
+
+    def _take(self) -> int:
+        """A block for new content, held once: an empty one, or else the one kept longest."""
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._kept.popitem(last=False)
+            self._index.remove(block)
+        self._num_holders[block] = 1
+        return block
+
+    def _hold(self, block: int) -> None:
+        if self._num_holders[block] == 0:
+            del self._kept[block]
+        self._num_holders[block] += 1
+
+    def _release(self, block: int) -> None:
+        self._num_holders[block] -= 1
+        if self._num_holders[block] == 0:
+            if block in self._index:
+                self._kept[block] = None
+            else:
+                self._empty.append(block)

@@ -1,0 +1,50 @@
+"""A scheduler with sequences for it, and what the engine would do with a step."""
+
+from collections.abc import Callable
+
+from karat.engine.scheduler import Chunk, Scheduler
+from karat.engine.sequence import Sequence
+from karat.kv.blocks import BlockPool
+
+
+def make(
+    num_blocks: int = 16, block_size: int = 4, max_num_seqs: int = 4, max_num_batched_tokens: int = 16,
+    max_prompt_logits: int = 8, share_prefixes: bool = False,
+) -> Scheduler:  # fmt: skip
+    return Scheduler(
+        BlockPool(num_blocks, block_size), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_prompt_logits=max_prompt_logits, share_prefixes=share_prefixes,
+    )  # fmt: skip
+
+
+def sequence(seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
+    return Sequence(seq_id, [0] * prompt_len, prompt_len, max_len=prompt_len + max_new, prompt_logits=prompt_logits)
+
+
+def text(seq_id: int, tokens: str, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
+    """A sequence whose prompt is spelt out."""
+    prompt = list(tokens.encode())
+    return Sequence(seq_id, prompt, len(prompt), max_len=len(prompt) + max_new, prompt_logits=prompt_logits)
+
+
+def compute(
+    scheduler: Scheduler, chunks: list[Chunk], done: Callable[[Sequence], bool] = lambda seq: False,
+    sample: Callable[[], int] = lambda: 0,
+) -> None:  # fmt: skip
+    """What the engine does with a step: read prompt logits, sample where the last token is in, end what is done."""
+    for chunk in chunks:
+        wanted = chunk.seq.wanted(chunk.num_tokens)
+        scheduler.advance(chunk)
+        last = chunk.seq.num_pending == 0
+        assert last == (len(wanted) > 0 and wanted[-1] == len(chunk.seq.token_ids) - 1)
+        if chunk.seq.reads_prompt:
+            chunk.seq.num_read = max(chunk.seq.num_read, wanted.stop - last)
+        if last:
+            if done(chunk.seq):
+                scheduler.remove(chunk.seq)
+            else:
+                chunk.seq.token_ids.append(sample())
+
+
+def sizes(chunks: list[Chunk]) -> dict[int, int]:
+    return {chunk.seq.seq_id: chunk.num_tokens for chunk in chunks}

@@ -1,0 +1,118 @@
+"""Sequences that begin with the same tokens: what they compute, what they wait for, and what they hold."""
+
+from tests.engine.schedules import compute, make, sizes, text
+
+
+def test_a_prompt_begins_with_the_blocks_of_one_before() -> None:
+    scheduler = make(share_prefixes=True)
+    scheduler.add(text(0, "abcdefghij"))
+    compute(scheduler, scheduler.schedule(), done=lambda seq: True)
+    scheduler.add(text(1, "abcdefghxyz"))
+    scheduler.add(text(2, "abcdx"))
+    scheduler.add(text(3, "bcdefghij"))
+    assert sizes(scheduler.schedule()) == {1: 3, 2: 1, 3: 9}
+    assert scheduler.num_found_tokens == 12
+    scheduler.check()
+
+
+def test_the_last_token_is_computed_even_where_all_are_found() -> None:
+    scheduler = make(share_prefixes=True)
+    for seq_id, num_computed in enumerate([8, 4, 4]):
+        seq = text(seq_id, "abcdefgh", 2)
+        scheduler.add(seq)
+        chunks = scheduler.schedule()
+        assert sizes(chunks) == {seq_id: num_computed} and list(seq.wanted(num_computed)) == [7]
+        compute(scheduler, chunks, done=lambda seq: True)
+        assert scheduler.blocks.num_kept == 2, "the block that was computed twice is kept once"
+
+
+def test_positions_whose_logits_are_wanted_are_computed() -> None:
+    scheduler = make(share_prefixes=True, max_prompt_logits=100)
+    scheduler.add(text(0, "abcdefghij"))
+    compute(scheduler, scheduler.schedule(), done=lambda seq: True)
+    reader = text(1, "abcdefghij", prompt_logits=True)
+    scheduler.add(reader)
+    assert sizes(scheduler.schedule()) == {1: 10} and list(reader.wanted(10)) == list(range(10))
+    again = text(2, "abcdefghij", prompt_logits=True)
+    again.num_read = 6  # before it was preempted
+    scheduler.remove(reader)
+    scheduler.add(again)
+    assert sizes(scheduler.schedule()) == {2: 6} and list(again.wanted(6)) == list(range(6, 10))
+
+
+def test_choices_of_a_request_share_the_blocks_of_the_prompt() -> None:
+    """The others wait for the first, and then compute only what is no full block."""
+    scheduler = make(share_prefixes=True)
+    seqs = [text(seq_id, "abcdefghij", 5) for seq_id in range(4)]
+    for seq in seqs:
+        scheduler.add(seq)
+    for expected in ({0: 10}, {0: 1, 1: 2, 2: 2, 3: 2}):
+        chunks = scheduler.schedule()
+        assert sizes(chunks) == expected
+        compute(scheduler, chunks)
+        scheduler.check()
+    tables = [list(scheduler.blocks.table(seq.seq_id)) for seq in seqs]
+    assert len({tuple(table[:2]) for table in tables}) == 1 and len({table[2] for table in tables}) == 4
+    assert scheduler.blocks.num_free == 16 - 2 - 4
+
+
+def test_a_prompt_waits_only_for_a_block_that_it_can_use() -> None:
+    scheduler = make(share_prefixes=True, num_blocks=64, max_num_batched_tokens=12, max_num_seqs=6)
+    scheduler.add(text(0, "abcdefghijklmnopqr", 9))
+    scheduler.add(text(1, "abcdxyz", 9))
+    chunks = scheduler.schedule()
+    assert sizes(chunks) == {0: 12}, "no room, and 1 would wait"
+    compute(scheduler, chunks)
+    chunks = scheduler.schedule()
+    assert sizes(chunks) == {0: 6, 1: 3}, "what 1 can use is there, whatever 0 still has to compute"
+    compute(scheduler, chunks)
+    scheduler.add(text(2, "abcde", 9))
+    scheduler.add(text(3, "123", 9))
+    scheduler.add(text(4, "123", 9))
+    scheduler.add(text(5, "1234", 9))
+    assert sizes(scheduler.schedule()) == {0: 1, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3}, "a full block is nobody's to wait for"
+
+
+def test_a_preempted_sequence_finds_what_is_left_of_its_blocks() -> None:
+    scheduler = make(num_blocks=6, block_size=4, share_prefixes=True)
+    old, young = text(0, "abcdefg", 17), text(1, "1234567", 8)
+    scheduler.add(old)
+    scheduler.add(young)
+    while not scheduler.num_preemptions:
+        compute(scheduler, scheduler.schedule())
+        scheduler.check()
+    assert young.num_computed == 0 and scheduler.num_found_tokens == 0
+    num_kept = scheduler.blocks.num_kept
+    assert num_kept == 2, "one was taken for the older one, its last"
+    scheduler.remove(old)
+    assert sizes(scheduler.schedule()) == {1: len(young.token_ids) - 8}
+    assert scheduler.num_found_tokens == young.num_computed == 8
+
+
+def test_room_is_counted_without_what_is_shared() -> None:
+    scheduler = make(num_blocks=7, block_size=4, share_prefixes=True, max_num_batched_tokens=40)
+    first = text(0, "abcdefgh1", 3)
+    scheduler.add(first)
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(text(1, "abcdefgh23456", 3))
+    assert sizes(scheduler.schedule()) == {0: 1, 1: 5}, "2 of its 4 blocks are there; 1 of 4 is spoken for"
+    # Kept blocks are free ones; who takes them takes room.
+    scheduler = make(num_blocks=7, block_size=4, share_prefixes=True, max_num_batched_tokens=40)
+    scheduler.add(text(0, "abcdefgh1"))
+    compute(scheduler, scheduler.schedule(), done=lambda seq: True)
+    scheduler.add(text(1, "123456789", 3))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(text(2, "abcdefgh23456", 3))
+    assert sizes(scheduler.schedule()) == {1: 1}, "3 are held, 1 is spoken for, and 3 are left for 4"
+
+
+def test_what_is_removed_as_wrong_is_not_found() -> None:
+    scheduler = make(share_prefixes=True)
+    for seq_id, (forget, num_computed) in enumerate([(True, 10), (False, 10), (True, 2), (False, 10)]):
+        seq = text(seq_id, "abcdefghij", 3)
+        scheduler.add(seq)
+        chunks = scheduler.schedule()
+        assert sizes(chunks) == {seq_id: num_computed}
+        compute(scheduler, chunks)
+        scheduler.remove(seq, forget=forget)
+        scheduler.check()
