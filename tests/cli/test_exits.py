@@ -117,7 +117,8 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
         (
             ["help", "nope"],
-            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, env, help and ",
+            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, trace, diagnose, env, help and "
+            "exit-codes",
         ),
     ],
 )

@@ -18,7 +18,7 @@ COMMANDS = sorted(command().commands)
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["bench", "chat", "env", "help", "inspect", "pull", "run"]
+    assert COMMANDS == ["bench", "chat", "diagnose", "env", "help", "inspect", "pull", "run", "trace"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
