@@ -18,7 +18,19 @@ COMMANDS = sorted(command().commands)
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["bench", "chat", "diagnose", "env", "help", "inspect", "pull", "run", "trace"]
+    assert COMMANDS == [
+        "bench",
+        "chat",
+        "check",
+        "diagnose",
+        "env",
+        "help",
+        "inspect",
+        "perplexity",
+        "pull",
+        "run",
+        "trace",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -102,6 +102,9 @@ BUGS: Mapping[str, Bug] = {
         "the weight is read as [in, out] (row-major taken for column-major)",
         "weights are stored [out_features, in_features], row-major",
     ),
+    "weight-element": Bug(
+        "one element of a weight is another number", "compare the file with the original; load it anew"
+    ),
     "tie-ignored": Bug(
         "lm_head is not the embedding although config.json ties them", "use model.embed_tokens.weight as the head"
     ),

@@ -133,6 +133,8 @@ def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dty
         result = _product(x, params["weight"], context.weights, dtype)
     if params.get("fp16_sum"):
         result = rounded(result, "float16")
+    for row, column, change in params.get("elements", ()):
+        result[:, row] += x[:, column] * dtype.type(change)
     factor = params.get("bias_factor", 1)
     if params.get("bias") is not None and factor:
         bias = context.weights.array(params["bias"], dtype)

@@ -195,9 +195,26 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
                 "shift": shift, "from_id": min(tokens)}  # fmt: skip
 
 
+def _element(x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """One element of the weight: a single feature is off, in proportion to a single input."""
+    error = (got - expected).reshape(len(got), -1)
+    x = x.reshape(len(x), -1)
+    size = np.abs(error).max(axis=0)
+    row = int(np.argmax(np.nan_to_num(size)))
+    if not np.isfinite(error).all() or len(x) < 3 or (np.delete(size, row) > 0.01 * size[row]).any():
+        return
+    squares = (x * x).sum(axis=0)
+    change = np.divide(x.T @ error[:, row], squares, out=np.zeros_like(squares), where=squares > 0)
+    left = np.abs(error[:, row, None] - x * change).max(axis=0)
+    column = int(np.argmin(left))
+    yield "weight-element", f"element [{row}, {column}] differs by {change[column]:.4g}", {
+        "elements": ((row, column, float(change[column])),)}  # fmt: skip
+
+
 def _linear(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    yield from _element(inputs[0], got, evaluate(node, inputs, context, F64))
     if node.name != "lm_head":
         return
     factor = _ratio(got, evaluate(node, inputs, context, F64))

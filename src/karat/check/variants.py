@@ -409,7 +409,8 @@ class Enumeration:
             for other_role in _LINEARS:
                 other = layer.node(other_role)
                 same = self.weights.shape(other.params["weight"]) == self.weights.shape(node.params["weight"])
-                if role == other_role or not same or {role, other_role} == {"mlp.gate_proj", "mlp.up_proj"}:
+                known = {"mlp.gate_proj", "mlp.up_proj"}, {"self_attn.k_proj", "self_attn.v_proj"}
+                if role == other_role or not same or {role, other_role} in known:  # they have names of their own
                     continue
                 params: Params = {"weight": other.params["weight"]}
                 yield Variant("weight-swapped", f"{role} has the weight of {other_role}", {node.name: params})

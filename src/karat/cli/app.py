@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli import bench, chat, diagnose, env, inspect, pull, run, topics, trace
+from karat.cli import bench, chat, check, diagnose, env, inspect, perplexity, pull, run, topics, trace
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, writing
 
@@ -102,8 +102,10 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("inspect", inspect.inspect, inspect.EXAMPLES),
     ("bench", bench.bench, bench.EXAMPLES),
     ("pull", pull.pull, pull.EXAMPLES),
+    ("check", check.check, check.EXAMPLES),
     ("trace", trace.trace, trace.EXAMPLES),
     ("diagnose", diagnose.diagnose, diagnose.EXAMPLES),
+    ("perplexity", perplexity.perplexity, perplexity.EXAMPLES),
     ("env", env.env, env.EXAMPLES),
     ("help", topics.show_help, topics.EXAMPLES),
 )
