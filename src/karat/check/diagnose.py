@@ -103,7 +103,7 @@ class Diagnoser:
         self._seconds = seconds
         self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
         self._ends = list(self._enumeration.of_ends())
-        self._known: list[tuple[str, tuple[tuple[str, str], ...]]] = []
+        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
@@ -143,7 +143,9 @@ class Diagnoser:
         # A fit that comes out at a mistake of the catalogue is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or self._parameters(e) not in stated]
         unique = {explanation.key: explanation for explanation in sorted(found, key=lambda e: -e.ratio)}
-        return sorted(unique.values(), key=lambda e: e.ratio)
+        explanations = sorted(unique.values(), key=lambda e: e.ratio)
+        self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
+        return explanations
 
     @staticmethod
     def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
@@ -219,6 +221,12 @@ class Diagnoser:
         until = time.monotonic() + self._seconds
         names = finding.segment
         singles = list(self._singles(names, finding.name))
+        by_key = {(variant.bug, variant.detail): variant for variant in singles}
+        for key in self._known:
+            if all(part in by_key for part in key):
+                explanation = self._try(finding, tuple(by_key[part] for part in key))
+                if explanation is not None:
+                    return [explanation]
         enumerated = [variant for variant in singles if not variant.fitted]
         found = []
         for index, first in enumerate(enumerated):
@@ -229,6 +237,10 @@ class Diagnoser:
                 return found
             if len(names) == 1:
                 found += self._with_fit(finding, first)
+        if len(names) == 1:
+            for first in singles:
+                if first.fitted:
+                    found += self._with_fit(finding, first)
         return found
 
     def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.catalogue import Variant
-from karat.check.compute import Context, evaluate, visible
+from karat.check.compute import Context, evaluate, position_map, visible
 from karat.check.graph import Node
 from karat.config import RopeConfig
 from karat.ops.rope_table import inverse_frequencies
@@ -70,7 +70,7 @@ def _rope(
     if node.params.get("skip"):
         return
     angles = _angles(node, inputs[0], got)  # [tokens, head_dim / 2], modulo 2π
-    rope, positions = node.params["rope"], context.tokens.positions
+    rope, positions = node.params["rope"], position_map(node.params.get("positions", "right"), context.tokens)
     half = angles.shape[1]
     frequencies = context.frequencies(rope, 2 * half).astype(np.float64)
     # A constant shift: the slowest pair that still turns by a whole position is not ambiguous.
@@ -81,7 +81,10 @@ def _rope(
         shifts = np.rint(wrapped / frequencies[pair])
         shift = int(np.median(shifts))
         if 0 < abs(shift) < 1 << 20:
-            yield "rope-position", f"positions shifted by {shift:+d}", {"positions": shift}
+            already = node.params.get("positions", 0)
+            if already == "right" or isinstance(already, int):
+                total = shift + (already if isinstance(already, int) else 0)
+                yield "rope-position", f"positions shifted by {total:+d}", {"positions": total}
     # The base: from the turn between two tokens that follow each other.
     steps = np.flatnonzero(np.diff(positions) == 1)
     if len(steps) and half > 1:
@@ -139,13 +142,14 @@ def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
 def _refined(theta: float, angles: NDArray[np.float64], positions: NDArray[np.int64], half: int) -> float:
     """Follow the angle of each pair out to the last position, where it says most about the base."""
     exponent = np.arange(half) / half
+    turns = positions - positions[0]  # from the first token on: a shift of all positions is another mistake
     for reach in (4, 16, 64, 256, 1024):
-        near = (positions > 0) & (positions <= reach)
+        near = (turns > 0) & (turns <= reach)
         if not near.any():
             break
         frequency = theta**-exponent
-        expected = positions[near][:, None] * frequency
-        missing = np.angle(np.exp(1j * (angles[near] - expected)))
+        expected = turns[near][:, None] * frequency
+        missing = np.angle(np.exp(1j * (angles[near] - angles[0] - expected)))
         # d(angle)/d(log theta) = -exponent * angle
         slope = -exponent * expected
         change = float((slope * missing).sum() / (slope * slope).sum()) if slope.any() else 0.0
@@ -185,8 +189,9 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
         row = got[np.flatnonzero(ids == token)[0]]
         start = max(0, int(token) - 512)
         table = context.weights.rows(name, F64, start, min(vocab, int(token) + 513))
-        distance = np.abs(table - row).max(axis=1)
-        nearest = int(np.argmin(distance))
+        # The row of the same direction: a factor is another mistake.
+        likeness = table @ row / np.maximum(np.linalg.norm(table, axis=1), 1e-30)
+        nearest = int(np.argmax(likeness))
         shifts.setdefault(start + nearest - int(token), []).append(int(token))
     for shift, tokens in shifts.items():
         if shift:
