@@ -11,6 +11,9 @@ from karat.cli.terminal import emit
 
 if TYPE_CHECKING:
     from karat.check.diagnose import Diagnosis
+    from karat.check.model import CheckedModel
+    from karat.check.prompt import TokenFinding
+    from karat.check.trace import Trace
 
 EXAMPLES = """
 Examples
@@ -44,17 +47,25 @@ def diagnose(
     from karat.check.compare import compare
     from karat.check.diagnose import Diagnoser
     from karat.check.model import open_model
+    from karat.check.prompt import token_lines
     from karat.check.trace import read_trace
     from karat.check.wording import diagnosis_lines, times
 
     trace = read_trace(path)
     opened = open_model(model)
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
+    tokens = _tokens(opened, trace)
     diagnosis = diagnoser.run()
     if as_json:
-        emit(json.dumps(as_facts(diagnosis), indent=2, ensure_ascii=False) + "\n")
+        facts = as_facts(diagnosis)
+        if tokens:
+            facts |= {"verdict": "bug", "tokens": [asdict(finding) for finding in tokens]}
+        emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
         lines = diagnosis_lines(diagnosis, opened.graph, trace)
+        if tokens:
+            lines[1:2] = ["verdict: bug", "", *token_lines(tokens), *([""] if diagnosis.is_healthy else []),
+                          *([f"arithmetic {lines[1]}"] if diagnosis.is_healthy else [])]  # fmt: skip
         if reference is not None:
             drift = compare(diagnoser.replay, read_trace(reference)).drift
             lines += [
@@ -67,7 +78,25 @@ def diagnose(
                 if opened.graph.nodes[d.name].role in ("model.embed_tokens", "layer", "lm_head")
             ]
         emit("\n".join(lines) + "\n")
-    raise typer.Exit(0 if diagnosis.is_healthy else 1)
+    raise typer.Exit(0 if diagnosis.is_healthy and not tokens else 1)
+
+
+def _tokens(opened: "CheckedModel", trace: "Trace") -> "list[TokenFinding]":
+    """What is wrong about tokens, where the trace says what they came from and the model has a tokenizer."""
+    info = trace.info
+    if info.prompt is None and info.messages is None and info.generated is None:
+        return []
+    if not (opened.path / "tokenizer.json").exists():
+        return []
+    from karat.check.prompt import token_findings
+    from karat.engine.defaults import read_defaults, turn_end_ids
+    from karat.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(opened.path)
+    end_ids = read_defaults(opened.checkpoint.generation_config, opened.config, tokenizer).end_token_ids
+    if info.messages is not None:
+        end_ids |= turn_end_ids(tokenizer)
+    return token_findings(opened.path, tokenizer, end_ids, trace)
 
 
 def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:

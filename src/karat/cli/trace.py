@@ -73,7 +73,8 @@ def trace(
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
     steps = Steps.chunked(ids, chunk, decode)
     made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
-    made = _described(made, opened, None if token_ids else prompt or DEFAULT_PROMPT)
+    whole = token_ids is None and tokens is None
+    made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
     path = output or Path(f"{opened.path.name}-{source}.trace")
     write_trace(path, made)
     size = sum(array.nbytes for array in made.arrays.values())
