@@ -15,6 +15,8 @@ Array = NDArray[np.floating]
 
 # How far, in multiples of one noisy run, accumulated rounding has been seen to go: both sides stray, by chance.
 DRIFT_LIMIT = 100.0
+# … and relative to the deviation of the logits, in hybrid runs.
+HYBRID_LIMIT = 1e-2
 
 
 def has_transformers() -> bool:

@@ -60,6 +60,7 @@ class Plan:
     threads: int | None = None
     with_hf: bool = False
     other: Path | None = None  # a trace of another engine, judged too
+    hybrid: tuple[str, ...] = ()  # parts that Karat computes in a transformers model, one at a time
     stories: int = 8
     seed: int = 0
 
@@ -88,6 +89,7 @@ class Checker:
             ("generation", self._generation), ("story", self._story), ("health", self._health),
             ("invariance", self._invariance),
             *([("trace", self._other)] if self.plan.other is not None else []),
+            *([("hybrid", self._hybrid)] if self.plan.hybrid else []),
         ]  # fmt: skip
         for _, run in work:
             start = time.monotonic()
@@ -269,6 +271,23 @@ class Checker:
         verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else self.rounding
         named = [sorted(named.bugs) for named in diagnosis.named]
         return Stage("trace", verdict, diagnosis_lines(diagnosis, model.graph, trace), {"named": named})
+
+    def _hybrid(self) -> Stage:
+        from karat.check.hybrid import Hybrid, suspect
+
+        model, plan = self.plan.model, self.plan
+        ops = create(plan.executor, plan.dtype, plan.threads)
+        runs = Hybrid(self._transformers(), model.config, model.checkpoint, ops, self.ids).run(plan.hybrid)
+        lines = [
+            f"{run.part} ours, the rest transformers: {run.from_theirs:.2g} of a deviation from theirs alone, "
+            f"{run.from_ours:.2g} from ours alone"
+            for run in runs
+        ]
+        part = suspect(runs)
+        lines += [f"with {part} ours the divergence goes: it arises there"] if part else []
+        facts: dict[str, Any] = {run.part: [run.from_theirs, run.from_ours] for run in runs}
+        small = max(max(run.from_theirs, run.from_ours) for run in runs) <= agreement.HYBRID_LIMIT
+        return Stage("hybrid", self.rounding if small else "bug", lines, facts)
 
     def _transformers(self) -> Any:
         if self._hf is None:

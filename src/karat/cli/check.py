@@ -42,6 +42,12 @@ def check(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
     tokens: Annotated[int, typer.Option(metavar="N", help="At most N tokens of it.")] = 64,
     stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
+    hybrid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="Ours in a transformers model: attention, mlp, norm, head, layer:K; repeatable."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
@@ -69,11 +75,14 @@ def check(
     unknown = set(options) - {"dtype", "kv_dtype", "executor", "threads"}
     if unknown:
         raise UsageError(f"--{sorted(unknown)[0].replace('_', '-')} has no meaning for a check")
+    if hybrid and not has_transformers():
+        raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
     with_hf = has_transformers() if against is None else against == "hf"
     drawn = secrets.randbelow(2**31) if seed is None else seed
     plan = Plan(
         model=open_model(model),
         other=Path(str(against)) if is_trace else None,
+        hybrid=tuple(hybrid or ()),
         prompt=prompt,
         num_tokens=tokens,
         with_hf=with_hf,
