@@ -48,21 +48,24 @@ def diagnose(
     from karat.check.diagnose import Diagnoser
     from karat.check.model import open_model
     from karat.check.prompt import token_lines
+    from karat.check.ranks import gathered
     from karat.check.trace import read_trace
     from karat.check.wording import diagnosis_lines, times
 
-    trace = read_trace(path)
     opened = open_model(model)
+    trace, differing = gathered(opened.graph, read_trace(path))
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
     tokens = _tokens(opened, trace)
     diagnosis = diagnoser.run()
     if as_json:
-        facts = as_facts(diagnosis)
+        facts = as_facts(diagnosis) | {"different_on_ranks": differing}
         if tokens:
             facts |= {"verdict": "bug", "tokens": [asdict(finding) for finding in tokens]}
         emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
         lines = diagnosis_lines(diagnosis, opened.graph, trace)
+        if differing:
+            lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
         if tokens:
             lines[1:2] = ["verdict: bug", "", *token_lines(tokens), *([""] if diagnosis.is_healthy else []),
                           *([f"arithmetic {lines[1]}"] if diagnosis.is_healthy else [])]  # fmt: skip
