@@ -67,3 +67,9 @@ class NumericsError(KaratError):
     """NaN or infinity where a finite number was required; names the place."""
 
     exit_code = 10
+
+
+class TraceError(KaratError):
+    """A trace that is malformed, or that does not fit the model it is compared with."""
+
+    exit_code = 11

@@ -117,7 +117,8 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
         (
             ["help", "nope"],
-            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, env, help and ",
+            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, check, trace, diagnose, "
+            "perplexity, env, help and exit-codes",
         ),
     ],
 )
@@ -169,7 +170,7 @@ def test_a_reader_that_goes_away_at_once(args: list[str]) -> None:
 
 
 def test_output_is_utf8_whatever_the_locale(karat: Karat) -> None:
-    done = karat("help", "exit-codes", PYTHONIOENCODING="latin-1")
+    done = karat("help", "perplexity, env, help and exit-codes", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0 and "karat run … | head" in done.stdout
 
 

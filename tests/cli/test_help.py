@@ -18,7 +18,20 @@ COMMANDS = sorted(command().commands)
 
 
 def test_the_commands() -> None:
-    assert COMMANDS == ["bench", "chat", "convert", "env", "help", "inspect", "pull", "run"]
+    assert COMMANDS == [
+        "bench",
+        "chat",
+        "check",
+        "convert",
+        "diagnose",
+        "env",
+        "help",
+        "inspect",
+        "perplexity",
+        "pull",
+        "run",
+        "trace",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli import bench, chat, convert, env, inspect, pull, run, topics
+from karat.cli import bench, chat, check, convert, diagnose, env, inspect, perplexity, pull, run, topics, trace
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, writing
 
@@ -104,6 +104,10 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench.bench, bench.EXAMPLES),
     ("convert", convert.convert, convert.EXAMPLES),
     ("pull", pull.pull, pull.EXAMPLES),
+    ("check", check.check, check.EXAMPLES),
+    ("trace", trace.trace, trace.EXAMPLES),
+    ("diagnose", diagnose.diagnose, diagnose.EXAMPLES),
+    ("perplexity", perplexity.perplexity, perplexity.EXAMPLES),
     ("env", env.env, env.EXAMPLES),
     ("help", topics.show_help, topics.EXAMPLES),
 )

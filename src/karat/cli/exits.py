@@ -17,7 +17,7 @@ TERMINATED = 143  # 128 + SIGTERM
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "success",
-    1: "an error without a code of its own, such as output that cannot be written",
+    1: "an error without a code of its own, such as output that cannot be written; or check or diagnose found a bug",
     USAGE: "a command line that cannot be understood",
     3: "config.json or generation_config.json is malformed, unknown or unsupported",
     4: "the weights are missing, unexpected, of the wrong shape, truncated or corrupt",
@@ -27,6 +27,7 @@ EXIT_CODES: Mapping[int, str] = {
     8: "it does not fit into the context, the cache or the memory",
     9: "the executor is not available here",
     10: "NaN or infinity where a finite number was required",
+    11: "a trace is malformed or does not fit the model",
     BUG: "a bug in Karat: please report it with the output of --debug",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
     BROKEN_PIPE: "the reader of the output went away, as in `karat run … | head -c 20`",

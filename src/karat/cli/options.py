@@ -60,6 +60,9 @@ class LoadOptions:
     threads: Annotated[
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
+    guard: Annotated[
+        bool | None, _flag("Model", "--guard", "Stop at the first NaN or infinity, with op, layer and token.")
+    ] = None
     max_model_len: Annotated[
         int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None

@@ -22,6 +22,7 @@ from karat.errors import CapacityError, UsageError
 from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec
+from karat.ops.guard import Guard
 from karat.quant import FORMATS, Format
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
@@ -66,7 +67,8 @@ class LLM:
     quantize "q8_0" or "q4_0" quantises matrices as they are loaded, into the blocks that a converted file would hold.
     threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
     sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes SamplingParams() instead.
-    End tokens are the model's in both cases.
+    End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
+    finite, with the op's name (slower; the same bits).
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -89,6 +91,7 @@ class LLM:
         generation_config: GenerationSource = "auto",
         quantize: Quantization | None = None,
         threads: int | None = None,
+        guard: bool = False,
     ) -> None:
         if quantize is not None and quantize not in get_args(Quantization):
             raise UsageError(f"quantize={shown(quantize)}: expected {' or '.join(map(repr, get_args(Quantization)))}")
@@ -150,6 +153,8 @@ class LLM:
             block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
+        if guard:
+            loaded = loaded.on(Guard(ops))
         self.engine = Engine(model_runner(loaded, cache, sizes.step_limits), self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}

@@ -1,0 +1,123 @@
+"""Agreement with the other side: transformers where it is installed, the float64 reference always."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.model import CheckedModel
+from karat.check.replay import Replay
+from karat.check.trace import Trace
+
+Array = NDArray[np.floating]
+
+# How far, in multiples of one noisy run, accumulated rounding has been seen to go: both sides stray, by chance.
+DRIFT_LIMIT = 100.0
+# … and relative to the deviation of the logits, in hybrid runs.
+HYBRID_LIMIT = 1e-2
+
+
+def has_transformers() -> bool:
+    """Whether torch and transformers can be imported."""
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None and find_spec("transformers") is not None
+
+
+def load_transformers(path: Path) -> Any:
+    from karat.check.hf import load_hf
+
+    return load_hf(str(path))
+
+
+def record_theirs(model: Any, ids: Sequence[int]) -> Trace:
+    """transformers' float32 run over the same tokens."""
+    from karat.check.hf import record_hf
+    from karat.check.record import Steps
+
+    return record_hf(model, Steps(tuple(ids)))
+
+
+def hf_tokenizer(path: Path) -> Any:
+    """transformers' tokenizer of a folder; None where it cannot read one."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> str | None:
+    """The prompt that transformers' tokenizer makes of a conversation; None if it has no template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+
+
+def reference_logits(model: CheckedModel, trace: Trace) -> Array:
+    """Logits in float64 of all tokens of a trace that has no arrays."""
+    replay = Replay(model.graph, model.weights(trace.info.dtype), trace)
+    return replay.run(replay.segment("lm_head"))
+
+
+def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
+    """How two sets of logits [rows, vocab] agree; a flip of the likeliest token is explained by the margin, or not."""
+    difference = np.abs(ours - right)
+    first, second = ours.argmax(axis=1), right.argmax(axis=1)
+    flips = []
+    for row in np.flatnonzero(first != second):
+        margin = float(right[row, second[row]] - right[row, first[row]])
+        room = 2 * float(difference[row].max())
+        word = "flip" if margin <= room else "unexplained flip"
+        flips.append(
+            f"{word} in row {row}: {first[row]} here, {second[row]} there; margin {margin:.3g}, differences up to "
+            f"{room / 2:.3g}"
+        )
+    k = min(5, ours.shape[1])
+    top_ours, top_right = (np.sort(np.argpartition(-x, k - 1, axis=1)[:, :k], axis=1) for x in (ours, right))
+    return {
+        "rows": len(ours),
+        "largest": float(difference.max()),
+        "rms": float(np.sqrt(np.mean(difference**2))),
+        "deviation": float(right.std()),
+        "kl": float(_kl(right, ours).max()),
+        "top1": int((first == second).sum()),
+        "top5": int((top_ours == top_right).all(axis=1).sum()),
+        "flips": flips,
+    }
+
+
+def _kl(p: Array, q: Array) -> Array:
+    """Kullback-Leibler divergence in nats of each row."""
+    log_p, log_q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
+    log_p, log_q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (log_p, log_q))
+    divergence: Array = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    return divergence
+
+
+def greedy_difference(model: Any, ids: list[int], chosen: list[int], logits: Array) -> str:
+    """Where transformers, fed with our tokens, would have taken another one first, with both margins."""
+    import torch
+
+    with torch.no_grad():
+        theirs = model(torch.tensor([[*ids, *chosen]])).logits[0].double().numpy()
+    for step, token in enumerate(chosen):
+        row = len(ids) - 1 + step
+        other = int(theirs[row].argmax())
+        if other != token:
+            ours_margin = float(logits[row, token] - logits[row, other])
+            theirs_margin = float(theirs[row, other] - theirs[row, token])
+            apart = float(np.abs(theirs[row] - logits[row]).max())
+            word = (
+                "rounding decides"
+                if ours_margin + theirs_margin <= 2 * apart and apart < 0.02 * theirs.std()
+                else "bug"
+            )
+            return (
+                f"{word}: token {step} is {token} here (ahead by {ours_margin:.3g}), {other} in transformers (ahead by "
+                f"{theirs_margin:.3g}); logits differ by up to {apart:.3g}"
+            )
+    return f"transformers takes the same {len(chosen)} tokens"

@@ -1,0 +1,159 @@
+"""The bugs that the diagnosis knows. A new one is an entry here and a line in variants.py or fits.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from karat.check.replay import Edits
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """What is wrong, in a few words, and what to change."""
+
+    title: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compute wrongly: parameters of nodes replaced. `fitted`: with a number from the trace."""
+
+    bug: str
+    detail: str
+    edits: Edits
+    fitted: bool = False
+
+
+BUGS: Mapping[str, Bug] = {
+    "mask-nan": Bug(
+        "the mask turns visible scores into NaN (0 × -inf)",
+        "build the mask as booleans and fill with it (masked_fill, where); never multiply by -inf",
+    ),
+    "mask-off-by-one": Bug("the causal mask is off by one", "a token at position p sees keys 0 … p, itself included"),
+    "mask-missing": Bug("there is no causal mask", "a token must not see keys after its own position"),
+    "mask-misaligned": Bug(
+        "the causal mask counts from the start of the chunk, not of the sequence",
+        "compare absolute positions: with keys in the cache, row i of a chunk sees start + i + 1 keys",
+    ),
+    "mask-window": Bug(
+        "the sliding window is ignored, off by one, or on the wrong layers",
+        "a token sees itself and the window - 1 keys before it, on the layers that config.json names",
+    ),
+    "scale-missing": Bug("the softmax scale is missing", "multiply scores by head_dim ** -0.5"),
+    "scale-twice": Bug(
+        "the softmax scale is applied twice", "multiply scores by head_dim ** -0.5 once, or q, not both"
+    ),
+    "scale-wrong": Bug(
+        "the softmax scale is another number", "multiply scores by head_dim ** -0.5 of the config's head_dim"
+    ),
+    "softmax-axis": Bug("softmax runs over the wrong axis", "normalise over keys, the last axis of the scores"),
+    "gqa-tile": Bug(
+        "KV heads are tiled where they should be interleaved",
+        "query head h reads KV head h // (heads / kv_heads): repeat_interleave, not repeat",
+    ),
+    "kv-stale": Bug(
+        "the KV cache is read or written wrongly", "write K and V of each token to its own slot before attention"
+    ),
+    "heads-order": Bug(
+        "the heads are joined in the wrong order",
+        "bring the output to [tokens, heads, head_dim] before flattening it",
+    ),
+    "rope-pairing": Bug(
+        "RoPE turns neighbours (2i, 2i+1) where the model pairs (i, i + head_dim/2), or the reverse",
+        "use rotate_half for Hugging Face weights; interleaved pairs belong to Meta's original layout",
+    ),
+    "rope-theta": Bug(
+        "RoPE's frequencies are not the model's",
+        "take rope_theta and the whole of rope_scaling / rope_parameters from config.json",
+    ),
+    "rope-position": Bug(
+        "RoPE is given the wrong positions", "positions are absolute, count from 0, and go on at decode"
+    ),
+    "rope-sign": Bug("RoPE turns the wrong way", "x1·cos - x2·sin and x2·cos + x1·sin"),
+    "rope-missing-k": Bug("RoPE is not applied", "turn both q and k"),
+    "rope-on-v": Bug("RoPE is applied to v", "turn q and k only"),
+    "rope-twice": Bug("RoPE is applied twice", "store k in the cache as it was turned once, and do not turn it again"),
+    "rope-partial": Bug(
+        "RoPE has the wrong number of dimensions",
+        "take head_dim (and partial_rotary_factor) from config.json, not hidden_size / heads",
+    ),
+    "qk-norm-missing": Bug(
+        "q or k is not normalised, or only after RoPE", "apply q_norm and k_norm per head, before RoPE"
+    ),
+    "bias-missing": Bug(
+        "a bias is not added", "load the bias and add it; check that every tensor of the checkpoint is used"
+    ),
+    "bias-times-tp": Bug(
+        "the bias is added once a rank", "add the bias of a row-parallel layer after the reduction, or on one rank only"
+    ),
+    "shard-dim": Bug(
+        "the weight is sharded along the wrong axis",
+        "cut column-parallel weights along out_features, row-parallel ones along in_features",
+    ),
+    "reduce-missing": Bug(
+        "partial sums are not reduced, or reduced twice", "reduce a row-parallel layer's output exactly once"
+    ),
+    "qkv-split": Bug(
+        "fused q, k, v are cut at the wrong places", "cut in the order and the sizes in which they were stacked"
+    ),
+    "gate-up-swapped": Bug("gate and up are exchanged", "silu belongs to gate_proj: silu(gate) * up"),
+    "activation": Bug("another activation function is used", "use the one that hidden_act names"),
+    "transposed": Bug(
+        "the weight is read as [in, out] (row-major taken for column-major)",
+        "weights are stored [out_features, in_features], row-major",
+    ),
+    "weight-element": Bug(
+        "one element of a weight is another number", "compare the file with the original; load it anew"
+    ),
+    "tie-ignored": Bug(
+        "lm_head is not the embedding although config.json ties them", "use model.embed_tokens.weight as the head"
+    ),
+    "tie-wrong": Bug("the embedding serves as lm_head although the model has a head of its own", "load lm_head.weight"),
+    "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
+    "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
+    "norm-offset": Bug("the norm multiplies by 1 + weight", "only Gemma's norms store weight - 1"),
+    "norm-weight": Bug("the norm's weight is not applied", "multiply by the weight"),
+    "norm-swapped": Bug(
+        "the norm has the weight of another norm", "check which of the norms goes before attention, MLP and head"
+    ),
+    "norm-missing": Bug("a norm is skipped", "apply it"),
+    "residual-missing": Bug(
+        "the residual is missing or taken from the wrong place", "add the block's input, before its norm"
+    ),
+    "residual-twice": Bug("the residual or the block's output is added twice", "add each once"),
+    "embed-scale": Bug(
+        "the embedding is multiplied by a constant", "only Gemma's embeddings are scaled by sqrt(hidden_size)"
+    ),
+    "embed-row": Bug(
+        "other rows of the embedding are read", "look up the token id itself; check added tokens and padding"
+    ),
+    "layer-prefix": Bug("the weight of another layer is used", "match tensor names whole: layers.1. is not layers.10."),
+    "weight-swapped": Bug("the weight of another part of the layer is used", "check the mapping of tensor names"),
+    "dtype-trunc": Bug("float32 weights are truncated to bfloat16", "round to nearest even"),
+    "dtype-narrow": Bug(
+        "weights are rounded to a narrower type", "keep the stored type, or say in the trace what is computed in"
+    ),
+    "dtype-misread": Bug("float16 is read as bfloat16, or the reverse", "read the tensor's own dtype"),
+    "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
+    "overflow-fp16": Bug("a value overflows float16", "accumulate and keep activations in float32 or bfloat16"),
+    "gguf-permute": Bug(
+        "rows of q and k are permuted as in Llama's GGUF files",
+        "undo the permutation for Llama, and for no other family",
+    ),
+    "softcap": Bug("values are capped by tanh", "only Gemma 2 has soft caps"),
+    "logit-scale": Bug(
+        "the logits are multiplied by a constant", "leave them as they are, or apply the model's own scale"
+    ),
+    "bos": Bug("the beginning-of-sequence token is missing or doubled", "add it exactly as tokenizer_config.json says"),
+    "template": Bug(
+        "the conversation is rendered otherwise", "use the model's chat template with the generation prompt"
+    ),
+    "special-tokens": Bug(
+        "special tokens are split into ordinary pieces", "look special tokens up before splitting text"
+    ),
+    "eos": Bug("an end token did not end the text", "stop at every id of eos_token_id and generation_config.json"),
+    "greedy": Bug(
+        "with temperature 0, a token that was not the likeliest was taken",
+        "take the argmax of the raw logits, the lowest id of equals",
+    ),
+}

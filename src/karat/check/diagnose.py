@@ -1,0 +1,332 @@
+"""Naming a bug: an op that departs from the right computation of its own inputs, re-run with every known mistake.
+
+A name is given only when its mistake reproduces the recorded numbers to rounding. Mistakes that reproduce them equally
+well are one class, and the class is what is reported.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from karat.check.catalogue import Variant
+from karat.check.compute import evaluate
+from karat.check.fits import fits
+from karat.check.graph import Graph
+from karat.check.replay import F64, Array, Edits, Finding, Replay
+from karat.check.search import searched
+from karat.check.trace import Trace
+from karat.check.variants import Enumeration
+from karat.check.weights import CheckpointWeights
+
+# A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (see karat.check.replay.LIMIT).
+REPRODUCED = 5.0
+# … and if it leaves so much less than the right computation does; a fit has a free number and needs more.
+GAIN, FIT_GAIN = 3.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A mistake, or two, that give the recorded result: `ratio` is what is left, in multiples of the floor."""
+
+    variants: tuple[Variant, ...]
+    ratio: float
+    error: float
+
+    @property
+    def bugs(self) -> frozenset[str]:
+        return frozenset(variant.bug for variant in self.variants)
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted((variant.bug, variant.detail) for variant in self.variants))
+
+
+@dataclass(slots=True)
+class Wrong:
+    """A recorded result that is not what its recorded inputs give, and what reproduces it, best first."""
+
+    finding: Finding
+    role: str
+    layer: int | None
+    explanations: list[Explanation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One bug, or a class of bugs that this trace cannot tell apart, with everywhere it shows.
+
+    classes: each member is the set of bug ids of one explanation. details: one line for each explanation. places: names
+    of results, in order; `first` is the evidence at the first of them.
+    """
+
+    classes: tuple[frozenset[str], ...]
+    details: tuple[str, ...]
+    places: tuple[str, ...]
+    first: Wrong
+
+    @property
+    def bugs(self) -> frozenset[str]:
+        """All ids in the class."""
+        return frozenset().union(*self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """findings: every recorded result against its recorded inputs; named and unexplained: those beyond the floor.
+
+    beyond_judging: results that have NaN or infinity among their inputs. missing: results that are not in the trace.
+    """
+
+    findings: Sequence[Finding]
+    named: Sequence[Named]
+    unexplained: Sequence[Wrong]
+    beyond_judging: Sequence[str]
+    missing: Sequence[str]
+
+    @property
+    def is_healthy(self) -> bool:
+        return not self.named and not self.unexplained
+
+
+class Diagnoser:
+    """Works on one trace and its model. `seconds` bounds the search for pairs of mistakes at one place."""
+
+    def __init__(
+        self, graph: Graph, weights: CheckpointWeights, trace: Trace, *, seed: int = 0, seconds: float = 20.0
+    ) -> None:
+        self.graph = graph
+        self.replay = Replay(graph, weights, trace, seed=seed)
+        self._enumeration = Enumeration(graph, weights, self.replay.tokens)
+        self._seconds = seconds
+        self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
+        self._ends = list(self._enumeration.of_ends())
+        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
+
+    def run(self) -> Diagnosis:
+        """Judge every recorded result, then explain those that are wrong."""
+        findings = self.replay.findings()
+        wrong = [
+            Wrong(finding, self.graph.nodes[finding.name].role, self.graph.nodes[finding.name].layer)
+            for finding in findings
+            if finding.is_wrong
+        ]
+        for item in wrong:
+            item.explanations = self._explain(item.finding)
+        missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
+        return Diagnosis(
+            findings,
+            _merge(wrong),
+            [item for item in wrong if not item.explanations],
+            self.replay.beyond_judging,
+            missing,
+        )
+
+    def _explain(self, finding: Finding) -> list[Explanation]:
+        """Everything that reproduces one wrong result, best first."""
+        names = finding.segment
+        found = [
+            explanation
+            for variant in self._singles(names, finding.name)
+            if (explanation := self._try(finding, (variant,)))
+        ]
+        if not found and len(names) > 1:
+            found = [e for variant in searched(self.replay, finding) if (e := self._try(finding, (variant,)))]
+        is_head = finding.name == "lm_head" and not any(self.graph.nodes[n].layer is not None for n in names)
+        if not found and is_head and self.graph.config.tie_word_embeddings:
+            found = [e for e in [other_head(self.replay, finding)] if e]
+        if not found:
+            found = self._pairs(finding)
+        stated = {self._parameters(e) for e in found if not any(v.fitted for v in e.variants)}
+        # A fit that comes out at a mistake of the catalogue is that mistake.
+        found = [e for e in found if not any(v.fitted for v in e.variants) or self._parameters(e) not in stated]
+        unique = {explanation.key: explanation for explanation in sorted(found, key=lambda e: -e.ratio)}
+        explanations = sorted(unique.values(), key=lambda e: e.ratio)
+        self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
+        return explanations
+
+    @staticmethod
+    def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
+        return frozenset((n, key) for v in explanation.variants for n, params in v.edits.items() for key in params)
+
+    def _singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
+        """Variants that touch the segment, each once; those of one node fitted too."""
+        inside = set(names)
+        layers = tuple(sorted({layer for n in names if (layer := self.graph.nodes[n].layer) is not None}))
+        seen: set[Any] = set()
+        pools = [self._enumerated(layers)]
+        if len(layers) > 1:
+            pools += [self._enumerated((layer,)) for layer in layers]
+        pools.append(self._ends)
+        for pool in pools:
+            for variant in pool:
+                edits = {n: params for n, params in variant.edits.items() if n in inside}
+                key = (variant.bug, _frozen(edits))
+                if edits and key not in seen:
+                    seen.add(key)
+                    yield replace(variant, edits=edits)
+        node = self.graph.nodes[name]
+        recorded = self.replay.recorded[name]
+        if recorded.present is None:
+            inputs = [self.replay.value(source) for source in node.inputs]
+            yield from fits(node, inputs, recorded.values, self.replay.context)
+
+    def _enumerated(self, layers: tuple[int, ...]) -> list[Variant]:
+        if layers not in self._by_layers:
+            self._by_layers[layers] = list(self._enumeration.of_layers(layers))
+        return self._by_layers[layers]
+
+    def _try(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
+        """Whether these mistakes give what was recorded."""
+        edits = _together(variants)
+        if edits is None:
+            return None
+        expected = self.replay.run(finding.segment, edits)
+        if not self._is_close(finding, expected, edits):
+            return None
+        left = self.replay.judge(finding.name, finding.segment, expected, edits)
+        gain = FIT_GAIN if any(variant.fitted for variant in variants) else GAIN
+        if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio:
+            return None
+        return Explanation(variants, left.ratio, left.error)
+
+    def _is_close(self, finding: Finding, expected: Array, edits: Edits) -> bool:
+        """A cheap look, before the floor of a mistake is measured."""
+        recorded = self.replay.recorded[finding.name]
+        got = recorded.values
+        with np.errstate(all="ignore"):
+            if recorded.present is not None:
+                got = np.where(recorded.present, got, expected)
+            if self.graph.nodes[finding.name].kind == "softmax":
+                got = np.where(self.replay.undefined(finding.name, expected), expected, got)
+            got = np.where(self.replay.overflowed(finding.name, expected, edits), expected, got)
+            if not np.array_equal(np.isnan(got), np.isnan(expected)):
+                return False
+            if not np.array_equal(np.isposinf(got), np.isposinf(expected)):
+                return False
+            if not np.array_equal(np.isneginf(got), np.isneginf(expected)):
+                return False
+            finite = np.isfinite(got)
+            if not finite.any():
+                return True
+            error = np.abs(got[finite] - expected[finite]).max()
+            size = np.abs(expected[finite]).max()
+            # Rounding moves even a whole layer by far less than this part of its largest value.
+            return bool(error <= max(0.02, 200 * self.replay.unit) * size) if size else bool(error == 0)
+
+    def _pairs(self, finding: Finding) -> list[Explanation]:
+        """Two mistakes at once, at one place; stops when the time is up."""
+        until = time.monotonic() + self._seconds
+        names = finding.segment
+        singles = list(self._singles(names, finding.name))
+        by_key = {(variant.bug, variant.detail): variant for variant in singles}
+        for key in self._known:
+            if all(part in by_key for part in key):
+                explanation = self._try(finding, tuple(by_key[part] for part in key))
+                if explanation is not None:
+                    return [explanation]
+        enumerated = [variant for variant in singles if not variant.fitted]
+        found = []
+        for index, first in enumerate(enumerated):
+            for second in enumerated[index + 1 :]:
+                if explanation := self._try(finding, (first, second)):
+                    found.append(explanation)
+            if time.monotonic() > until:
+                return found
+            if len(names) == 1:
+                found += self._with_fit(finding, first)
+        if len(names) == 1:
+            for first in singles:
+                if first.fitted:
+                    found += self._with_fit(finding, first)
+        return found
+
+    def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:
+        """An enumerated mistake, and then a fitted one of the node as it stands with the first."""
+        node = self.graph.nodes[finding.name]
+        changed = node.changed(first.edits[node.name])
+        inputs = [self.replay.value(source) for source in changed.inputs]
+        for second in fits(changed, inputs, self.replay.recorded[node.name].values, self.replay.context):
+            if explanation := self._try(finding, (first, second)):
+                yield explanation
+
+
+def _together(variants: Iterable[Variant]) -> Edits | None:
+    """The edits of all; None where two say different things of one parameter."""
+    edits: dict[str, dict[str, Any]] = {}
+    for variant in variants:
+        for name, params in variant.edits.items():
+            known = edits.setdefault(name, {})
+            for key, value in params.items():
+                if key in known and known[key] != value:
+                    return None
+                known[key] = value
+    return edits
+
+
+def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
+    return tuple(sorted((name, tuple(sorted(params.items(), key=lambda kv: kv[0]))) for name, params in edits.items()))
+
+
+def _merge(wrong: Sequence[Wrong]) -> list[Named]:
+    """Places with a common explanation belong to one bug; the fewest bugs that explain all places are named.
+
+    Within a layer two mistakes may give the same numbers at one place and not at the next, so an explanation that
+    covers more places stands before one that covers fewer.
+    """
+    explained = [item for item in wrong if item.explanations]
+    rest = list(explained)
+    named = []
+    while rest:
+        by_bug: dict[tuple[frozenset[str], str], list[Wrong]] = {}
+        for item in rest:
+            for key in {(e.bugs, _generic(e)) for e in item.explanations}:
+                by_bug.setdefault(key, []).append(item)
+        most = max(len(items) for items in by_bug.values())
+        best_first = min((items[0] for items in by_bug.values() if len(items) == most), key=explained.index)
+        keys = [key for key, items in by_bug.items() if len(items) == most and items[0] is best_first]
+        covered = by_bug[keys[0]]
+        keys = [key for key in keys if by_bug[key] == covered]
+        first = covered[0]
+        in_class = [e for e in first.explanations if (e.bugs, _generic(e)) in keys]
+        named.append(Named(
+            classes=tuple(dict.fromkeys(e.bugs for e in in_class)),
+            details=tuple(dict.fromkeys("; ".join(f"{v.bug}: {v.detail}" for v in e.variants) for e in in_class)),
+            places=tuple(item.finding.name for item in covered),
+            first=first,
+        ))  # fmt: skip
+        rest = [item for item in rest if item not in covered]
+    return sorted(named, key=lambda n: explained.index(n.first))
+
+
+def _generic(explanation: Explanation) -> str:
+    """What has to be the same at two places for them to be one bug; the place itself is not."""
+    return ""
+
+
+def other_head(replay: Replay, finding: Finding) -> Explanation | None:
+    """Logits as *some* linear map of the final hidden state, where no weight of the model gives them.
+
+    The map is fitted to the first rows and tested on the rest, whose floor grows with how far they lie from the first;
+    so there have to be more rows than hidden features.
+    """
+    node = replay.graph.nodes["lm_head"]
+    x = replay.value(node.inputs[0])
+    recorded = replay.recorded["lm_head"]
+    num_train = len(x) - max(4, len(x) // 10)
+    if recorded.present is not None or num_train < x.shape[1] + 4:
+        return None
+    inverse = np.linalg.pinv(x[:num_train])
+    spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
+    error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
+    floor = replay.floor(finding.segment, evaluate(node, [x], replay.context, F64))
+    size = np.abs(recorded.values).max()
+    ratio = float((error / (spread * np.broadcast_to(floor, recorded.values.shape)[num_train:])).max())
+    if ratio > REPRODUCED or not error.max() * FIT_GAIN < size:
+        return None
+    detail = (
+        f"a linear map of the final norm that is none of the model's weights ({num_train} rows fitted, rest tested)"
+    )
+    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, float(error.max()))

@@ -1,0 +1,120 @@
+"""Weights as a faulty loader or a faulty shard has them: each as one function of the right tensors."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.compute import Weights, rounded
+
+Array = NDArray[np.floating]
+DType = np.dtype[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A weight [out, in] (or a bias) made of the tensors `names` in the way `kind`, with numbers `args`. Hashable."""
+
+    kind: str
+    names: tuple[str, ...]
+    args: tuple[Any, ...] = ()
+
+    def __call__(self, weights: Weights, dtype: DType) -> Array:
+        with np.errstate(all="ignore"):
+            return _KINDS[self.kind](self, weights, dtype)
+
+
+def _transposed(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Read in another order than it is stored in: "as columns" a row-major tensor, "as rows" a transposed one."""
+    w = weights.array(e.names[0], dtype)
+    return w.reshape(w.shape[1], w.shape[0]).T if e.args == ("as columns",) else w.T.reshape(w.shape)
+
+
+def _column_shards(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Each of n ranks took columns of [out, in] where it should have taken rows, and read them as [out / n, in]."""
+    w, (n,) = weights.array(e.names[0], dtype), e.args
+    out_features, in_features = w.shape
+    return np.concatenate([part.reshape(out_features // n, in_features) for part in np.split(w, n, axis=1)])
+
+
+def _row_shards(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Each of n ranks took rows of [out, in] where it should have taken columns, and read them as [out, in / n]."""
+    w, (n,) = weights.array(e.names[0], dtype), e.args
+    out_features, in_features = w.shape
+    return np.concatenate([part.reshape(out_features, in_features // n) for part in np.split(w, n)], axis=1)
+
+
+def _fused(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Part `index` of q, k, v stacked in the order `stored`, and cut in the order `cut` ("groups": head by head)."""
+    stored, cut, index, head_dim = e.args
+    parts = [weights.array(name, dtype) for name in e.names]
+    sizes = [len(part) for part in parts]
+    kv_heads = sizes[1] // head_dim
+    if stored == "groups":
+        grouped = [part.reshape(kv_heads, -1, *part.shape[1:]) for part in parts]
+        whole = np.concatenate(grouped, axis=1).reshape(-1, *parts[0].shape[1:])
+    else:
+        whole = np.concatenate([parts[i] for i in stored])
+    if cut == "groups":
+        group = sizes[0] // kv_heads // head_dim
+        per_kv = whole.reshape(kv_heads, group + 2, head_dim, *whole.shape[1:])
+        taken = (per_kv[:, :group], per_kv[:, group], per_kv[:, group + 1])[index]
+        return taken.reshape(-1, *whole.shape[1:])
+    offset = 0
+    for i in cut:
+        if i == index:
+            return whole[offset : offset + sizes[i]]
+        offset += sizes[i]
+    raise AssertionError(cut)
+
+
+def _permuted(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Rows of each head as Llama's original files (and its GGUF) have them: pairs side by side; or the way back."""
+    w = weights.array(e.names[0], dtype)
+    head_dim, direction = e.args
+    split = (2, head_dim // 2) if direction == "to-pairs" else (head_dim // 2, 2)
+    return w.reshape(-1, *split, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def _bits(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """The stored bytes, read wrongly."""
+    (how,) = e.args
+    stored = weights.stored[e.names[0]]  # type: ignore[attr-defined]
+    data = stored.data
+    match how:
+        case "truncated":
+            bits = stored.to_array(np.dtype(np.float32)).view(np.uint32) & np.uint32(0xFFFF0000)
+            out = bits.view(np.float32)
+        case "rounded bfloat16" | "rounded float16":
+            out = rounded(stored.to_array(np.dtype(np.float32)), how.split()[1])
+        case "misread" if stored.dtype == "F16":
+            out = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        case "misread":
+            out = data.view("<f2")
+        case "swapped" if stored.dtype == "BF16":
+            out = (data.view(">u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        case "swapped":
+            out = data.view(">f4" if stored.dtype == "F32" else ">f2")
+        case _:
+            raise AssertionError(how)
+    return out.astype(dtype).reshape(stored.shape)
+
+
+def _zero(e: Effective, weights: Weights, dtype: DType) -> Array:
+    return np.zeros(weights.shape(e.names[0]), dtype)
+
+
+_KINDS: Mapping[str, Callable[[Effective, Weights, DType], Array]] = {
+    "transposed": _transposed,
+    "column-shards": _column_shards,
+    "row-shards": _row_shards,
+    "fused": _fused,
+    "permuted": _permuted,
+    "bits": _bits,
+    "zero": _zero,
+}

@@ -1,0 +1,227 @@
+"""Variants with a free number, which is taken from the recorded inputs and output of one op.
+
+A fit is a proposal: like every variant it counts only if re-running the op with it gives the recorded output.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.catalogue import Variant
+from karat.check.compute import Context, evaluate, position_map, visible
+from karat.check.graph import Node
+from karat.config import RopeConfig
+from karat.ops.rope_table import inverse_frequencies
+
+Array = NDArray[np.floating]
+F64 = np.dtype(np.float64)
+
+
+def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> Iterator[Variant]:
+    """Variants of `node` (as it stands, edited or not) fitted to its recorded output `got`."""
+    with np.errstate(all="ignore"):
+        found: Iterator[tuple[str, str, dict[str, Any]]]
+        match node.kind:
+            case "scores":
+                found = _scores(node, inputs, got, context)
+            case "rope":
+                found = _rope(node, inputs, got, context)
+            case "norm":
+                found = _norm(node, inputs, got, context)
+            case "embedding":
+                found = _embedding(node, got, context)
+            case "linear":
+                found = _linear(node, inputs, got, context)
+            case _:
+                return
+        for bug, detail, params in found:
+            yield Variant(bug, detail, {node.name: params}, fitted=True)
+
+
+def _ratio(got: Array, expected: Array) -> float | None:
+    """The factor that brings `expected` closest to `got`."""
+    both = np.isfinite(got) & np.isfinite(expected)
+    x, y = expected[both], got[both]
+    square = float(x @ x)
+    return float(x @ y) / square if square > 0 else None
+
+
+def _scores(
+    node: Node, inputs: Sequence[Array], got: Array, context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    factor = _ratio(got, evaluate(node, inputs, context, F64))
+    if factor is not None and abs(factor - 1) > 1e-6:
+        scale = factor * node.params["scale"]
+        yield "scale-wrong", f"multiplied by {scale:.6g} instead of {node.params['scale']:.6g}", {"scale": scale}
+    # The window that the pattern of masked scores shows.
+    seen = np.isfinite(got).any(axis=0) & visible({**node.params, "window": None}, context.tokens)
+    count = seen.sum(axis=-1)
+    last = int(count.max())
+    if last and node.params["window"] != last and last < context.tokens.context:
+        yield "mask-window", f"a window of {last}", {"window": last}
+
+
+def _rope(
+    node: Node, inputs: Sequence[Array], got: Array, context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    if node.params.get("skip"):
+        return
+    angles = _angles(node, inputs[0], got)  # [tokens, head_dim / 2], modulo 2π
+    rope, positions = node.params["rope"], position_map(node.params.get("positions", "right"), context.tokens)
+    half = angles.shape[1]
+    frequencies = context.frequencies(rope, 2 * half).astype(np.float64)
+    # A constant shift: the slowest pair that still turns by a whole position is not ambiguous.
+    with_shift = angles - positions[:, None] * frequencies
+    pair = int(np.argmax(frequencies <= 0.1)) if (frequencies <= 0.1).any() else half - 1
+    if frequencies[pair] > 0:
+        wrapped = np.angle(np.exp(1j * with_shift[:, pair]))
+        shifts = np.rint(wrapped / frequencies[pair])
+        shift = int(np.median(shifts))
+        if 0 < abs(shift) < 1 << 20:
+            already = node.params.get("positions", 0)
+            if already == "right" or isinstance(already, int):
+                total = shift + (already if isinstance(already, int) else 0)
+                yield "rope-position", f"positions shifted by {total:+d}", {"positions": total}
+    # The base: from the turn between two tokens that follow each other.
+    steps = np.flatnonzero(np.diff(positions) == 1)
+    if len(steps) and half > 1:
+        turn = np.median(np.angle(np.exp(1j * (angles[steps + 1] - angles[steps]))), axis=0)  # [half]
+        good = turn > 0
+        good[0] = False  # the first pair turns by 1 whatever the base
+        if good.any():
+            exponent = np.arange(half) / half
+            theta = float(np.exp(np.median(-np.log(turn[good]) / exponent[good])))
+            theta = _refined(theta, angles, positions, half)
+            yield from _rounded_theta(RopeConfig(theta=2.0), theta, rope)
+        if rope.rope_type != "default":
+            yield from _rounded_theta(rope, _searched(rope, turn, context), rope)
+
+
+def _rounded_theta(kind: RopeConfig, theta: float, right: RopeConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    ignored = "" if kind.rope_type == right.rope_type else f", {right.rope_type} scaling ignored"
+    for digits in (2, 3, 5, 9):
+        near = float(f"{theta:.{digits}g}")
+        if near > 1 and (near != right.theta or ignored):
+            yield (
+                "rope-theta",
+                f"theta {near:g} instead of {right.theta:g}{ignored}",
+                {"rope": replace(kind, theta=near)},
+            )
+
+
+def _searched(rope: RopeConfig, turn: NDArray[np.float64], context: Context) -> float:
+    """The base under which the scaled frequencies come closest to the turns."""
+
+    def distance(log_theta: float) -> float:
+        frequencies = inverse_frequencies(replace(rope, theta=float(np.exp(log_theta))), 2 * len(turn))
+        return float(np.abs(np.log(np.maximum(turn, 1e-12) / frequencies)).sum())
+
+    grid = np.linspace(np.log(50), np.log(2e7), 48)
+    best = float(min(grid, key=distance))
+    width = float(grid[1] - grid[0])
+    for _ in range(24):
+        best = min((best - width, best, best + width), key=distance)
+        width *= 0.6
+    return float(np.exp(best))
+
+
+def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
+    """How far each pair was turned, over all heads."""
+    if node.params.get("pairing") == "interleaved":
+        before, after = x[..., 0::2] + 1j * x[..., 1::2], got[..., 0::2] + 1j * got[..., 1::2]
+    else:
+        half = x.shape[-1] // 2
+        before, after = x[..., :half] + 1j * x[..., half:], got[..., :half] + 1j * got[..., half:]
+    angles: NDArray[np.float64] = np.angle((after * before.conj()).sum(axis=1))
+    return angles
+
+
+def _refined(theta: float, angles: NDArray[np.float64], positions: NDArray[np.int64], half: int) -> float:
+    """Follow the angle of each pair out to the last position, where it says most about the base."""
+    exponent = np.arange(half) / half
+    turns = positions - positions[0]  # from the first token on: a shift of all positions is another mistake
+    for reach in (4, 16, 64, 256, 1024):
+        near = (turns > 0) & (turns <= reach)
+        if not near.any():
+            break
+        frequency = theta**-exponent
+        expected = turns[near][:, None] * frequency
+        missing = np.angle(np.exp(1j * (angles[near] - angles[0] - expected)))
+        # d(angle)/d(log theta) = -exponent * angle
+        slope = -exponent * expected
+        change = float((slope * missing).sum() / (slope * slope).sum()) if slope.any() else 0.0
+        if not np.isfinite(change) or abs(change) > 0.5:
+            break
+        theta *= float(np.exp(change))
+    return theta
+
+
+def _norm(
+    node: Node, inputs: Sequence[Array], got: Array, context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    (x,) = inputs
+    weight = context.weights.array(node.params["weight"], F64) + node.params.get("offset", 0)
+    scaled = x * weight
+    square = (scaled * scaled).sum(axis=-1)
+    factor = (scaled * got).sum(axis=-1) / square  # 1 / root of each row
+    mean_square = np.mean(x * x, axis=-1)
+    inside = float(np.median(factor**-2 - mean_square))
+    outside = float(np.median(1 / factor - np.sqrt(mean_square)))
+    for name, eps, params in (("norm-eps", inside, {}), ("norm-eps-outside", outside, {"eps_outside": True})):
+        if np.isfinite(eps) and eps > 0:
+            for digits in (1, 2, 4):
+                rounded = float(f"{eps:.{digits}g}")
+                yield name, f"eps {rounded:g} instead of {node.params['eps']:g}", {"eps": rounded, **params}
+
+
+def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    factor = _ratio(got, evaluate(node, [], context, F64))
+    if factor is not None and abs(factor - 1) > 1e-6:
+        yield "embed-scale", f"multiplied by {factor:.6g}", {"output_factor": factor}
+    ids = context.tokens.ids
+    name = node.params["weight"]
+    vocab = context.weights.shape(name)[0]
+    shifts: dict[int, list[int]] = {}
+    for token in np.unique(ids)[:64]:
+        row = got[np.flatnonzero(ids == token)[0]]
+        start = max(0, int(token) - 512)
+        table = context.weights.rows(name, F64, start, min(vocab, int(token) + 513))
+        # The row of the same direction: a factor is another mistake.
+        likeness = table @ row / np.maximum(np.linalg.norm(table, axis=1), 1e-30)
+        nearest = int(np.argmax(likeness))
+        shifts.setdefault(start + nearest - int(token), []).append(int(token))
+    for shift, tokens in shifts.items():
+        if shift:
+            yield "embed-row", f"row id {shift:+d} is read for id", {"shift": shift}
+            yield "embed-row", f"row id {shift:+d} is read for ids from {min(tokens)} on", {
+                "shift": shift, "from_id": min(tokens)}  # fmt: skip
+
+
+def _element(x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """One element of the weight: a single feature is off, in proportion to a single input."""
+    error = (got - expected).reshape(len(got), -1)
+    x = x.reshape(len(x), -1)
+    size = np.abs(error).max(axis=0)
+    row = int(np.argmax(np.nan_to_num(size)))
+    if not np.isfinite(error).all() or len(x) < 3 or (np.delete(size, row) > 0.01 * size[row]).any():
+        return
+    squares = (x * x).sum(axis=0)
+    change = np.divide(x.T @ error[:, row], squares, out=np.zeros_like(squares), where=squares > 0)
+    left = np.abs(error[:, row, None] - x * change).max(axis=0)
+    column = int(np.argmin(left))
+    yield "weight-element", f"element [{row}, {column}] differs by {change[column]:.4g}", {
+        "elements": ((row, column, float(change[column])),)}  # fmt: skip
+
+
+def _linear(
+    node: Node, inputs: Sequence[Array], got: Array, context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    yield from _element(inputs[0], got, evaluate(node, inputs, context, F64))
+    if node.name != "lm_head":
+        return
+    factor = _ratio(got, evaluate(node, inputs, context, F64))
+    if factor is not None and abs(factor - 1) > 1e-6 and factor > 0:
+        yield "logit-scale", f"logits multiplied by {factor:.6g}", {"output_factor": factor}

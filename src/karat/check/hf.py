@@ -1,0 +1,231 @@
+"""Traces of transformers models, through hooks: what the model really computed, a faulty one included.
+
+Nothing is computed here a second time. Module outputs and inputs come from forward hooks; q and k after RoPE from the
+model's own `apply_rotary_pos_emb`; scores and weights from the argument and the result of the softmax that its eager
+attention calls.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from karat.check.record import Steps
+from karat.check.selection import EVERYTHING, Selection, padded
+from karat.check.trace import MASKED, Array, Trace, make_info
+from karat.config import FloatName
+from karat.errors import ExecutorError
+
+_DTYPES: dict[torch.dtype, FloatName] = {
+    torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16",
+}  # fmt: skip
+_LAYER_OUTPUTS = (
+    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm",
+    "self_attn.k_norm", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+    "mlp.down_proj",
+)  # fmt: skip
+# The input of one module is the result of what comes before it.
+_LAYER_INPUTS = {
+    "self_attn.o_proj": "self_attn.attention",
+    "post_attention_layernorm": "attention_residual",
+    "mlp.down_proj": "mlp.act",
+}
+
+
+def load_hf(path: str, dtype: FloatName | None = None) -> Any:
+    """A transformers model with eager attention, in float32 or in `dtype`; never runs code from the folder."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    wanted = {name: kind for kind, name in _DTYPES.items()}[dtype or "float32"]
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=wanted, attn_implementation="eager", trust_remote_code=False, local_files_only=True
+    ).eval()
+
+
+def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, cache: Any = None) -> Trace:
+    """Run `model` (transformers, eager attention) over one sequence and record it; `cache` is an empty one to use.
+
+    Raises ExecutorError for a model whose modules are not those of a supported family.
+    """
+    config = model.config
+    if config._attn_implementation != "eager":
+        raise ExecutorError(
+            f"attention implementation {config._attn_implementation!r}: scores exist only with eager attention; load "
+            "the model with attn_implementation='eager'"
+        )
+    selection.check(config.num_hidden_layers, config.num_attention_heads)
+    total = steps.total
+    recorder = _Recorder(selection)
+    ids = list(steps.prompt)
+    starts: list[int] = []
+    past = cache
+    done = 0
+    with torch.no_grad(), recorder.on(model):
+        while done < total:
+            if done >= len(ids):
+                ids.append(recorder.last_argmax)
+            stop = steps.stop_after(done)
+            recorder.end = stop
+            outputs = model(torch.tensor([ids[done:stop]]), past_key_values=past, use_cache=True)
+            past = outputs.past_key_values
+            starts.append(done)
+            done = stop
+    arrays = recorder.arrays(total)
+    rows = tuple(selection.rows_for(total, config.vocab_size))
+    partial = {}
+    if len(rows) < total:
+        arrays["lm_head"] = arrays["lm_head"][list(rows)]
+        partial = {"lm_head": rows}
+        if "model.norm" in arrays:
+            arrays["model.norm"] = arrays["model.norm"][list(rows)]
+            partial["model.norm"] = rows
+    heads = {} if selection.heads is None else {
+        name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))
+    }  # fmt: skip
+    dtype = _DTYPES[next(model.parameters()).dtype]
+    import transformers
+
+    info = make_info(
+        ids, steps=tuple(starts), dtype=dtype, kv_dtype=dtype, executor=f"transformers {transformers.__version__}",
+        rows=partial, heads=heads, generated=tuple(ids[len(steps.prompt) :]) or None,
+        sampling={"temperature": 0} if steps.decode else None,
+    )  # fmt: skip
+    return Trace(info, arrays)
+
+
+class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
+    """Hands out what softmax is given, and changes nothing."""
+
+    def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "softmax":
+            self._seen(args[0] if args else kwargs["input"])
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder:
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self._layer = 0
+        self.end = 0  # tokens computed when this step is done
+
+    @property
+    def last_argmax(self) -> int:
+        return int(self._parts["lm_head"][-1][-1].argmax())
+
+    def _keep(self, name: str, value: torch.Tensor) -> None:
+        if self._selection.keeps(name):
+            self._parts[name].append(value.detach()[0].clone())
+
+    @contextmanager
+    def on(self, model: Any) -> Iterator[None]:
+        base = model.model
+        source = sys.modules[type(base).__module__]
+        with ExitStack() as stack:
+
+            def output(module: Any, name: str) -> None:
+                def hook(_module: Any, _args: Any, out: Any) -> None:
+                    self._keep(name, out[0] if isinstance(out, tuple) else out)
+
+                stack.callback(module.register_forward_hook(hook).remove)
+
+            def argument(module: Any, name: str) -> None:
+                stack.callback(module.register_forward_pre_hook(lambda _m, args: self._keep(name, args[0])).remove)
+
+            try:
+                output(base.embed_tokens, "model.embed_tokens")
+                output(base.norm, "model.norm")
+                output(model.lm_head, "lm_head")
+                for number, layer in enumerate(base.layers):
+                    self._hook_layer(layer, number, output, argument, stack)
+            except AttributeError as fault:
+                raise ExecutorError(
+                    f"{type(model).__name__}: {fault}; traces are made of models whose modules are named as Llama's are"
+                ) from None
+            stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
+            for name, wrap in (("apply_rotary_pos_emb", self._watch_rotary), ("eager_attention_forward", self._watch)):
+                original = getattr(source, name, None)
+                if original is None:
+                    raise ExecutorError(f"{source.__name__} has no {name}; this transformers is not understood")
+                setattr(source, name, wrap(original))
+                stack.callback(setattr, source, name, original)
+            yield
+
+    def _hook_layer(self, layer: Any, number: int, output: Any, argument: Any, stack: ExitStack) -> None:
+        prefix = f"model.layers.{number}"
+        output(layer, prefix)
+        for part in _LAYER_OUTPUTS:
+            module = layer
+            for name in part.split("."):
+                module = getattr(module, name, None) if name in ("q_norm", "k_norm") else getattr(module, name)
+            if module is not None:
+                output(module, f"{prefix}.{part}")
+        for part, name in _LAYER_INPUTS.items():
+            module = layer
+            for step in part.split("."):
+                module = getattr(module, step)
+            argument(module, f"{prefix}.{name}")
+
+        def enter(_module: Any, _args: Any) -> None:
+            self._layer = number
+
+        stack.callback(layer.register_forward_pre_hook(enter).remove)
+
+    def _keep_rotary(self, module: Any, _args: Any, out: Any) -> None:
+        half = out[0].shape[-1] // 2
+        self._keep("model.rotary_emb.cos", out[0][..., :half])
+        self._keep("model.rotary_emb.sin", out[1][..., :half])
+        self._parts["model.rotary_emb.inv_freq"] = [module.inv_freq.detach().clone()]
+
+    def _watch_rotary(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            q, k = original(*args, **kwargs)
+            prefix = f"model.layers.{self._layer}.self_attn"
+            self._keep(f"{prefix}.q_rope", q.transpose(1, 2))
+            self._keep(f"{prefix}.k_rope", k.transpose(1, 2))
+            return q, k
+
+        return watched
+
+    def _watch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            prefix = f"model.layers.{self._layer}.self_attn"
+            with _SoftmaxObserver(lambda scores: self._keep_keys(f"{prefix}.scores", scores, -torch.inf)):
+                output, weights = original(*args, **kwargs)
+            if weights is not None:
+                self._keep_keys(f"{prefix}.weights", weights, 0.0)
+            return output, weights
+
+        return watched
+
+    def _keep_keys(self, name: str, value: torch.Tensor, empty: float) -> None:
+        """Keys by absolute position: the cache of a layer with a window holds only the last ones."""
+        dropped = max(0, self.end - value.shape[-1])
+        self._keep(name, torch.nn.functional.pad(value, (dropped, 0), value=empty))
+
+    def arrays(self, num_tokens: int) -> dict[str, Array]:
+        arrays: dict[str, Array] = {}
+        for name, parts in self._parts.items():
+            # bfloat16 is widened, exactly.
+            plain = [(p.float() if p.dtype == torch.bfloat16 else p).numpy() for p in parts]
+            if name.endswith(".scores"):
+                joined = padded([np.where(p <= MASKED, -np.inf, p).astype(p.dtype) for p in plain], num_tokens, -np.inf)
+            elif name.endswith(".weights"):
+                joined = padded(plain, num_tokens, 0.0)
+            else:
+                arrays[name] = np.concatenate(plain)
+                continue
+            heads = self._selection.heads
+            arrays[name] = joined if heads is None else joined[list(heads)]
+        return arrays

@@ -1,0 +1,139 @@
+"""Hybrid runs: parts of a transformers model computed by Karat, to see with which part a divergence comes and goes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from karat.check.record import BLOCK_SIZE, one_sequence
+from karat.checkpoint.weights import Checkpoint
+from karat.config import ModelConfig
+from karat.errors import UsageError
+from karat.layers.weights import WeightLoader
+from karat.models.decoder import Decoder
+from karat.models.registry import find_weights
+from karat.ops.api import CacheSpec, Ops
+
+Array = NDArray[np.floating]
+
+PARTS = ("attention", "mlp", "norm", "head", "layer:K")
+
+
+@dataclass(frozen=True, slots=True)
+class HybridRun:
+    """Logits with `part` ours and the rest theirs: how far they are from theirs alone, and from ours alone."""
+
+    part: str
+    from_theirs: float
+    from_ours: float
+
+
+class Hybrid:
+    """Karat's layers beside a transformers model of the same weights, over one text.
+
+    ops computes one array at a time (the reference, or native op by op). Raises what building a model raises.
+    """
+
+    def __init__(self, theirs: Any, config: ModelConfig, checkpoint: Checkpoint, ops: Ops, ids: Sequence[int]) -> None:
+        self._theirs = theirs
+        self._config = config
+        self._ops = ops
+        self._decoder = Decoder(WeightLoader(ops, find_weights(config, checkpoint), lambda weight: weight), config)
+        self._rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=len(ids))
+        self._ids = list(ids)
+        batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), always_last=False)
+        self._step = ops.begin(batch)
+
+    def logits(self, part: str | None = None) -> Array:
+        """Logits [tokens, vocab] with a part ours: one of PARTS, "all" of them, or None."""
+        if part == "all":
+            return np.array(self._ops.read(self._decoder(self._ops, self._step, self._cache(), self._rope)), np.float64)
+        with torch.no_grad(), self._replaced(part):
+            result: Array = self._theirs(torch.tensor([self._ids]), use_cache=False).logits[0].double().numpy()
+        return result
+
+    def run(self, parts: Sequence[str]) -> list[HybridRun]:
+        """One run for each part, after "none" (theirs alone)."""
+        theirs, ours = self.logits(), self.logits("all")
+        runs = [HybridRun("none", 0.0, _distance(theirs, ours))]
+        for part in parts:
+            mixed = self.logits(part)
+            runs.append(HybridRun(part, _distance(mixed, theirs), _distance(mixed, ours)))
+        return runs
+
+    def _cache(self) -> Any:
+        config = self._config
+        return self._ops.new_cache(CacheSpec(
+            num_layers=config.num_layers, num_blocks=-(-len(self._ids) // BLOCK_SIZE), block_size=BLOCK_SIZE,
+            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=self._ops.dtype,
+        ))  # fmt: skip
+
+    @contextmanager
+    def _replaced(self, part: str | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module, forward in self._replacements(part):
+                module.forward = forward
+                stack.callback(delattr, module, "forward")
+            yield
+
+    def _replacements(self, part: str | None) -> Iterator[tuple[Any, Callable[..., Any]]]:
+        """Modules of theirs, and what they compute instead."""
+        base, cache = self._theirs.model, self._cache()
+        layers = list(zip(base.layers, self._decoder.layers, strict=True))
+        kind, _, number = (part or "").partition(":")
+        match kind:
+            case "":
+                return
+            case "attention":
+                for theirs, ours in layers:
+                    run = self._with_step(ours.self_attn, cache)
+                    yield theirs.self_attn, lambda hidden_states, *_, run=run, **__: (run(hidden_states), None)
+            case "mlp":
+                for theirs, ours in layers:
+                    yield theirs.mlp, self._plain(ours.mlp)
+            case "norm":
+                yield base.norm, self._plain(self._decoder.norm)
+                for theirs, ours in layers:
+                    yield theirs.input_layernorm, self._plain(ours.input_layernorm)
+                    yield theirs.post_attention_layernorm, self._plain(ours.post_attention_layernorm)
+            case "head":
+                yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
+            case "layer" if number.isdigit() and int(number) < len(layers):
+                theirs, ours = layers[int(number)]
+                run = self._with_step(ours, cache)
+                yield theirs, lambda hidden_states, *_, **__: run(hidden_states)
+            case _:
+                raise UsageError(
+                    f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {len(layers) - 1}"
+                )
+
+    def _plain(self, module: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        return lambda x, *_, **__: self._back(module(self._ops, self._over(x)), x)
+
+    def _with_step(self, module: Callable[..., Any], cache: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: self._back(module(self._ops, self._over(x), self._step, cache, self._rope), x)
+
+    def _over(self, x: torch.Tensor) -> Array:
+        values: Array = x[0].to(torch.float64).numpy().astype(self._ops.dtype)
+        return values
+
+    def _back(self, result: Any, like: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.array(self._ops.read(result)))[None].to(like.dtype)
+
+
+def _distance(a: Array, b: Array) -> float:
+    """The largest difference, relative to the deviation of the logits."""
+    return float(np.abs(a - b).max() / b.std())
+
+
+def suspect(runs: Sequence[HybridRun]) -> str | None:
+    """The part that takes most of the divergence away when it is ours; None if there is none to speak of."""
+    alone = runs[0].from_ours
+    best = min(runs[1:], key=lambda run: run.from_ours, default=None)
+    if best is None or alone < 1e-3 or best.from_ours > 0.1 * alone:
+        return None
+    return best.part

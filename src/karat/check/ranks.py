@@ -1,0 +1,68 @@
+"""Traces of tensor-parallel engines: the arrays of ranks, `name@r`, joined to whole ones.
+
+Heads and inner features are split over ranks; hidden states, norms and logits are whole on each, and have to be equal.
+KV heads may be held by several ranks.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.graph import Graph, Node
+from karat.check.trace import Array, Trace
+from karat.errors import TraceError
+
+_SPLIT = frozenset(
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
+    "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act".split()
+)
+
+
+def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
+    """The trace of the whole model, and the names of results that should be equal on all ranks and are not.
+
+    Of those, rank 0's are taken. A trace of one rank comes back as it is. Raises TraceError where a rank is missing or
+    shapes do not add up.
+    """
+    ranks = trace.info.ranks
+    if ranks == 1:
+        return trace, []
+    arrays: dict[str, Array] = {}
+    parts: dict[str, dict[int, Array]] = defaultdict(dict)
+    for name, array in trace.arrays.items():
+        base, at, rank = name.rpartition("@")
+        if at and rank.isdigit():
+            parts[base][int(rank)] = array
+        else:
+            arrays[name] = array
+    differing = []
+    for name, by_rank in parts.items():
+        if sorted(by_rank) != list(range(ranks)):
+            raise TraceError(f"{name}: there are ranks {sorted(by_rank)}, expected 0 to {ranks - 1}; write them all")
+        node = graph.nodes.get(name)
+        if node is not None and node.role in _SPLIT:
+            arrays[name] = _joined(graph, node, by_rank)
+        else:
+            arrays[name] = by_rank[0]
+            if not all(np.array_equal(array, by_rank[0], equal_nan=True) for array in by_rank.values()):
+                differing.append(name)
+    return Trace(replace(trace.info, ranks=1), arrays, trace.path), differing
+
+
+def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array]) -> Array:
+    """The parts side by side; copies of KV heads that several ranks hold are taken once."""
+    axis = 0 if node.kind in ("scores", "softmax") else 1
+    parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
+    config = graph.config
+    if node.role in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope"):
+        parts = [part.reshape(len(part), -1, config.head_dim) for part in parts]
+        copies = sum(part.shape[1] for part in parts) / config.num_kv_heads
+        if copies > 1 and copies == int(copies):
+            parts = parts[:: int(copies)]
+    try:
+        return np.concatenate(parts, axis=axis)
+    except ValueError:
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise TraceError(f"{node.name}: the parts {shapes} of the ranks do not fit side by side") from None

@@ -1,0 +1,145 @@
+"""Traces of Karat's own executors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.check.selection import EVERYTHING, Selection, padded
+from karat.check.trace import Array, Trace, make_info
+from karat.check.weights import digest
+from karat.checkpoint.weights import Checkpoint
+from karat.config import FloatName, ModelConfig
+from karat.errors import CapacityError
+from karat.models.registry import Model, build, find_weights
+from karat.ops.api import CacheSpec, Ops
+from karat.ops.tap import Tap
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a text is computed: `prompt` in steps that begin at `cuts`, then `decode` tokens, chosen greedily."""
+
+    prompt: tuple[int, ...]
+    cuts: tuple[int, ...] = (0,)
+    decode: int = 0
+
+    @classmethod
+    def chunked(cls, prompt: Sequence[int], chunk: int | None, decode: int = 0) -> "Steps":
+        """The prompt in chunks of at most `chunk` tokens (None: at once)."""
+        return cls(tuple(prompt), tuple(range(0, len(prompt), chunk or len(prompt))), decode)
+
+    @property
+    def total(self) -> int:
+        return len(self.prompt) + self.decode
+
+    def stop_after(self, start: int) -> int:
+        """Where the step that begins at token `start` ends."""
+        later = [cut for cut in self.cuts if cut > start]
+        return min(later) if later else len(self.prompt) if start < len(self.prompt) else start + 1
+
+
+def record(
+    config: ModelConfig, checkpoint: Checkpoint, ops: Ops, steps: Steps, *,
+    selection: Selection = EVERYTHING, kv_dtype: FloatName | None = None, with_digest: bool = True,
+) -> Trace:  # fmt: skip
+    """Run a model on `ops` and record it. Raises what building it raises, CapacityError and UsageError."""
+    total = steps.total
+    if total > config.max_position_embeddings:
+        raise CapacityError(
+            f"{total} tokens: the model was made for {config.max_position_embeddings}; take a shorter prompt or decode "
+            "fewer"
+        )
+    model = build(config, ops, checkpoint, num_positions=total)
+    trace = record_model(model, steps, selection=selection, kv_dtype=kv_dtype)
+    if not with_digest:
+        return trace
+    info = replace(trace.info, model=str(checkpoint.path), digest=digest(find_weights(config, checkpoint)))
+    return Trace(info, trace.arrays)
+
+
+def record_model(
+    model: Model, steps: Steps, *, selection: Selection = EVERYTHING, kv_dtype: FloatName | None = None
+) -> Trace:
+    """Run a model that is loaded, on a tap of its executor, and record one sequence."""
+    config, inner = model.config, model.ops
+    selection.check(config.num_layers, config.num_heads)
+    tap = Tap(inner, keep=selection.keeps)
+    kv_dtype = kv_dtype or inner.default_kv_dtype
+    total = steps.total
+    num_blocks = -(-total // BLOCK_SIZE)
+    cache = tap.new_cache(CacheSpec(
+        num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+        num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+    ))  # fmt: skip
+    tapped = model.on(tap)
+    ids = list(steps.prompt)
+    logit_tokens = set(selection.rows_for(total, config.vocab_size))
+    starts: list[int] = []
+    logits: NDArray[np.floating] = np.zeros(0)
+    done = 0
+    while done < total:
+        if done >= len(ids):
+            ids.append(int(np.argmax(logits[-1])))
+        stop = steps.stop_after(done)
+        batch = one_sequence(ids, done, stop, logit_tokens, always_last=steps.decode > 0)
+        logits = np.array(tap.read(tapped.forward(tap.begin(batch), cache)))
+        starts.append(done)
+        done = stop
+    rows = tuple(sorted(logit_tokens | ({s - 1 for s in [*starts[1:], total]} if steps.decode else set())))
+    arrays = _joined(tap, selection, total)
+    _add_rope(arrays, model, total)
+    with_rows = {name: rows for name in ("model.selected", "model.norm", "lm_head") if len(rows) < total}
+    heads = {} if selection.heads is None else {
+        name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))
+    }  # fmt: skip
+    info = make_info(
+        ids, steps=tuple(starts), dtype=inner.dtype, kv_dtype=kv_dtype, executor=f"karat {inner.executor}",
+        rows=with_rows, heads=heads, generated=tuple(ids[len(steps.prompt) :]) or None,
+        sampling={"temperature": 0} if steps.decode else None,
+    )  # fmt: skip
+    return Trace(info, arrays)
+
+
+def one_sequence(
+    ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], *, always_last: bool
+) -> ForwardBatch:
+    """The batch that computes tokens start … stop - 1 of one sequence, whose block i is block i of the cache."""
+    positions = np.arange(start, stop, dtype=np.int32)
+    wanted = [p - start for p in range(start, stop) if p in logit_tokens or (always_last and p == stop - 1)]
+    return ForwardBatch(
+        token_ids=np.array(ids[start:stop], np.int32),
+        positions=positions,
+        slots=positions,
+        query_starts=np.array([0, stop - start], np.int32),
+        context_lens=np.array([stop], np.int32),
+        block_tables=np.arange(-(-stop // BLOCK_SIZE), dtype=np.int32)[None],
+        logit_rows=np.array(wanted, np.int32),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def _joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
+    """One array a name: steps one after the other, attention over keys by absolute position."""
+    arrays = {}
+    for name, parts in tap.records.items():
+        if name.endswith((".scores", ".weights")):
+            joined = padded(parts, context, -np.inf if name.endswith("scores") else 0.0)
+            arrays[name] = joined if selection.heads is None else joined[list(selection.heads)]
+        else:
+            arrays[name] = np.concatenate(parts)
+    return arrays
+
+
+def _add_rope(arrays: dict[str, Array], model: Model, num_tokens: int) -> None:
+    """What positions are turned by: radians a position, and cosine and sine of each token."""
+    from karat.ops.rope_table import cos_sin_table, inverse_frequencies
+
+    config = model.config
+    table = cos_sin_table(config.rope, head_dim=config.head_dim, num_positions=num_tokens, dtype=np.dtype(np.float32))
+    arrays["model.rotary_emb.inv_freq"] = inverse_frequencies(config.rope, config.head_dim)
+    arrays["model.rotary_emb.cos"], arrays["model.rotary_emb.sin"] = table.cos, table.sin

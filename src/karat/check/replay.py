@@ -1,0 +1,365 @@
+"""Re-running each recorded result from the recorded results before it, and the noise floor of every row.
+
+The floor is measured, not assumed: the same computation in float32 and float64, and with every input and every
+intermediate result moved at random by the precision of the engine's type (as TTrace, arXiv 2506.09280, does for
+training). What rounding alone can explain lies within a small multiple of it.
+"""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.accumulation import Accumulation
+from karat.check.compute import Context, Weights, evaluate
+from karat.check.graph import Graph, Node
+from karat.check.tokens import Tokens
+from karat.check.trace import MASKED, Trace
+from karat.config import FloatName
+from karat.errors import TraceError
+
+Array = NDArray[np.floating]
+Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
+
+F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
+# Half a unit in the last place, relative.
+PRECISION: Mapping[FloatName, float] = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+# A row within this multiple of its floor is explained by rounding. On healthy runs the largest ratio stays below 4
+# (docs/diagnosis.md has the distribution); a bug counts as visible from here on.
+LIMIT = 10.0
+_DRAWS = 3
+_ENOUGH = 8  # tokens, for the floor of a feature to be its own
+_LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
+# Roundings of a result that happen inside an op, after the one that its inputs' noise stands for.
+_ROUNDINGS: Mapping[str, int] = {"softmax": 4, "norm": 3, "silu_mul": 4, "rope": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """A recorded array in the shape of its node, and which of its rows (and heads) the trace really has."""
+
+    values: Array
+    present: NDArray[np.bool_] | None  # broadcastable to values; None: all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding:
+    """How one recorded result compares with the right computation from its recorded inputs.
+
+    ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
+    largest absolute error; where the row of the largest ratio; scale the largest magnitude of the right result.
+    """
+
+    name: str
+    ratio: float
+    error: float
+    scale: float
+    where: tuple[int, ...]
+    exact: bool
+    segment: tuple[str, ...] = field(default=())
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.ratio > LIMIT
+
+
+class Replay:
+    """A trace beside the graph of its model. Raises TraceError if they do not fit each other."""
+
+    def __init__(self, graph: Graph, weights: Weights, trace: Trace, *, seed: int = 0) -> None:
+        self.graph = graph
+        self.trace = trace
+        self.tokens = Tokens.of(trace.info)
+        vocab = graph.config.vocab_size
+        if int(self.tokens.ids.max()) >= vocab:
+            raise TraceError(f"token id {self.tokens.ids.max()}: the model has {vocab}; is this the trace's model?")
+        self.unit = PRECISION[trace.info.dtype]
+        head_rows = trace.rows_of("lm_head")
+        kv_dtype = trace.info.kv_dtype
+        narrow = kv_dtype is not None and PRECISION[kv_dtype] > self.unit
+        self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None)
+        self._jittered = self.context.with_jitter(2.0**-22)
+        self._rng = np.random.default_rng(seed)
+        self._accumulation = Accumulation(self.context, seed)
+        self._accumulator = 2.0**-29 if trace.info.dtype == "float64" else 1.0
+        self.recorded = {
+            name: self._align(graph.nodes[name], trace.arrays[name]) for name in graph.nodes if name in trace.arrays
+        }
+        self.beyond_judging: list[str] = []
+        self._finite: dict[str, bool] = {}
+        self._right: dict[tuple[str, ...], dict[str, Array]] = {}
+        self.values: dict[str, Array] = {}  # what the next node reads: recorded where it is, else computed
+
+    def _align(self, node: Node, array: Array) -> Recorded:
+        """Bring a recorded array into its node's shape."""
+        name, info = node.name, self.trace.info
+        with np.errstate(invalid="ignore"):
+            values = np.asarray(array, F64)
+        rows = self.trace.rows_of(name)
+        while values.ndim > 1 and values.shape[0] == 1 and values.ndim > expected_ndim(node):
+            values = values[0]  # a batch of one
+        axis = 1 if node.kind in ("scores", "softmax") else 0
+        heads = info.heads.get(name)
+        if values.ndim <= axis or values.shape[axis] != len(rows):
+            raise TraceError(f"{name}: shape {array.shape}; expected {len(rows)} tokens on axis {axis}")
+        if node.kind in ("scores", "softmax"):
+            count = self.graph.config.num_heads
+            if values.ndim != 3 or len(values) != (count if heads is None else len(heads)):
+                raise TraceError(f"{name}: shape {array.shape}; expected [{count} heads, tokens, keys]")
+            empty = -np.inf if node.kind == "scores" else 0.0
+            values = values[:, :, : self.tokens.context]
+            full = np.full((count, self.tokens.num_tokens, self.tokens.context), empty)
+            chosen = np.array(range(count) if heads is None else heads, np.int64)
+            index = np.ix_(chosen, rows, np.arange(values.shape[2]))
+            if node.kind == "scores":
+                values = np.where(values <= MASKED, -np.inf, values)
+            full[index] = values
+            if heads is None and len(rows) == self.tokens.num_tokens:
+                return Recorded(full, None)
+            present = np.zeros((count, self.tokens.num_tokens, 1), bool)
+            present[np.ix_(chosen, rows)] = True
+            return Recorded(full, present)
+        domain = self.domain(node)
+        features = self.features(node)
+        try:
+            values = values.reshape(len(rows), *features)
+        except ValueError:
+            raise TraceError(
+                f"{name}: shape {array.shape}; expected [tokens, {', '.join(map(str, features))}]"
+            ) from None
+        if np.array_equal(rows, domain):
+            return Recorded(values, None)
+        full = np.zeros((len(domain), *features))
+        found = np.isin(rows, domain)
+        full[np.searchsorted(domain, rows[found])] = values[found]
+        present = np.isin(domain, rows).reshape(-1, *(1,) * len(features))
+        return Recorded(full, present)
+
+    def domain(self, node: Node) -> NDArray[np.int64]:
+        """The tokens that a node has rows for: from the selection of rows on, those with logits."""
+        if node.name in ("model.selected", "model.norm", "lm_head"):
+            return self.context.logit_rows
+        return np.arange(self.tokens.num_tokens)
+
+    def features(self, node: Node) -> tuple[int, ...]:
+        """A row's shape."""
+        config, weights = self.graph.config, self.context.weights
+        match node.kind:
+            case "linear":
+                size = weights.shape(node.params["weight"])[0]
+                head_dim = node.params.get("head_dim")
+                return (size // head_dim, head_dim) if head_dim else (size,)
+            case "mix":
+                return (config.num_heads * config.head_dim,)
+            case "rope":
+                return self.features(self.graph.nodes[node.inputs[0]])
+            case "norm":
+                source = node.inputs[0]
+                per_head = weights.shape(node.params["weight"])[0] == config.head_dim and ".self_attn." in node.name
+                return self.features(self.graph.nodes[source]) if per_head else (config.hidden_size,)
+            case "silu_mul":
+                return (config.intermediate_size,)
+            case _:
+                return (config.hidden_size,)
+
+    def segment(self, name: str) -> tuple[str, ...]:
+        """The nodes computed between what is recorded and `name`, in order, `name` last."""
+        found: set[str] = set()
+        todo = [name]
+        while todo:
+            current = todo.pop()
+            if current in found:
+                continue
+            found.add(current)
+            todo += [source for source in self.graph.nodes[current].inputs if source not in self.recorded]
+        return tuple(sorted(found, key=self.graph.order.__getitem__))
+
+    def run(self, names: tuple[str, ...], edits: Edits | None = None) -> Array:
+        """The last of `names` computed in float64 from what is recorded, with some parameters replaced.
+
+        What the edits do not reach is computed once and kept.
+        """
+        if not edits or len(names) == 1:
+            return self._run(names, edits or {}, F64, 0.0, self.context)
+        if names not in self._right:
+            self._right = {names: {}}
+            self._run(names, {}, F64, 0.0, self.context, kept=self._right[names])
+        return self._run(names, edits, F64, 0.0, self.context, reuse=self._right[names])
+
+    def _run(
+        self, names: tuple[str, ...], edits: Edits, dtype: np.dtype[np.floating], unit: float,
+        context: Context, *, kept: dict[str, Array] | None = None, reuse: Mapping[str, Array] | None = None,
+    ) -> Array:  # fmt: skip
+        local: dict[str, Array] = {} if kept is None else kept
+        inside = set(names)
+        result: Array = np.zeros(0)
+        touched: set[str] = set()
+        for name in names:
+            node = self.graph.nodes[name]
+            if name in edits:
+                node = node.changed(edits[name])
+            if name in edits or not touched.isdisjoint(node.inputs):
+                touched.add(name)
+            elif reuse is not None:
+                local[name] = reuse[name]
+                continue
+            inputs = []
+            for source in node.inputs:
+                if source not in local:
+                    assert source not in inside, f"{source} is used before it is computed"
+                    local[source] = self._noisy(self.value(source).astype(dtype, copy=False), unit)
+                inputs.append(local[source])
+            result = evaluate(node, inputs, context, dtype)
+            if unit:
+                result = self.disturbed(self.graph.nodes[name], inputs, result)
+            local[name] = result
+        return result
+
+    def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
+        """The node's result as another order of summation and another rounding might have left it."""
+        result = self._noisy(result, self.unit)
+        amplitude = self._accumulation.amplitude(node, inputs, self._accumulator)
+        if amplitude is None:
+            return result
+        with np.errstate(all="ignore"):
+            return result + amplitude * self._rng.uniform(-1, 1, result.shape)
+
+    def as_cached(self, x: Array) -> Array:
+        """K or V as a cache of a narrower type might have rounded what differs in its last digit."""
+        kv_dtype = self.context.kv_dtype
+        return x if kv_dtype is None else x * (1 + PRECISION[kv_dtype] * self._rng.uniform(-1, 1, x.shape))
+
+    def complete(self) -> dict[str, Array]:
+        """The recorded results that have all their rows."""
+        return {name: recorded.values for name, recorded in self.recorded.items() if recorded.present is None}
+
+    def _noisy(self, x: Array, unit: float) -> Array:
+        if not unit:
+            return x
+        with np.errstate(all="ignore"):
+            return x * (1 + unit * self._rng.uniform(-1.5, 1.5, x.shape))
+
+    def value(self, name: str) -> Array:
+        """What was recorded for `name`; computed where it was not."""
+        if name not in self.values:
+            recorded = self.recorded.get(name)
+            if recorded is not None and recorded.present is None:
+                return recorded.values
+            result = self.run(self.segment(name))
+            if recorded is not None and recorded.present is not None:
+                result = np.where(recorded.present, recorded.values, result)
+            self.values[name] = result
+        return self.values[name]
+
+    def floor(self, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Array:
+        """How far rounding alone moves each value of the last of `names`; broadcastable to it.
+
+        The largest move of a value in the same row (a token's; in scores, weights and RoPE a head's of a token), or in
+        the same feature over all tokens if that is less.
+        """
+        edits = edits or {}
+        with np.errstate(all="ignore"):
+            spread = _ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
+            for draw in range(_DRAWS):
+                context = self._jittered if draw % 2 else self.context
+                moved = self._run(names, edits, F64, self.unit, context)
+                spread = np.fmax(spread, np.abs(moved - expected))
+            if self.unit == PRECISION["float32"]:
+                single = self._run(names, edits, F32, 0.0, self.context)
+                spread = np.fmax(spread, np.abs(single - expected))
+        spread = np.where(np.isfinite(spread), spread, 0)
+        per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
+        by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
+        if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or len(spread) < _ENOUGH:
+            return by_row
+        # A feature that is small in every token has a floor of its own: weights of very different sizes.
+        return np.minimum(by_row, spread.max(axis=0, keepdims=True))
+
+    def judge(self, name: str, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Finding:
+        """Compare what was recorded for `name` with `expected`, what `names` (under `edits`) make of their inputs."""
+        recorded = self.recorded[name]
+        got = recorded.values
+        with np.errstate(all="ignore"):
+            same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+            error = np.where(same, 0, np.abs(got - expected))
+        error = np.where(np.isnan(error), np.inf, error)
+        if recorded.present is not None:
+            error = np.where(recorded.present, error, 0)
+        if self.graph.nodes[name].kind == "softmax":
+            error = np.where(self.undefined(name, expected), 0, error)
+        finite = np.abs(expected[np.isfinite(expected)])
+        scale = float(finite.max()) if finite.size else 0.0
+        exact = not error.any()
+        if edits and any("effective" in params for params in edits.values()):
+            error = np.where(self.overflowed(name, expected, edits), 0, error)
+        if not error.any():
+            return Finding(name, 0.0, 0.0, scale, (), exact, names)
+        floor = self.floor(names, expected, edits)
+        with np.errstate(all="ignore"):
+            ratio = np.where(error == 0, 0, error / floor)
+        where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+        return Finding(name, float(ratio.max()), float(error.max()), scale, tuple(int(i) for i in where), False, names)
+
+    def overflowed(self, name: str, expected: Array, edits: Edits) -> NDArray[np.bool_]:
+        """Values that wrong weights may bring beyond the engine's type, so that anything large may come out."""
+        node = self.graph.nodes[name]
+        largest = _LARGEST[self.trace.info.dtype]
+        effective = edits.get(name, {}).get("effective")
+        if effective is None or node.kind == "scores":
+            return np.zeros(1, bool)
+        with np.errstate(all="ignore"):
+            got = self.recorded[name].values
+            reached = np.abs(expected)
+            if node.kind == "linear":
+                x = np.abs(self.value(node.inputs[0]))
+                reached = (x.reshape(len(x), -1) @ np.abs(effective(self.context.weights, F64)).T).reshape(
+                    expected.shape
+                )
+            return ~(reached < 0.1 * largest) & ~(np.abs(got) < 1e-3 * largest) & ~np.isnan(expected)
+
+    def undefined(self, name: str, expected: Array) -> NDArray[np.bool_]:
+        """Where a softmax has nothing but masked scores to go by: engines are free to put anything there."""
+        scores = self.recorded.get(self.graph.nodes[name].inputs[0])
+        if scores is None:
+            return np.zeros((1, 1, 1), bool)
+        masked = np.isneginf(scores.values)
+        return masked.all(axis=-1, keepdims=True) | (masked & np.isnan(expected))
+
+    def findings(self) -> list[Finding]:
+        """One for each recorded result whose recorded inputs are finite, in the order of computation.
+
+        NaN and infinity hide what an op does with them, so nothing is said of ops behind them: see `beyond_judging`.
+        """
+        found = []
+        for name in self.graph.nodes:
+            if name in self.recorded:
+                names = self.segment(name)
+                if self._has_finite_inputs(names):
+                    found.append(self.judge(name, names, self.run(names)))
+                else:
+                    self.beyond_judging.append(name)
+        return found
+
+    def _has_finite_inputs(self, names: tuple[str, ...]) -> bool:
+        for source in {s for n in names for s in self.graph.nodes[n].inputs} - set(names):
+            if source not in self._finite:
+                values = self.value(source)
+                masked = self.graph.nodes[source].kind == "scores"
+                self._finite[source] = bool((np.isfinite(values) | (masked & np.isneginf(values))).all())
+            if not self._finite[source]:
+                return False
+        return True
+
+
+def expected_ndim(node: Node) -> int:
+    return 3 if node.kind in ("scores", "softmax", "rope") else 2

@@ -1,0 +1,90 @@
+"""Free numbers of ops that are not recorded themselves: searched for, so that the next recorded result comes out.
+
+The first tokens are looked at first: they depend on nothing after them, and a wrong base of RoPE turns them least, so
+the search does not end in a false valley.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from karat.check.catalogue import Variant
+from karat.check.replay import Edits, Finding, Replay
+
+_REACHES = (4, 12, 40, 1 << 20)
+
+
+def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
+    """Variants of a segment of several nodes with a number that was searched for. Proposals, as all fits are."""
+    nodes = [replay.graph.nodes[name] for name in finding.segment]
+    rope = replay.graph.config.rope
+    turned = [node.name for node in nodes if node.kind == "rope"]
+    if turned:
+
+        def bases(theta: float) -> Edits:
+            return {name: {"rope": replace(rope, theta=theta)} for name in turned}
+
+        theta = _minimum(replay, finding, bases, 50.0, 2e7, 48)
+        for value in _rounded(theta, rope.theta):
+            yield Variant("rope-theta", f"theta {value:g} instead of {rope.theta:g}", bases(value), fitted=True)
+    for node in nodes:
+        if node.kind == "scores":
+
+            def scales(scale: float, name: str = node.name) -> Edits:
+                return {name: {"scale": scale}}
+
+            right = node.params["scale"]
+            for value in _rounded(_minimum(replay, finding, scales, right / 100, right * 100, 24), right):
+                detail = f"multiplied by {value:.6g} instead of {right:.6g}"
+                yield Variant("scale-wrong", detail, scales(value), fitted=True)
+        if node.kind == "norm":
+
+            def epsilons(eps: float, name: str = node.name) -> Edits:
+                return {name: {"eps": eps}}
+
+            right = node.params["eps"]
+            for value in _rounded(_minimum(replay, finding, epsilons, 1e-9, 1.0, 12), right):
+                yield Variant(
+                    "norm-eps", f"{node.role}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True
+                )
+
+
+def _minimum(
+    replay: Replay, finding: Finding, edits: Callable[[float], Edits], low: float, high: float, num_points: int
+) -> float:
+    """The number between low and high, on a logarithmic scale, that leaves the least error."""
+    got = replay.recorded[finding.name].values
+    domain = replay.domain(replay.graph.nodes[finding.name])
+    positions = replay.tokens.positions[domain]
+
+    def left(log: float, reach: int) -> float:
+        rows = positions < reach
+        if not rows.any():
+            return np.inf
+        with np.errstate(all="ignore"):
+            error: Any = np.abs(replay.run(finding.segment, edits(float(np.exp(log))))[rows] - got[rows])
+        total = float(np.square(error).sum())
+        return total if np.isfinite(total) else np.inf
+
+    grid = np.linspace(np.log(low), np.log(high), num_points)
+    best = float(min(grid, key=lambda log: left(log, _REACHES[0])))
+    width = float(grid[1] - grid[0])
+    for reach in _REACHES:
+        for _ in range(10):
+            best = min((best - width, best - width / 2, best, best + width / 2, best + width),
+                       key=lambda log: left(log, reach))  # fmt: skip
+            width *= 0.55
+        width *= 16  # the wider reach may lead back some of the way
+    return float(np.exp(best))
+
+
+def _rounded(value: float, right: float) -> Iterator[float]:
+    """The number as somebody may have written it, then more and more exactly."""
+    seen = {right}
+    for digits in (1, 2, 3, 4, 6, 9):
+        near = float(f"{value:.{digits}g}")
+        if near not in seen:
+            seen.add(near)
+            yield near

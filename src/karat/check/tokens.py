@@ -1,0 +1,149 @@
+"""Which key of which token is read at which position: the one place where steps, sequences and caches meet.
+
+Faulty caches are here too, because a cache is nothing but this table: for each query token and each position of its
+context, the token whose K and V are found there.
+"""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.trace import TraceInfo
+from karat.errors import TraceError
+
+NOBODY = -1  # a slot that holds zeros
+# Faults of a cache: what a token finds at positions of its context. "right" is none.
+CACHE_FAULTS: Mapping[str, str] = {
+    "not-written": "K and V of tokens after the first step never reach the cache",
+    "late": "K and V of a step are written after its attention has run",
+    "slot-late": "K and V are written one slot too late",
+    "slot-early": "K and V are written one slot too early",
+    "restart": "every step writes from slot 0 on, over what is there",
+    "frozen": "every step after the first writes to the same slots",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """ids, positions, sequence and step of each token [tokens]; `context` is the longest sequence."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    context: int
+    _sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, info: TraceInfo) -> "Tokens":
+        """Raises TraceError unless each sequence is there from position 0 on, without holes, in order."""
+        count = info.num_tokens
+        positions = np.array(info.positions, np.int64)
+        sequences = np.array(info.sequences, np.int64)
+        for sequence in np.unique(sequences):
+            of_one = positions[sequences == sequence]
+            if not np.array_equal(of_one, np.arange(len(of_one))):
+                raise TraceError(
+                    f"sequence {sequence} has positions {of_one[:8].tolist()}…; a trace needs all tokens "
+                    "from position 0 on, in order: start before the prompt, with an empty cache"
+                )
+        steps = np.searchsorted(np.array(info.steps), np.arange(count), side="right") - 1
+        return cls(np.array(info.token_ids, np.int64), positions, sequences, steps, int(positions.max()) + 1)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.steps[-1]) + 1
+
+    @cached_property
+    def is_single(self) -> bool:
+        """Whether there is just one sequence, so that tokens are in the order of their positions."""
+        return bool((self.sequences == self.sequences[0]).all())
+
+    @cached_property
+    def index_in_step(self) -> NDArray[np.int64]:
+        """[tokens]: how many tokens of its own sequence come before a token in its step."""
+        return self.positions - self.step_start
+
+    @cached_property
+    def step_start(self) -> NDArray[np.int64]:
+        """[tokens]: position of the first token of the same sequence and step."""
+        chunk = self._chunk
+        firsts = np.full(chunk.max() + 1, self.context, np.int64)
+        np.minimum.at(firsts, chunk, self.positions)
+        return firsts[chunk]
+
+    @cached_property
+    def step_len(self) -> NDArray[np.int64]:
+        """[tokens]: number of tokens of the same sequence and step."""
+        counts: NDArray[np.int64] = np.bincount(self._chunk)[self._chunk]
+        return counts
+
+    @cached_property
+    def chunks(self) -> list[NDArray[np.int64]]:
+        """The tokens of each pair of sequence and step."""
+        return [np.flatnonzero(self._chunk == number) for number in np.unique(self._chunk)]
+
+    @cached_property
+    def _chunk(self) -> NDArray[np.int64]:
+        """[tokens]: a number for each pair of sequence and step."""
+        keys = self.sequences * self.num_steps + self.steps
+        return np.unique(keys, return_inverse=True)[1]
+
+    def sources(self, fault: str = "right") -> NDArray[np.int64]:
+        """[tokens, context]: the token whose K and V a query token finds at a position of its sequence; or NOBODY.
+
+        Positions after the query are filled in too, where their token is known: what is visible is not decided here.
+        """
+        if fault not in self._sources:
+            self._sources[fault] = self._find_sources(fault)
+        return self._sources[fault]
+
+    def _find_sources(self, fault: str) -> NDArray[np.int64]:
+        count = self.num_tokens
+        owner = np.full((int(self.sequences.max()) + 1, self.context), NOBODY, np.int64)
+        owner[self.sequences, self.positions] = np.arange(count)
+        right = owner[self.sequences]  # [tokens, context]
+        if fault == "right":
+            return right
+        position = np.arange(self.context)[None, :]
+        start = self.step_start[:, None]
+        late = self.steps[right] > 0
+        match fault:
+            case "not-written":
+                return np.where((right != NOBODY) & late, NOBODY, right)
+            case "late":
+                return np.where((position >= start) & (self.steps[:, None] > 0), NOBODY, right)
+            case "slot-late":
+                return np.concatenate((np.full((count, 1), NOBODY), right[:, :-1]), axis=1)
+            case "slot-early":
+                shifted = np.concatenate((right[:, 1:], np.full((count, 1), NOBODY)), axis=1)
+                # The slot after the newest one has nobody yet.
+                newest = (start + self.step_len[:, None]) - 1
+                return np.where(position >= newest, NOBODY, shifted)
+        return self._replayed(fault)
+
+    def _replayed(self, fault: str) -> NDArray[np.int64]:
+        """What a cache holds when each step writes to the wrong place, step by step."""
+        found = np.full((self.num_tokens, self.context), NOBODY, np.int64)
+        slots = np.full((int(self.sequences.max()) + 1, self.context), NOBODY, np.int64)
+        first_len: dict[int, int] = {}
+        for step in range(self.num_steps):
+            of_step = np.flatnonzero(self.steps == step)
+            for sequence in np.unique(self.sequences[of_step]):
+                tokens = of_step[self.sequences[of_step] == sequence]
+                begin = 0 if fault == "restart" else first_len.get(int(sequence), 0)
+                end = min(begin + len(tokens), self.context)
+                slots[sequence, begin:end] = tokens[: end - begin]
+                first_len.setdefault(int(sequence), len(tokens))
+                found[tokens] = slots[sequence]
+        return found

@@ -1,0 +1,70 @@
+"""The checkpoint's tensors for the check: widened when asked for, and only as many kept as fit a budget."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.compute import rounded
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName
+
+Array = NDArray[np.floating]
+
+_SAME = {"float16": "F16", "bfloat16": "BF16"}
+_BUDGET = 1 << 29  # bytes of widened tensors that are kept
+
+
+class CheckpointWeights:
+    """karat.check.compute.Weights over assigned weights (source name to stored tensor; see models.find_weights).
+
+    `narrow` is what the engine under test computes in: a tensor that is stored wider is rounded to it, as the engine
+    has to.
+    """
+
+    def __init__(self, stored: Mapping[str, Weight], narrow: FloatName | None = None) -> None:
+        self.stored = stored
+        self._narrow = narrow if narrow in ("float16", "bfloat16") else None
+        self._kept: OrderedDict[tuple[str, str], Array] = OrderedDict()
+        self._num_bytes = 0
+
+    def array(self, name: str, dtype: np.dtype[np.floating]) -> Array:
+        """The whole tensor [*shape] in `dtype`; not to be changed."""
+        key = (name, dtype.str)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        array = self._widened(self.stored[name], dtype)
+        self._kept[key] = array
+        self._num_bytes += array.nbytes
+        while self._num_bytes > _BUDGET and len(self._kept) > 1:
+            _, dropped = self._kept.popitem(last=False)
+            self._num_bytes -= dropped.nbytes
+        return array
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored[name].shape
+
+    def rows(self, name: str, dtype: np.dtype[np.floating], start: int, stop: int) -> Array:
+        """Rows start … stop - 1 of a tensor."""
+        weight = self.stored[name]
+        row_bytes = weight.num_bytes // max(1, weight.shape[0])
+        part = weight.data[start * row_bytes : stop * row_bytes]
+        return self._widened(Weight(name, weight.dtype, (stop - start, *weight.shape[1:]), part, weight.file), dtype)
+
+    def _widened(self, weight: Weight, dtype: np.dtype[np.floating]) -> Array:
+        array = weight.to_array(dtype)
+        if self._narrow is None or weight.dtype == _SAME[self._narrow]:
+            return array
+        return rounded(array, self._narrow).astype(dtype, copy=False)
+
+
+def digest(stored: Mapping[str, Weight]) -> str:
+    """SHA-256 over names, types, shapes and bytes of the tensors, in order of names, each tensor once."""
+    summed = hashlib.sha256()
+    for name, weight in sorted({weight.name: weight for weight in stored.values()}.items()):
+        summed.update(f"{name} {weight.dtype} {list(weight.shape)}\n".encode())
+        summed.update(weight.data.data)
+    return summed.hexdigest()

@@ -1,0 +1,133 @@
+"""What a diagnosis says to people, in plain lines."""
+
+import math
+from collections.abc import Sequence
+
+from karat.check.catalogue import BUGS
+from karat.check.diagnose import Diagnosis, Named, Wrong
+from karat.check.graph import Graph
+from karat.check.replay import Finding
+from karat.check.trace import Trace
+
+_SHOWN = 8
+
+
+def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, trace: Trace) -> list[str]:
+    """The verdict first, then each bug with its evidence, then what cannot be said."""
+    judged = len(diagnosis.findings)
+    info = trace.info
+    lines = [
+        f"{info.executor}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
+        f"step{'s' * (len(info.steps) > 1)}, {judged} results re-run from their recorded inputs"
+    ]
+    if diagnosis.is_healthy and diagnosis.beyond_judging:
+        lines.append("verdict: cannot say, because results are not finite from the start")
+    elif diagnosis.is_healthy:
+        worst = max(diagnosis.findings, key=lambda f: f.ratio, default=None)
+        if worst is None:
+            lines.append("verdict: nothing to judge")
+        elif all(finding.exact for finding in diagnosis.findings):
+            lines.append("verdict: exact")
+        else:
+            lines.append(f"verdict: numerics; the largest error is {times(worst.ratio)} the noise floor ({worst.name})")
+    else:
+        lines.append("verdict: bug")
+    for number, named in enumerate(diagnosis.named, 1):
+        lines += ["", *_named_lines(named, graph, trace, number if len(diagnosis.named) > 1 else None)]
+    for wrong in diagnosis.unexplained[:_SHOWN]:
+        lines += ["", *_unexplained_lines(wrong, graph, trace)]
+    if len(diagnosis.unexplained) > _SHOWN:
+        lines.append(f"… and {len(diagnosis.unexplained) - _SHOWN} more results that no known mistake explains")
+    if diagnosis.beyond_judging:
+        lines += ["", f"not judged: {shortened(diagnosis.beyond_judging, graph)}, whose inputs hold NaN or infinity"]
+    if diagnosis.missing:
+        lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}"]
+    return lines
+
+
+def _named_lines(named: Named, graph: Graph, trace: Trace, number: int | None) -> list[str]:
+    first = named.first
+    best = first.explanations[0]
+    prefix = f"{number}. " if number else ""
+    names = ["+".join(sorted(bugs)) for bugs in named.classes]
+    if len(named.classes) == 1 and len(named.classes[0]) == 1:
+        lines = [f"{prefix}{names[0]}: {BUGS[names[0]].title}"]
+    elif len(named.classes) == 1:
+        lines = [f"{prefix}{names[0]}: two mistakes at one place"]
+        lines += [f"   {bug}: {BUGS[bug].title}" for bug in sorted(named.classes[0])]
+    else:
+        lines = [f"{prefix}one of {', '.join(names)}: this trace cannot tell them apart"]
+        lines += [f"   {bug}: {BUGS[bug].title}" for bug in sorted(named.bugs)]
+    lines.append(f"   where      {shortened(named.places, graph)}")
+    lines.append(f"   how        {'; or '.join(named.details[:4])}")
+    lines.append(
+        f"   evidence   {first.finding.name}{place(first.finding, graph, trace)}: off by {first.finding.error:.3g} "
+        f"({times(first.finding.ratio)} the noise floor) as it should be computed, "
+        f"by {best.error:.3g} ({times(best.ratio)}) with this mistake"
+    )
+    if len(first.finding.segment) > 1:
+        lines.append(f"   computed   from what is recorded before it, over {len(first.finding.segment)} ops")
+    lines += [f"   change     {BUGS[bug].remedy}" for bug in sorted(named.bugs)]
+    return lines
+
+
+def _unexplained_lines(wrong: Wrong, graph: Graph, trace: Trace) -> list[str]:
+    finding = wrong.finding
+    return [
+        f"unexplained: {finding.name}{place(finding, graph, trace)}: off by {finding.error:.3g} "
+        f"({times(finding.ratio)} the noise floor, largest value {finding.scale:.3g})",
+        "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
+    ]
+
+
+def place(finding: Finding, graph: Graph, trace: Trace) -> str:
+    """The token, and the head where there is one, at which a result is furthest off."""
+    if not finding.where:
+        return ""
+    node = graph.nodes[finding.name]
+    if node.kind in ("scores", "softmax"):
+        head, token = finding.where[0], finding.where[1]
+        return f", head {head}, token {token}"
+    token = finding.where[0]
+    if node.name in ("model.selected", "model.norm", "lm_head"):
+        token = int(trace.rows_of("lm_head")[token])
+    if node.kind == "rope" or (node.kind in ("linear", "norm") and len(finding.where) == 3):
+        return f", token {token}, head {finding.where[1]}"
+    return f", token {token}"
+
+
+def shortened(names: Sequence[str], graph: Graph) -> str:
+    """Names by role, layers as ranges: self_attn.q_proj in layers 0-23."""
+    roles: dict[str, list[int]] = {}
+    for name in names:
+        node = graph.nodes[name]
+        roles.setdefault(node.role, []).append(-1 if node.layer is None else node.layer)
+    parts = []
+    for role, layers in list(roles.items())[:_SHOWN]:
+        parts.append(role if layers == [-1] else f"{role} in layer{'s' * (len(layers) > 1)} {ranges(layers)}")
+    more = f", … {len(roles) - _SHOWN} more" if len(roles) > _SHOWN else ""
+    return ", ".join(parts) + more
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """0, 1, 2, 5 as 0-2, 5."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def times(ratio: float) -> str:
+    """A ratio for people: 0.8 ×, 12 ×, 4.1e6 ×; ∞ for NaN and infinity where there should be none."""
+    if math.isinf(ratio):
+        return "∞ ×"
+    return (
+        f"{ratio:.2g} ×"
+        if ratio < 9.95
+        else f"{ratio:.0f} ×"
+        if ratio < 9999.5
+        else f"{ratio:.1e} ×".replace("e+0", "e")
+    )

@@ -1,0 +1,148 @@
+"""`karat check`: proves that a model runs right, or says what is wrong."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from karat.cli.options import LoadOptions
+from karat.cli.terminal import emit
+from karat.errors import KaratError, UsageError
+
+if TYPE_CHECKING:
+    from karat.check.stages import Checker, Stage
+
+EXAMPLES = """
+Examples
+
+  karat check                            the embedded model
+  karat check ./my-model --tokens 64 --against reference
+  karat check org/name --json --report check.html
+
+Exit code 0: exact, numerics or quantisation. 1: bug. Any other: it could not be checked.
+"""
+
+_PROMPT = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
+    "big, red ball. It was very high in a tree, and nobody knew how it had come there."
+)
+
+
+def check(
+    load: LoadOptions,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="reference (float64), hf too (default if installed), or a trace of this model, which is then judged.",
+        ),
+    ] = None,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
+    tokens: Annotated[int, typer.Option(metavar="N", help="At most N tokens of it.")] = 64,
+    stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
+    hybrid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="Ours in a transformers model: attention, mlp, norm, head, layer:K; repeatable."
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words again.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
+) -> None:
+    """Prove that a model runs right: tokens, weights, every op, logits, generation, health, same bits.
+
+    Each op is compared with the same computed in float64, in multiples of a measured noise floor. The verdict is exact,
+    numerics, quantisation, or bug with its name.
+    """
+    import secrets
+
+    from karat.check.agreement import has_transformers
+    from karat.check.model import open_model
+    from karat.check.stages import Checker, Plan, overall
+
+    is_trace = against not in (None, "reference", "hf")
+    if is_trace and not Path(str(against)).is_file():
+        raise UsageError(f"--against {against}: expected reference, hf, or a trace that exists")
+    if against == "hf" and not has_transformers():
+        raise UsageError("--against hf needs torch and transformers: pip install 'karat[check]'")
+    for name, value, least in (("--tokens", tokens, 2), ("--stories", stories, 1)):
+        if value < least:
+            raise UsageError(f"{name} {value}: expected at least {least}")
+    options: dict[str, Any] = load.given()
+    unknown = set(options) - {"dtype", "kv_dtype", "executor", "threads"}
+    if unknown:
+        raise UsageError(f"--{sorted(unknown)[0].replace('_', '-')} has no meaning for a check")
+    if hybrid and not has_transformers():
+        raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
+    with_hf = has_transformers() if against is None else against == "hf"
+    drawn = secrets.randbelow(2**31) if seed is None else seed
+    plan = Plan(
+        model=open_model(model),
+        other=Path(str(against)) if is_trace else None,
+        hybrid=tuple(hybrid or ()),
+        prompt=prompt,
+        num_tokens=tokens,
+        with_hf=with_hf,
+        stories=stories,
+        seed=drawn,
+        **options,
+    )
+    checker = Checker(plan)
+    stages = []
+    for stage in checker.stages():
+        stages.append(stage)
+        if not as_json:
+            emit(_lines(stage))
+    verdict = overall(stages)
+    facts = _facts(checker, stages, verdict)
+    if report is not None:
+        from karat.check.report import page
+
+        try:
+            report.write_text(page(checker, stages, facts), encoding="utf-8")
+        except OSError as fault:
+            raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
+    emit(json.dumps(facts, indent=2, ensure_ascii=False, default=float) + "\n" if as_json else f"verdict: {verdict}\n")
+    raise typer.Exit(1 if verdict == "bug" else 0)
+
+
+def _lines(stage: "Stage") -> str:
+    head = f"{stage.name:11} {stage.verdict:12} {stage.seconds:6.1f} s"
+    return "\n".join([head, *(f"            {line}" for line in stage.lines)]) + "\n"
+
+
+def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str, Any]:
+    import platform
+
+    import numpy as np
+
+    from karat import __version__
+    from karat.check.weights import digest
+
+    return {
+        "verdict": verdict,
+        "model": str(checker.plan.model.path),
+        "digest": digest(checker.plan.model.stored),
+        "karat": __version__,
+        "executor": checker.llm.executor,
+        "dtype": checker.llm.dtype,
+        "kv_dtype": checker.llm.kv_dtype,
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "tokens": len(checker.ids),
+        "seed": checker.plan.seed,
+        "stages": [
+            {
+                "name": s.name,
+                "verdict": s.verdict,
+                "seconds": round(s.seconds, 2),
+                "lines": list(s.lines),
+                "facts": s.facts,
+            }
+            for s in stages
+        ],
+    }

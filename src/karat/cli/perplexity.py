@@ -1,0 +1,64 @@
+"""`karat perplexity`: how well a model expects a text."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from karat.cli.options import LoadOptions
+from karat.cli.terminal import emit, is_terminal, note
+from karat.errors import UsageError
+
+EXAMPLES = """
+Examples
+
+  karat perplexity story.txt                       of the embedded model
+  karat perplexity -m org/name wiki.txt --window 1024 --stride 512
+"""
+
+
+def perplexity(
+    load: LoadOptions,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text in UTF-8.")],
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="A folder, or org/name (default: embedded).")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens a window (default: 2048, or what the model allows).")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens that a window moves on (default: half of it).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once."""
+    from karat import LLM
+    from karat.check import perplexity as scoring
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise UsageError(f"{file}: cannot be read as UTF-8 text ({fault})") from None
+    llm = LLM(model, max_num_seqs=1, **load.given())
+    ids = llm.tokenizer.encode(text)
+    size = window or min(2048, llm.max_model_len)
+    if not 2 <= size <= llm.max_model_len:
+        raise UsageError(f"--window {size}: expected 2 to {llm.max_model_len}, what the model allows")
+    score = None
+    for score in scoring.perplexity(llm.logits, ids, window=size, stride=stride or size // 2):
+        if is_terminal(sys.stderr):
+            note(f"\r{score.num_scored} of {score.num_total} tokens, {score.perplexity:.4f}", end="")
+    assert score is not None
+    if is_terminal(sys.stderr):
+        note("")
+    facts = {
+        "model": str(llm.path), "file": str(file), "executor": llm.executor, "dtype": llm.dtype,
+        "kv_dtype": llm.kv_dtype, "window": size, "stride": stride or size // 2, "tokens": len(ids),
+        "scored": score.num_scored, "nats_per_token": score.nats / score.num_scored, "perplexity": score.perplexity,
+    }  # fmt: skip
+    if as_json:
+        emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+    else:
+        emit(f"perplexity {score.perplexity:.6f} over {score.num_scored} tokens ({size} a window)\n")

@@ -1,0 +1,156 @@
+"""`karat trace`: what a model computes between token ids and logits, in one file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from karat.cli.terminal import bytes_text, emit, note
+from karat.errors import UsageError
+
+if TYPE_CHECKING:
+    from karat.check.model import CheckedModel
+    from karat.check.trace import Trace
+
+EXAMPLES = """
+Examples
+
+  karat trace -o ours.trace                        the embedded model, by Karat
+  karat trace ./my-model --with hf                 the same by transformers
+  karat trace org/name --chunk 16 --decode 4 --layers 0,5-7
+  karat trace ./my-model --validate engine.trace   what a trace of another engine lacks
+
+docs/trace-format.md says how another engine writes one in ten lines of NumPy.
+"""
+
+DEFAULT_PROMPT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park."
+
+
+def trace(
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
+    source: Annotated[
+        str, typer.Option("--with", metavar="NAME", help="Who computes: karat (default) or hf (transformers).")
+    ] = "karat",
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to compute.")] = None,
+    token_ids: Annotated[str | None, typer.Option("--ids", metavar="I,J", help="Token ids instead of a text.")] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="At most N tokens of the prompt.")] = None,
+    chunk: Annotated[int | None, typer.Option(metavar="N", help="Compute the prompt N tokens a step.")] = None,
+    decode: Annotated[int, typer.Option(metavar="N", help="Then decode N tokens greedily.")] = 0,
+    layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these layers.")] = None,
+    heads: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these heads of scores and weights.")] = None,
+    logits: Annotated[int | None, typer.Option(metavar="N", help="Logits of the last N tokens only.")] = None,
+    executor: Annotated[str, typer.Option(metavar="NAME", help="Karat's executor.")] = "auto",
+    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Keep keys and values in this type.")] = None,
+    validate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write nothing; say what this trace lacks.")
+    ] = None,
+) -> None:
+    """Record what a model computes: embeddings, projections, RoPE, scores, layer outputs, logits.
+
+    A trace can be compared and diagnosed (karat diagnose), wherever it was made.
+    """
+    from karat.check.model import open_model
+
+    opened = open_model(model)
+    if validate is not None:
+        _validate(opened, validate)
+        return
+    from karat.check.record import Steps
+    from karat.check.selection import Selection
+    from karat.check.trace import write_trace
+
+    if source not in ("karat", "hf"):
+        raise UsageError(f"--with {source}: expected karat or hf")
+    for name, value in (("--chunk", chunk), ("--tokens", tokens), ("--logits", logits)):
+        if value is not None and value < 1:
+            raise UsageError(f"{name} {value}: expected a number of at least 1")
+    if decode < 0:
+        raise UsageError(f"--decode {decode}: expected a number of at least 0")
+    ids = _ids(opened, prompt, token_ids)[:tokens]
+    chosen = numbers("--layers", layers)
+    selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
+    steps = Steps.chunked(ids, chunk, decode)
+    made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
+    whole = token_ids is None and tokens is None
+    made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
+    path = output or Path(f"{opened.path.name}-{source}.trace")
+    write_trace(path, made)
+    size = sum(array.nbytes for array in made.arrays.values())
+    note(f"{made.info.executor}: {len(made.arrays)} arrays of {made.info.num_tokens} tokens, {bytes_text(size)}")
+    emit(f"{path}\n")
+
+
+def _record(
+    opened: "CheckedModel", source: str, steps: Any, selection: Any, executor: str, dtype: Any, kv_dtype: Any
+) -> "Trace":
+    if source == "hf":
+        try:
+            from karat.check.hf import load_hf, record_hf
+        except ImportError as fault:
+            raise UsageError(f"--with hf needs torch and transformers ({fault}): pip install 'karat[check]'") from None
+        if kv_dtype is not None:
+            raise UsageError("--kv-dtype: transformers' cache has the type that is computed in")
+        return record_hf(load_hf(str(opened.path), dtype), steps, selection=selection)
+    from karat.check.record import record
+    from karat.ops.registry import create
+
+    ops = create(executor, dtype or "float32")
+    return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
+
+
+def _described(made: "Trace", opened: "CheckedModel", prompt: str | None) -> "Trace":
+    from dataclasses import replace
+
+    from karat.check.trace import Trace
+    from karat.check.weights import digest
+
+    info = made.info
+    found = info.digest or digest(opened.stored)
+    return Trace(replace(info, prompt=prompt, model=str(opened.path), digest=found), made.arrays)
+
+
+def _ids(opened: "CheckedModel", prompt: str | None, token_ids: str | None) -> tuple[int, ...]:
+    if token_ids is not None:
+        if prompt is not None:
+            raise UsageError("--ids and --prompt both say what to compute; give one")
+        ids = numbers("--ids", token_ids, ordered=False) or ()
+        if not ids or max(ids) >= opened.config.vocab_size:
+            raise UsageError(f"--ids {token_ids}: expected ids from 0 to {opened.config.vocab_size - 1}")
+        return ids
+    from karat.text import Tokenizer
+
+    encoded = tuple(Tokenizer.from_folder(opened.path).encode(prompt or DEFAULT_PROMPT))
+    if not encoded:
+        raise UsageError("the prompt has no tokens; give another text")
+    return encoded
+
+
+def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int, ...] | None:
+    """Numbers and ranges: "0,5-7". ordered: sorted, each once."""
+    if text is None:
+        return None
+    found: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dash, last = part.strip().partition("-")
+            found += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: expected numbers and ranges, such as 0,5-7") from None
+    return tuple(sorted(set(found))) if ordered else tuple(found)
+
+
+def _validate(opened: "CheckedModel", path: Path) -> None:
+    from karat.check.trace import read_trace
+    from karat.check.validate import validate
+    from karat.check.wording import shortened
+
+    made = read_trace(path)
+    found = validate(opened.graph, opened.weights(), made)
+    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens; {found.reach}"]
+    for name, near in found.misnamed:
+        lines.append(f"unknown name {name}" + (f"; is it {near}?" if near else ""))
+    if found.missing:
+        lines.append(f"not there: {shortened(found.missing, opened.graph)}")
+    emit("\n".join(lines) + "\n")

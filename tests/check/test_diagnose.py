@@ -1,0 +1,63 @@
+"""The diagnosis names what was broken and nothing else. `python -m tools.zoo` counts; this is a sample of each row."""
+
+import os
+import secrets
+
+import numpy as np
+import pytest
+
+from karat.check.catalogue import BUGS
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.hf import record_hf  # noqa: E402
+from karat.check.trace import Trace  # noqa: E402
+from karat.check.wording import diagnosis_lines, ranges, times  # noqa: E402
+from tools.zoo.faults import ROWS, Row  # noqa: E402
+from tools.zoo.models import draw  # noqa: E402
+from tools.zoo.run import run_case  # noqa: E402
+
+SEED = os.environ.get("KARAT_SEED") or secrets.token_hex(4)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bug)
+def test_each_bug_is_named(row: Row) -> None:
+    cases = (run_case([row], f"{SEED}-{row.bug}-{index}") for index in range(40))
+    case = next(case for case in cases if case is not None)
+    assert case.outcome in ("right", "class", "unseen"), f"KARAT_SEED={SEED}: {case}"
+
+
+def test_the_catalogue_has_every_row_of_the_zoo() -> None:
+    assert {row.bug for row in ROWS} <= set(BUGS)
+
+
+def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:
+    """Noise on one projection: found where it is, and called unexplained."""
+    subject = draw(f"{SEED}-noise", steps="whole")
+    generator = torch.Generator().manual_seed(3)
+    layer = subject.hf.model.layers[-1]
+    weight = layer.mlp.down_proj.weight
+    weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+    trace = record_hf(subject.hf, subject.steps)
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace, seconds=1).run()
+    assert not diagnosis.named
+    last = len(subject.hf.model.layers) - 1
+    assert [item.finding.name for item in diagnosis.unexplained] == [f"model.layers.{last}.mlp.down_proj"]
+    text = "\n".join(diagnosis_lines(diagnosis, subject.graph, trace))
+    assert "verdict: bug" in text and f"unexplained: model.layers.{last}.mlp.down_proj, token" in text
+
+
+def test_what_follows_nan_is_not_judged() -> None:
+    subject = draw(f"{SEED}-nan", steps="whole")
+    trace = record_hf(subject.hf, subject.steps)
+    arrays = {name: np.array(array) for name, array in trace.arrays.items()}
+    arrays["model.embed_tokens"][3, 0] = np.nan
+    diagnosis = Diagnoser(subject.graph, subject.weights, Trace(trace.info, arrays), seconds=1).run()
+    assert not diagnosis.named
+    assert [item.finding.name for item in diagnosis.unexplained] == ["model.embed_tokens"]
+    assert "model.layers.0.input_layernorm" in diagnosis.beyond_judging
+
+
+def test_figures_for_people() -> None:
+    assert ranges([3, 1, 2, 7]) == "1-3, 7"
+    assert (times(0.5), times(12.4), times(4.1e6), times(np.inf)) == ("0.5 ×", "12 ×", "4.1e6 ×", "∞ ×")

@@ -1,0 +1,57 @@
+"""Ours in theirs changes nothing where both are right, and takes a fault away where it sits."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.hybrid import Hybrid, suspect  # noqa: E402
+from karat.errors import UsageError  # noqa: E402
+from karat.ops.reference import ReferenceOps  # noqa: E402
+from tests.support import random_models  # noqa: E402
+from tools.zoo.models import Checkpoint, Subject, draw  # noqa: E402
+
+SEED = os.environ.get("KARAT_SEED", "20261121")
+PARTS = ("attention", "mlp", "norm", "head", "layer:0")
+
+
+def _hybrid(subject: Subject, checkpoint: Checkpoint) -> Hybrid:
+    ops = ReferenceOps("float32")
+    return Hybrid(subject.hf, subject.graph.config, checkpoint, ops, subject.steps.prompt)
+
+
+@pytest.mark.parametrize("family", random_models.FAMILIES)
+def test_every_part_of_ours_fits_into_theirs(family: str) -> None:
+    subject = draw(f"{SEED}-hybrid-{family}", family=family)
+    runs = _hybrid(subject, Checkpoint(subject.hf, subject.raw, "F32")).run(PARTS)
+    assert [run.part for run in runs] == ["none", *PARTS]
+    assert max(max(run.from_theirs, run.from_ours) for run in runs) < 1e-3
+    assert suspect(runs) is None
+    assert any(run.from_theirs > 0 for run in runs[1:]), "nothing was replaced"
+
+
+@pytest.mark.parametrize("part", ["attention", "mlp", "norm", "head"])
+def test_the_faulty_part_is_the_one_whose_replacement_helps(part: str) -> None:
+    subject = draw(f"{SEED}-hybrid-fault-{part}", changes={"num_hidden_layers": 2, "tie_word_embeddings": False})
+    checkpoint = Checkpoint(subject.hf, subject.raw, "F32")
+    layer = subject.hf.model.layers[1]
+    match part:
+        case "attention":
+            layer.self_attn.scaling *= 3
+        case "mlp":
+            layer.mlp.down_proj.register_forward_pre_hook(lambda _m, args: (args[0] * 1.5,))
+        case "norm":
+            layer.input_layernorm.weight.data += 1
+        case _:
+            subject.hf.lm_head.weight.data *= 1.5
+    runs = _hybrid(subject, checkpoint).run(PARTS)
+    assert suspect(runs) == part
+    assert "forward" not in vars(layer.mlp), "a replacement was left in place"
+
+
+def test_unknown_parts_are_named() -> None:
+    subject = draw(f"{SEED}-hybrid-unknown", changes={"num_hidden_layers": 2})
+    hybrid = _hybrid(subject, Checkpoint(subject.hf, subject.raw, "F32"))
+    for part in ("layer:2", "layer:x", "heads"):
+        with pytest.raises(UsageError, match="expected attention, mlp, norm, head, layer:K with K from 0 to 1"):
+            hybrid.logits(part)

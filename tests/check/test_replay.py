@@ -1,0 +1,123 @@
+"""Right runs stay within the noise floor, op by op, and a wrong one leaves it at the op that is wrong."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from karat.check.replay import LIMIT, Replay
+from karat.check.trace import Trace
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.compare import compare  # noqa: E402
+from karat.check.graph import build_graph  # noqa: E402
+from karat.check.hf import record_hf  # noqa: E402
+from karat.check.record import record_model  # noqa: E402
+from karat.check.selection import Selection  # noqa: E402
+from karat.errors import TraceError, UsageError  # noqa: E402
+from karat.ops.reference import ReferenceOps  # noqa: E402
+from karat.ops.registry import create  # noqa: E402
+from tests.support import forward, random_models  # noqa: E402
+from tools.zoo.models import Subject, draw  # noqa: E402
+
+SEED = os.environ.get("KARAT_SEED", "20261121")
+
+
+def _karat(subject: Subject, ops: object, **options: object) -> Trace:
+    model = forward.from_transformers(subject.raw, subject.hf, ops)  # type: ignore[arg-type]
+    return record_model(model, subject.steps, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", random_models.FAMILIES)
+@pytest.mark.parametrize("index", range(3))
+def test_healthy_runs_stay_within_the_floor(family: str, index: int) -> None:
+    subject = draw(f"{SEED}-healthy-{family}-{index}", family=family)
+    traces = {
+        "reference, float64": _karat(subject, ReferenceOps("float64")),
+        "reference, float32": _karat(subject, ReferenceOps("float32")),
+        "whatever auto is": _karat(subject, create("auto")),
+        "float16 cache": _karat(subject, ReferenceOps("float32"), kv_dtype="float16"),
+        "transformers": record_hf(subject.hf, subject.steps),
+    }
+    half = draw(f"{SEED}-healthy-{family}-{index}", family=family, stored="BF16", dtype=torch.bfloat16)
+    for name, trace in traces.items():
+        _check_healthy(subject, trace, name)
+    _check_healthy(half, record_hf(half.hf, half.steps), "transformers, bfloat16")
+
+
+def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
+    replay = Replay(subject.graph, subject.weights, trace)
+    findings = replay.findings()
+    recorded = {finding.name for finding in findings}
+    assert recorded >= set(subject.graph.nodes) - {"model.selected"}, "a result was not recorded"
+    assert not replay.beyond_judging
+    for finding in findings:
+        assert finding.ratio < LIMIT / 2, f"{name}: {finding}"
+    comparison = compare(replay)
+    assert comparison.first_wrong is None
+    assert max(drift.ratio for drift in comparison.drift) < 50, (
+        f"{name}: {max(comparison.drift, key=lambda d: d.ratio)}"
+    )
+
+
+def test_the_graph_computes_what_the_reference_executor_does() -> None:
+    """In float64 nothing but the last digits may differ: two implementations of every op, to 1e-12."""
+    subject = draw(f"{SEED}-graph")
+    trace = _karat(subject, ReferenceOps("float64"))
+    replay = Replay(subject.graph, subject.weights, Trace(trace.info, {}))
+    expected = replay.run(replay.segment("lm_head")) if trace.arrays else None
+    assert expected is not None
+    np.testing.assert_allclose(expected, trace.arrays["lm_head"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_one_changed_weight_is_seen_where_it_is_used(index: int) -> None:
+    subject = draw(f"{SEED}-element-{index}")
+    rng = random.Random(f"{SEED}-element-{index}")
+    candidates = [name for name, _ in subject.hf.named_parameters() if "norm" not in name and "embed" not in name]
+    name = rng.choice(candidates)
+    parameter = subject.hf.get_parameter(name).data.view(-1)
+    parameter[rng.randrange(len(parameter))] += 0.05
+    findings = Replay(subject.graph, subject.weights, record_hf(subject.hf, subject.steps)).findings()
+    wrong = [finding.name for finding in findings if finding.is_wrong]
+    assert wrong == [name.rpartition(".")[0]]
+
+
+def test_a_selection_keeps_what_was_asked_for() -> None:
+    subject = draw(f"{SEED}-selection", changes={"num_hidden_layers": 3, "num_attention_heads": 6,
+                                                 "num_key_value_heads": 3, "hidden_size": 72})  # fmt: skip
+    selection = Selection(frozenset({1}), heads=(0, 4), logit_rows=2)
+    total = len(subject.steps.prompt)
+    for trace in (_karat(subject, ReferenceOps("float32"), selection=selection),
+                  record_hf(subject.hf, subject.steps, selection=selection)):  # fmt: skip
+        layers = {name.split(".")[2] for name in trace.arrays if name.startswith("model.layers.")}
+        assert layers == {"1"}
+        assert trace.arrays["model.layers.1.self_attn.scores"].shape == (2, total, total)
+        assert trace.info.rows["lm_head"] == (total - 2, total - 1) and len(trace.arrays["lm_head"]) == 2
+        replay = Replay(subject.graph, subject.weights, trace)
+        assert not [finding for finding in replay.findings() if finding.is_wrong]
+    with pytest.raises(UsageError, match="head 6"):
+        _karat(subject, ReferenceOps("float32"), selection=Selection(heads=(6,)))
+
+
+def test_what_does_not_fit_the_model_is_refused() -> None:
+    subject = draw(f"{SEED}-fit")
+    trace = record_hf(subject.hf, subject.steps)
+    arrays = dict(trace.arrays)
+    arrays["model.layers.0"] = arrays["model.layers.0"][:, :-1]
+    with pytest.raises(TraceError, match=r"model\.layers\.0: shape"):
+        Replay(subject.graph, subject.weights, Trace(trace.info, arrays))
+    arrays = dict(trace.arrays)
+    arrays["lm_head"] = arrays["lm_head"][1:]
+    with pytest.raises(TraceError, match="lm_head: shape"):
+        Replay(subject.graph, subject.weights, Trace(trace.info, arrays))
+
+
+def test_every_family_has_a_graph() -> None:
+    for family in random_models.FAMILIES:
+        subject = draw(f"{SEED}-{family}", family=family)
+        graph = build_graph(subject.graph.config)
+        assert next(iter(graph.nodes)) == "model.embed_tokens" and next(reversed(graph.nodes)) == "lm_head"
+        for name, node in graph.nodes.items():
+            assert all(graph.order[source] < graph.order[name] for source in node.inputs)

@@ -1,0 +1,134 @@
+"""`karat check` and `karat perplexity`, on models small enough to check in seconds."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat import LLM
+from karat.check.health import signs
+from karat.check.model import open_model
+from karat.check.perplexity import perplexity, windows
+from karat.check.trace import Trace, read_trace, write_trace
+from karat.errors import UsageError
+from tests.cli.conftest import Karat
+
+
+def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
+    page = tmp_path / "check.html"
+    done = karat_here(
+        "check", "--against", "reference", "--tokens", "12", "--stories", "4", "--report", str(page), "--json"
+    )
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["verdict"]) == (0, "numerics"), facts
+    assert [stage["name"] for stage in facts["stages"]] == [
+        "tokens", "weights", "layers", "logits", "generation", "story", "health", "invariance"]  # fmt: skip
+    verdicts = {stage["name"]: stage["verdict"] for stage in facts["stages"]}
+    assert verdicts["tokens"] == verdicts["weights"] == verdicts["generation"] == "exact"
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<circle") >= 100 and facts["digest"] in text
+    assert "http" not in text and "<script" not in text and "src=" not in text, "the page asks for something else"
+
+
+def test_one_element_of_one_weight_is_found_and_named(tmp_path: Path, karat_here: Karat) -> None:
+    """The trace of another run, in which one product is off: the tensor and its element are named."""
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--tokens", "12", "--executor", "reference")
+    trace = read_trace(path)
+    x, name = trace.arrays["model.layers.2.input_layernorm"], "model.layers.2.self_attn.v_proj"
+    wrong = np.array(trace.arrays[name])
+    wrong.reshape(len(x), -1)[:, 17] += 0.3 * x[:, 40]
+    arrays = {"model.layers.2.input_layernorm": x, name: wrong}
+    write_trace(path, Trace(trace.info, arrays))
+    done = karat_here("diagnose", str(path))
+    assert done.returncode == 1 and f"{name}" in done.stdout
+    assert "weight-element: self_attn" not in done.stdout
+    assert "element [17, 40] differs by 0.3" in done.stdout
+
+
+def test_wrong_options_are_named(karat_here: Karat) -> None:
+    for args, complaint in (
+        (["--against", "nowhere.trace"], "expected reference, hf, or a trace that exists"),
+        (["--tokens", "1"], "--tokens 1: expected at least 2"),
+        (["--max-model-len", "9"], "--max-model-len has no meaning"),
+    ):
+        done = karat_here("check", *args)
+        assert done.returncode == 2 and complaint in done.stderr
+
+
+def test_red_flags_are_raised(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--tokens", "10", "--executor", "reference")
+    model, trace = open_model(None), read_trace(path)
+    assert all(sign.good for sign in signs(model.graph, trace, 2.0**-24))
+    attn = "model.layers.1.self_attn"
+    broken = dict(trace.arrays)
+    broken[f"{attn}.weights"] = np.repeat(broken[f"{attn}.weights"][:1], 8, axis=0) * 1.1
+    broken[f"{attn}.v_proj"] = np.zeros_like(broken[f"{attn}.v_proj"])
+    broken[f"{attn}.q_rope"] = broken[f"{attn}.q_proj"]
+    broken["model.layers.3"] = np.repeat(broken["model.layers.3"][:1], 10, axis=0)
+    broken["lm_head"] = np.repeat(broken["lm_head"][:1], 10, axis=0)
+    broken["model.norm"] = np.full_like(broken["model.norm"], np.nan)
+    flagged = {sign.name for sign in signs(model.graph, Trace(trace.info, broken), 2.0**-24) if sign.good is False}
+    assert flagged == {
+        "no NaN and no infinity", "attention weights sum to 1", "heads differ from each other",
+        "q, k and v are not all zero", "RoPE changes q and k", "hidden states differ between tokens",
+        "the likeliest token changes",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "window", "stride"), [(2, 5, 2), (5, 5, 4), (6, 5, 2), (23, 7, 3), (40, 8, 1)])
+def test_every_token_is_scored_once_with_enough_before_it(count: int, window: int, stride: int) -> None:
+    scored: list[int] = []
+    for begin, end, first in windows(count, window, stride):
+        assert 0 < end - begin <= window and begin < first
+        assert all(token - begin >= min(token, window - stride) for token in range(first, end))
+        scored += range(first, end)
+    assert scored == list(range(1, count))
+
+
+def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
+    torch = pytest.importorskip("torch")
+    from karat.check.hf import load_hf
+
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time there was a fox. It lived in a hole under a tree, and it was not happy.\n" * 3)
+    done = karat_here("perplexity", str(path), "--window", "32", "--stride", "8", "--json", "--kv-dtype", "float32")
+    facts = json.loads(done.stdout)
+    llm = LLM()
+    ids = llm.tokenizer.encode(path.read_text())
+    hf = load_hf(str(llm.path))
+
+    def theirs(part: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return hf(torch.tensor([part])).logits[0].numpy()
+
+    nats = [
+        torch.nn.functional.cross_entropy(torch.tensor(theirs(ids[b:e])[f - b - 1 : e - b - 1]).double(),
+                                          torch.tensor(ids[f:e]), reduction="sum").item()
+        for b, e, f in windows(len(ids), 32, 8)
+    ]  # fmt: skip
+    assert facts["scored"] == len(ids) - 1
+    assert facts["perplexity"] == pytest.approx(math.exp(sum(nats) / (len(ids) - 1)), rel=1e-5)
+
+
+def test_perplexity_needs_two_tokens_and_a_stride_that_fits() -> None:
+    with pytest.raises(UsageError, match="at least two"):
+        list(perplexity(lambda ids: np.zeros((1, 3)), [1], window=4, stride=2))
+    with pytest.raises(UsageError, match="a stride of 4"):
+        list(perplexity(lambda ids: np.zeros((1, 3)), [1, 2], window=4, stride=4))
+
+
+def test_a_trace_of_another_engine_is_judged_too(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--tokens", "6", "--executor", "reference")
+    trace = read_trace(path)
+    arrays = dict(trace.arrays) | {"model.embed_tokens": trace.arrays["model.embed_tokens"] * 16}
+    write_trace(path, Trace(trace.info, {"model.embed_tokens": arrays["model.embed_tokens"]}))
+    done = karat_here("check", "--against", str(path), "--tokens", "4", "--stories", "4", "--json")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 1 and facts["verdict"] == "bug"
+    assert facts["stages"][-1]["facts"]["named"] == [["embed-scale"]]
+    assert [stage["name"] for stage in facts["stages"] if stage["verdict"] == "bug"] == ["trace"]

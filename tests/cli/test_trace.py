@@ -1,0 +1,87 @@
+"""`karat trace` and `karat diagnose`, from the command line to the verdict."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat.check.trace import Trace, read_trace, write_trace
+from tests.cli.conftest import Karat
+
+
+def test_a_trace_of_karat_is_healthy(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    done = karat_here("trace", "-o", str(path), "--chunk", "5", "--decode", "3", "--executor", "reference")
+    assert (done.returncode, done.stdout) == (0, f"{path}\n")
+    trace = read_trace(path)
+    assert len(trace.info.steps) >= 5 and trace.info.generated is not None and len(trace.info.generated) == 3
+    assert trace.info.token_ids[-3:] == trace.info.generated
+    done = karat_here("diagnose", str(path))
+    assert done.returncode == 0 and "verdict: numerics" in done.stdout
+    facts = json.loads(karat_here("diagnose", str(path), "--json").stdout)
+    assert facts["verdict"] == "numerics" and not facts["bugs"] and not facts["missing"]
+
+
+def test_a_wrong_trace_is_named_with_its_evidence(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--ids", "5,9,300,7,8,9", "--dtype", "float64", "--executor", "reference")
+    trace = read_trace(path)
+    prefix = "model.layers.5.self_attn"
+    arrays = {f"{prefix}.{part}": trace.arrays[f"{prefix}.{part}"] for part in ("q_rope", "k_rope", "scores")}
+    arrays[f"{prefix}.scores"] = arrays[f"{prefix}.scores"] * np.sqrt(32)
+    write_trace(path, Trace(trace.info, arrays))
+    done = karat_here("diagnose", str(path))
+    assert done.returncode == 1
+    assert "verdict: bug" in done.stdout
+    assert "scale-missing: the softmax scale is missing" in done.stdout
+    assert "where      self_attn.scores in layer 5" in done.stdout
+    facts = json.loads(karat_here("diagnose", str(path), "--json").stdout)
+    (bug,) = facts["bugs"]
+    assert bug["classes"] == [["scale-missing"]] and bug["places"] == [f"{prefix}.scores"]
+
+
+def test_validate_says_what_is_missing_and_misnamed(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--ids", "5,9", "--layers", "0,2-3")
+    trace = read_trace(path)
+    arrays = {name.replace("layers.3.mlp.gate_proj", "layers.3.mlp.gate"): x for name, x in trace.arrays.items()}
+    write_trace(path, Trace(trace.info, arrays))
+    text = karat_here("trace", "--validate", str(path)).stdout
+    assert "unknown name model.layers.3.mlp.gate; is it model.layers.3.mlp.gate_proj?" in text
+    assert "self_attn.scores in layers 1, 4-5" in text
+    assert "2 tokens; logits: " in text
+
+
+def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None:
+    pytest.importorskip("torch")
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    karat_here("trace", "-o", str(ours), "--prompt", "Once upon a time", "--logits", "2")
+    assert karat_here("trace", "--with", "hf", "-o", str(theirs), "--prompt", "Once upon a time").returncode == 0
+    done = karat_here("diagnose", str(ours), "--reference", str(theirs))
+    assert done.returncode == 0 and "verdict: numerics" in done.stdout and "lm_head:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--with", "tf"], "expected karat or hf"),
+        (["--ids", "1,x"], "expected numbers and ranges"),
+        (["--ids", "5000"], "expected ids from 0 to 4095"),
+        (["--ids", "1", "--prompt", "x"], "give one"),
+        (["--layers", "6"], "layer 6: the model has layers 0 to 5"),
+        (["--chunk", "0"], "--chunk 0"),
+        (["--decode", "-1"], "--decode -1"),
+    ],
+)
+def test_wrong_options_are_named(args: list[str], complaint: str, tmp_path: Path, karat_here: Karat) -> None:
+    done = karat_here("trace", "-o", str(tmp_path / "x"), *args)
+    assert done.returncode == 2 and complaint in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_reference_of_other_tokens_is_refused(tmp_path: Path, karat_here: Karat) -> None:
+    for name, ids in (("a", "1,2"), ("b", "1,3")):
+        karat_here("trace", "-o", str(tmp_path / name), "--ids", ids)
+    done = karat_here("diagnose", str(tmp_path / "a"), "--reference", str(tmp_path / "b"))
+    assert done.returncode == 11 and "other token ids" in done.stderr

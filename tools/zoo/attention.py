@@ -1,0 +1,110 @@
+"""An attention of the zoo's own, in torch, with the ways to get it wrong; and faulty caches."""
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from tools.zoo.models import Subject
+
+UNSET: Any = object()
+
+
+def patch_attention(
+    subject: Subject, stack: ExitStack, *, mask: str = "causal", diagonal: int = 0, hidden: str = "inf",
+    window: Any = UNSET, axis: int = -1, tile: bool = False, order: bool = False, cap: float | None = None,
+    rope_v: bool = False,
+) -> None:  # fmt: skip
+    """Every layer of the model attends in this way until the stack closes."""
+    source = sys.modules[type(subject.hf.model).__module__]
+    rotary: dict[str, torch.Tensor] = {}
+    if rope_v:
+        right = source.apply_rotary_pos_emb
+
+        def remembering(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **rest: Any) -> Any:
+            rotary.update(cos=cos, sin=sin)
+            return right(q, k, cos, sin, **rest)
+
+        source.apply_rotary_pos_emb = remembering
+        stack.callback(setattr, source, "apply_rotary_pos_emb", right)
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, scaling: float,
+        **rest: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        groups = query.shape[1] // key.shape[1]
+        if rope_v:
+            a, b = value.chunk(2, dim=-1)
+            value = value * rotary["cos"][:, None] + torch.cat((-b, a), -1) * rotary["sin"][:, None]
+        if tile:
+            key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
+        else:
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        num_q, num_k = query.shape[2], key.shape[2]
+        i, j = torch.arange(num_q)[:, None] + num_k - num_q, torch.arange(num_k)[None]
+        size = rest.get("sliding_window") if window is UNSET else window
+        if mask == "top-left":
+            i = i - (num_k - num_q)
+        seen = j <= i + diagonal
+        if mask == "none":
+            seen = torch.ones_like(seen)
+        if size is not None:
+            seen = seen & (j > i - size)
+        scores = query @ key.transpose(2, 3) * scaling
+        if cap is not None:
+            scores = torch.tanh(scores / cap) * cap
+        if mask == "nan":
+            scores = scores + (~seen).float() * -torch.inf
+        else:
+            lowest = -torch.inf if hidden == "inf" else torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~seen, lowest)
+        weights = torch.softmax(scores, dim=axis)
+        output = weights @ value
+        return (output.contiguous() if order else output.transpose(1, 2).contiguous()), weights
+
+    original = source.eager_attention_forward
+    source.eager_attention_forward = attend
+    stack.callback(setattr, source, "eager_attention_forward", original)
+
+
+class FaultyCache(DynamicCache):
+    """A cache that loses or misplaces what it is given after the first step."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.first: dict[int, int] = {}
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        begin = self.get_seq_length(layer)
+        keys, values = super().update(key, value, layer, *args, **kwargs)
+        self.first.setdefault(layer, key.shape[2])
+        if begin == 0 and self.fault != "slot-late":
+            return keys, values
+        stored = self.layers[layer]
+        new = key.shape[2]
+        match self.fault:
+            case "not-written":
+                keys, values = keys.clone(), values.clone()
+                keys[:, :, begin:] = 0
+                values[:, :, begin:] = 0
+                stored.keys, stored.values = keys, values
+            case "late":
+                keys, values = keys.clone(), values.clone()
+                keys[:, :, begin:] = 0
+                values[:, :, begin:] = 0
+            case "slot-late":
+                keys = torch.cat((torch.zeros_like(keys[:, :, :1]), keys[:, :, :-1]), dim=2)
+                values = torch.cat((torch.zeros_like(values[:, :, :1]), values[:, :, :-1]), dim=2)
+            case "restart" | "frozen":
+                slot = 0 if self.fault == "restart" else self.first[layer]
+                for whole, part in ((keys, key), (values, value)):
+                    whole[:, :, begin:] = 0
+                    whole[:, :, slot : slot + new] = part
+                stored.keys, stored.values = keys, values
+        return keys, values
+
+
+CACHE_FAULTS = ("not-written", "late", "slot-late", "restart", "frozen")

@@ -1,0 +1,115 @@
+"""One case of the zoo: a broken engine, traced by hooks, and what the diagnosis says of it."""
+
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from karat.check.diagnose import Diagnoser, Diagnosis
+from karat.check.hf import record_hf
+from karat.check.replay import LIMIT, Replay
+from karat.check.trace import Trace
+from tools.zoo.attention import CACHE_FAULTS, FaultyCache
+from tools.zoo.faults import Row
+from tools.zoo.models import Subject, draw
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """outcome: right, class (right, among others), unseen (nothing moved, nothing said), missed, wrong, silent."""
+
+    bug: str
+    seed: str
+    outcome: str
+    said: tuple[str, ...]
+    unexplained: tuple[str, ...]
+    moved: float
+
+
+def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: float = 10.0) -> Case | None:
+    """Break a model in each of these ways and diagnose it; None where it cannot be broken so."""
+    rows = list(rows)
+    options: dict[str, Any] = {}
+    for row in rows:
+        options |= row.draw
+    subject = draw(seed, **options)
+    healthy = record_hf(subject.hf, subject.steps)
+    with ExitStack() as stack:
+        if not all(row.fault(subject, stack) is not False for row in rows):
+            return None
+        cache = None
+        if any(row.bug == "kv-stale" for row in rows):
+            cache = FaultyCache(subject.rng.choice(CACHE_FAULTS))
+        broken = record_hf(subject.hf, subject.steps, cache=cache)
+    seen = reduced(broken, kind)
+    moved = how_far(subject, reduced(healthy, kind), seen)
+    diagnosis = Diagnoser(subject.graph, subject.weights, seen, seconds=seconds).run()
+    return judged([row.bug for row in rows], seed, diagnosis, moved)
+
+
+def reduced(trace: Trace, kind: str) -> Trace:
+    """The whole trace, layer outputs with embeddings and logits, or logits only."""
+    if kind == "full":
+        return trace
+    if kind == "logits":
+        return Trace(trace.info, {"lm_head": trace.arrays["lm_head"]})
+    kept = {
+        name: array
+        for name, array in trace.arrays.items()
+        if name in ("model.embed_tokens", "lm_head") or name.removeprefix("model.layers.").isdigit()
+    }
+    return Trace(trace.info, kept)
+
+
+def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
+    """The largest move of a recorded result of the two, in multiples of the healthy run's floor."""
+    replay = Replay(subject.graph, subject.weights, healthy)
+    largest = 0.0
+    for name in subject.graph.nodes:
+        if name not in replay.recorded or name not in broken.arrays:
+            continue
+        with np.errstate(all="ignore"):
+            a, b = np.asarray(healthy.arrays[name], np.float64), np.asarray(broken.arrays[name], np.float64)
+            move = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
+        if not move.any():
+            continue
+        if not np.isfinite(move).all():
+            return np.inf
+        names = replay.segment(name)
+        floor = replay.floor(names, replay.run(names))
+        move = move.reshape(replay.recorded[name].values.shape)
+        with np.errstate(all="ignore"):
+            largest = max(largest, float(np.nanmax(np.where(move > 0, move / floor, 0))))
+        if largest > 1e6:
+            break
+    return largest
+
+
+def judged(bugs: list[str], seed: str, diagnosis: Diagnosis, moved: float) -> Case:
+    said = tuple(" = ".join(" + ".join(sorted(c)) for c in named.classes) for named in diagnosis.named)
+    unexplained = tuple(item.finding.name for item in diagnosis.unexplained)
+    wanted = set(bugs)
+    strange = [named for named in diagnosis.named if not any(c & wanted and c <= wanted for c in named.classes)]
+    found = {bug for named in diagnosis.named for c in named.classes if c <= wanted for bug in c}
+    if strange:
+        outcome = "wrong"
+    elif found == wanted:
+        outcome = "right" if all(len(named.classes) == 1 for named in diagnosis.named) else "class"
+    elif moved < LIMIT and diagnosis.is_healthy:
+        outcome = "unseen"
+    elif diagnosis.is_healthy:
+        outcome = "missed"
+    else:
+        outcome = "silent"
+    return Case(" + ".join(bugs), seed, outcome, said, unexplained, moved)
+
+
+if __name__ == "__main__":
+    from tools.zoo.faults import ROWS
+
+    wanted = sys.argv[1]
+    (row,) = [row for row in ROWS if row.bug == wanted]
+    print(run_case([row], sys.argv[2], kind=sys.argv[3] if len(sys.argv) > 3 else "full"))
