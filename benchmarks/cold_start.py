@@ -1,8 +1,8 @@
 """From the start of a process to its first token, and the memory it takes: python -m benchmarks.cold_start [MODEL]
 
 Runs `karat run MODEL` for one token after a prompt of 16, several times, with the file in the page cache. Without
-MODEL a GGUF file of a shape with random weights is written first (--shape, --weights). What is timed is the whole process,
-its end included. Prints one JSON object; the least, the median and the most of each figure.
+MODEL a GGUF file of a shape with random weights is written first (--shape, --weights). What is timed is the whole
+process, its end included. Prints one JSON object; the least, the median and the most of each figure.
 """
 
 import argparse

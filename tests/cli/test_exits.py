@@ -112,12 +112,12 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["rum"], "Did you mean 'run'"),
         (["inspect", "--nope"], "karat: error: No such option: --nope; see `karat inspect --help`\n"),
         (["inspect", "a", "b"], "see `karat inspect --help`\n"),
-        (["pull"], "karat: error: Missing argument 'ORG/NAME[@REVISION]'; see `karat pull --help`\n"),
+        (["pull"], "karat: error: Missing argument 'ORG/NAME[@REVISION][:TYPE]'; see `karat pull --help`\n"),
         (["run", "x", "--top-k", "many"], "see `karat run --help`\n"),
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
         (
             ["help", "nope"],
-            "no help on 'nope'; there is help on run, chat, inspect, bench, pull, check, trace, diagnose, "
+            "no help on 'nope'; there is help on run, chat, inspect, bench, convert, pull, check, trace, diagnose, "
             "perplexity, env, help and exit-codes",
         ),
     ],

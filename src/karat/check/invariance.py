@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName
 from karat.engine.choice import LogitsReader
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.step import model_runner
-from karat.models.registry import Model
+from karat.models.registry import Model, build, read_config
 from karat.ops.api import CacheSpec, Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
@@ -27,6 +28,7 @@ class Setting:
     chunk         tokens that a step takes at most
     together      all texts in one batch, or one after the other
     order         the texts' places in the queue
+    share         find the blocks of each text's first half in the cache, from an earlier run
     preempt       take every sequence's blocks away once, midway, so that it starts anew
     tap           run op by op, recording every result, instead of a recorded plan
     isa, threads  of the native executor
@@ -38,6 +40,7 @@ class Setting:
     chunk: int = 512
     together: bool = True
     order: tuple[int, ...] | None = None
+    share: bool = False
     preempt: bool = False
     tap: bool = False
 
@@ -58,11 +61,23 @@ def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
     rows += [replace(first, name=f"chunks of {n}", chunk=n) for n in (1, 7, 64)]
     rows.append(replace(first, name="one text at a time", together=False))
     rows.append(replace(first, name="texts in reverse order", order=tuple(reversed(range(num_texts)))))
+    rows.append(replace(first, name="first halves found in the cache", share=True))
     rows.append(replace(first, name="preempted and recomputed", preempt=True, chunk=64))
     rows.append(replace(first, name="op by op, every result recorded", tap=True))
     rows += [replace(first, name=f"{n} thread{'s' * (n > 1)}", threads=n) for n in (1, 2, 3)]
     rows += [replace(first, name=f"kernels for {isa}", isa=isa) for isa in supported_isas() if isa != ops.isa]
     return rows
+
+
+def invariance_of(
+    checkpoint: ModelCheckpoint, *, num_tokens: int, threads: int | None, kv_dtype: FloatName | None, seed: int = 0
+) -> Iterator[Row]:
+    """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token."""
+    config = read_config(checkpoint.config)
+    model = build(config, NativeOps(threads=threads), checkpoint, num_positions=num_tokens)
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
+    yield from invariance(model, Tokenizer.of(checkpoint), texts, kv_dtype=kv_dtype)
 
 
 def invariance(
@@ -104,6 +119,7 @@ def logits_under(
     sizes = EngineConfig(
         vocab_size=config.vocab_size, max_model_len=max(map(len, texts)), num_blocks=num_blocks, block_size=BLOCK_SIZE,
         max_num_seqs=min(len(texts), setting.chunk), max_num_batched_tokens=setting.chunk,
+        enable_prefix_caching=setting.share,
     )  # fmt: skip
     engine = Engine(model_runner(model.on(ops), cache, sizes.step_limits), tokenizer, sizes)
     readers: dict[int, LogitsReader] = {}
@@ -113,6 +129,11 @@ def logits_under(
         if not setting.together:
             _finish(engine, [readers[index]], setting)
     _finish(engine, list(readers.values()), setting)
+    if setting.share:
+        for reader in readers.values():
+            again = engine.add_logits(tuple(reader.sequence.token_ids), reader.logits)
+            again.sequence.num_read = len(reader.logits) // 2  # rows that nobody wants again
+            _finish(engine, [again], setting)
     return [readers[index].logits for index in range(len(texts))]
 
 

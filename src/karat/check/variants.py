@@ -14,7 +14,7 @@ from karat.check.effective import Effective
 from karat.check.graph import Graph, Node
 from karat.check.tokens import CACHE_FAULTS, Tokens
 from karat.check.weights import CheckpointWeights
-from karat.checkpoint.weights import ITEM_BYTES
+from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import RopeConfig
 
 Params = dict[str, Any]
@@ -346,7 +346,7 @@ class Enumeration:
     def _misreadings(self, weight: str | None = None) -> Iterator[tuple[str, str, str]]:
         """(how, bug, detail) of each way to read the bytes wrongly."""
         stored = self.weights.stored[weight or self.graph.nodes["lm_head"].params["weight"]].dtype
-        if stored not in ITEM_BYTES:
+        if stored not in PLAIN_BYTES:
             return
         if stored == "F32":
             yield "truncated", "dtype-trunc", "cut to bfloat16"

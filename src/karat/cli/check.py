@@ -19,6 +19,7 @@ Examples
   karat check                            the embedded model
   karat check ./my-model --tokens 64 --against reference
   karat check org/name --json --report check.html
+  karat check --invariance               logits under every setting that must not change them
 
 Exit code 0: exact, numerics or quantisation. 1: bug. Any other: it could not be checked.
 """
@@ -48,6 +49,9 @@ def check(
             metavar="PART", help="Ours in a transformers model: attention, mlp, norm, head, layer:K; repeatable."
         ),
     ] = None,
+    invariance: Annotated[
+        bool, typer.Option("--invariance", help="Only the same-bits table of the native executor.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
@@ -75,6 +79,8 @@ def check(
     unknown = set(options) - {"dtype", "kv_dtype", "executor", "threads"}
     if unknown:
         raise UsageError(f"--{sorted(unknown)[0].replace('_', '-')} has no meaning for a check")
+    if invariance:
+        raise typer.Exit(_show_invariance(model, tokens, options, as_json=as_json))
     if hybrid and not has_transformers():
         raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
     with_hf = has_transformers() if against is None else against == "hf"
@@ -107,6 +113,28 @@ def check(
             raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     emit(json.dumps(facts, indent=2, ensure_ascii=False, default=float) + "\n" if as_json else f"verdict: {verdict}\n")
     raise typer.Exit(1 if verdict == "bug" else 0)
+
+
+def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
+    """One line a setting; the exit code."""
+    from karat.check.invariance import invariance_of
+    from karat.checkpoint import open_model, resolve
+    from karat.config import embedded_model_path
+
+    if options.get("executor", "native") != "native":
+        raise UsageError(f"--executor {options['executor']}: only the native executor promises the same bits")
+    checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
+    rows = []
+    for row in invariance_of(
+        checkpoint, num_tokens=num_tokens, threads=options.get("threads"), kv_dtype=options.get("kv_dtype")
+    ):
+        rows.append({"setting": row.setting.name, "digest": row.digest, "same": row.same})
+        if not as_json:
+            emit(f"{row.setting.name:36} {row.digest[:16]}  {'same' if row.same else 'DIFFERENT'}\n")
+    same = all(row["same"] for row in rows)
+    facts = {"verdict": "exact" if same else "bug", "tokens": num_tokens, "settings": rows}
+    emit(json.dumps(facts, indent=2) + "\n" if as_json else f"verdict: {facts['verdict']}\n")
+    return 0 if same else 1
 
 
 def _lines(stage: "Stage") -> str:
