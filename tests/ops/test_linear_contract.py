@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from karat.checkpoint.weights import Weight
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
+from karat.ops.native_plan import native
 from karat.quant import FORMATS
 from tests.support.fma import fma
 
@@ -96,12 +97,53 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 
-@pytest.mark.parametrize("stored", STORED)
+def random_blocks(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
+    """Any bytes that are a legal matrix; of block formats all codes and scales, as long as they are finite."""
+    if stored not in FORMATS:
+        return stored_weight(stored, rows, columns, rng)
+    format_ = FORMATS[stored]
+    blocks = rng.integers(0, 256, (rows * columns // format_.block_size, format_.block_bytes), np.uint8)
+    while (bad := ~np.isfinite(format_.dequantize(blocks)).all(axis=1)).any():
+        blocks[bad] = rng.integers(0, 256, (int(bad.sum()), format_.block_bytes), np.uint8)
+    return Weight("weight", stored, (rows, columns), blocks.reshape(-1), Path("in-memory"))
+
+
+@pytest.mark.parametrize("stored", native().formats())
+@settings(max_examples=10)
+@given(tokens=st.sampled_from([1, 2, 9, 16, 40]), seed=st.integers(0, 2**32 - 1))
+def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored: str, tokens: int, seed: int) -> None:
+    """Against float64 on the dequantised weights, which the `gguf` package vouches for (tests/quant).
+
+    A sum of n products in sub-blocks of at least 16: one rounding a product, two a sub-block, and those of x's sums.
+    In formats with a minimum both parts of a weight may be larger than the weight; the largest weight of a block is at
+    least a quarter of them.
+    """
+    rng = np.random.default_rng(seed)
+    rows, columns = 100, 512
+    weight = random_blocks(stored, rows, columns, rng)
+    x = rng.standard_normal((tokens, columns)).astype(np.float32)
+    values = weight.to_array(np.dtype(np.float64))
+    results = {}
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa, threads=1 + seed % 2)
+        loaded = ops.load(weight)
+        results[isa] = ops.linear(x, loaded, unit=None if seed % 3 else 64, name="op")
+        alone = [ops.linear(row, loaded, unit=None if seed % 3 else 64, name="op") for row in x[:, None]]
+        np.testing.assert_array_equal(results[isa], np.concatenate(alone))
+        np.testing.assert_array_equal(results[isa], results["generic"])
+    size = np.abs(values).reshape(rows, -1, 16).max(axis=2).repeat(16, axis=1) if stored in FORMATS else np.abs(values)
+    if stored in FORMATS:
+        size = 4 * size.reshape(rows, -1, 256).max(axis=2).repeat(256, axis=1)
+    bound = 2.0**-24 * (columns + 2 * columns / 16 + 16) * (np.abs(x).astype(np.float64) @ size.T)
+    assert (np.abs(results["generic"] - x.astype(np.float64) @ values.T) <= bound).all()
+
+
+@pytest.mark.parametrize("stored", native().formats())
 def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
     from karat.batch import ForwardBatch
 
     rng = np.random.default_rng(3)
-    table = stored_weight(stored, 77, 64, rng)
+    table = random_blocks(stored, 77, 512, rng)
     ids = rng.permutation(77).astype(np.int32)
     zeros = np.zeros(77, np.int32)
     batch = ForwardBatch(
@@ -131,8 +173,6 @@ def test_leaves_cover_the_columns_and_cut_no_unit(columns: int, unit: int) -> No
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int) -> None:
     """Each rank multiplies its own columns, cut at the tree's leaves; the ranks' sums are added as the tree says."""
-    from karat.ops.native_plan import native
-
     rng = np.random.default_rng(5)
     heads, head_dim, rows = 14, 64, 96
     columns = heads * head_dim
