@@ -15,6 +15,7 @@
 #include <string>
 #include <tuple>
 
+#include "gil.h"
 #include "isa.h"
 #include "limits_module.h"
 #include "plan.h"
@@ -50,7 +51,7 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
         stored.shape(0) != product({rows, columns / info.block_columns, info.block_bytes}))
         throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
                                     format + " in " + std::to_string(stored.shape(0)) + " bytes");
-    const nb::gil_scoped_release released;
+    const GilReleased released;
     Memory memory(matrix.packed_bytes());
     struct Job {
         const Matrix& matrix;
@@ -118,7 +119,7 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
     float* score_data = scores ? scores->data() : nullptr;
     Plan::Overflow lost;
     {
-        const nb::gil_scoped_release released;
+        const GilReleased released;
         lost = plan.run(input, score_data, score_seq);
     }
     if (!lost.found) return std::nullopt;

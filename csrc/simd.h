@@ -302,7 +302,7 @@ KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { KARAT_EACH(f32x16, lut.va
 
 #endif
 
-#if !defined(__AVX512F__)
+#if !defined(KARAT_AVX512)
 // Each lane's low 16 bits, a half, as float32.
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint32_t words[kLanes];

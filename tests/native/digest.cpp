@@ -55,6 +55,24 @@ std::uint16_t small_half(std::uint32_t random) {  // 2^-7 … 2^-5, either sign
     return static_cast<std::uint16_t>((random & 0x8000) | ((8 + random % 3) << 10) | (random >> 20 & 1023));
 }
 
+// Where a block has halves that scale it; elsewhere any bits will do.
+std::vector<std::size_t> halves_of(Format format) {
+    switch (format) {
+        case Format::q4_1: case Format::q5_1: case Format::q4_k: case Format::q5_k: return {0, 2};
+        case Format::q2_k: return {80, 82};
+        case Format::q6_k: return {208};
+        default: return {kFormats[static_cast<int>(format)].scale_at};
+    }
+}
+
+// A sum over `columns` in `count` leaves that cut no `unit`.
+std::vector<std::uint32_t> leaves(std::size_t columns, std::size_t count, std::size_t unit) {
+    std::vector<std::uint32_t> ends;
+    for (std::size_t leaf = 1; leaf <= count; ++leaf)
+        ends.push_back(static_cast<std::uint32_t>(leaf * (columns / unit) / count * unit));
+    return ends;
+}
+
 // A matrix of random blocks: any codes, small scales; stored floats are small as well.
 MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint32_t seed) {
     Matrix shape{format, rows, columns, nullptr};
@@ -62,13 +80,17 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
     std::vector<std::uint8_t> stored(rows * (columns / info.block_columns) * info.block_bytes);
     for (std::uint8_t& byte : stored) byte = static_cast<std::uint8_t>(next(seed) >> 11);
     for (std::size_t at = 0; at < stored.size(); at += info.block_bytes) {
-        const std::uint16_t half = small_half(next(seed));
         const float value = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-26f;
         const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
         if (format == Format::f32)
             std::memcpy(&stored[at], &value, 4);
+        else if (format == Format::bf16)
+            std::memcpy(&stored[at], &brain, 2);
         else
-            std::memcpy(&stored[at + info.scale_at], format == Format::bf16 ? &brain : &half, 2);
+            for (const std::size_t offset : halves_of(format)) {
+                const std::uint16_t half = small_half(next(seed));
+                std::memcpy(&stored[at + offset], &half, 2);
+            }
     }
     Memory memory(shape.packed_bytes());
     pack_panels(shape, stored.data(), 0, shape.num_panels(), memory.bytes());
@@ -115,14 +137,16 @@ void stored_halves(const Kernels& kernels) {
 
 void linear(const Kernels& kernels, int threads) {
     struct Case {
-        std::size_t rows, columns, unit;
+        std::size_t rows, columns, leaves;
     };
     for (int format = 0; format < kNumFormats; ++format)
-        for (const Case& c : {Case{100, 288, 0}, Case{7, 32, 0}, Case{64, 512, 32}}) {
+        for (const Case& c : {Case{100, 288, 1}, Case{7, 32, 1}, Case{64, 512, 8}, Case{20, 256, 1}}) {
+            const std::size_t block = kFormats[format].block_columns;
+            if (c.columns % block != 0) continue;
             const MatrixRef weight = matrix(static_cast<Format>(format), c.rows, c.columns, 7);
             Plan plan(kernels, threads);
             const Plan::Register in = plan.input(c.columns, Rows::tokens);
-            const Plan::Register out = plan.linear(in, {weight}, {vector(c.rows, 5)}, c.unit)[0];
+            const Plan::Register out = plan.linear(in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
             plan.finish(40, 0, 1, 1, {in, out});
             for (const std::size_t tokens : {1, 3, 19, 40}) {
                 const std::vector<float> x = numbers(tokens * c.columns, 11);
@@ -200,6 +224,7 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
 
     Plan plan(kernels, threads);
     std::uint32_t seed = 100;
+    const std::vector<std::uint32_t> one_leaf{kHidden};
     const auto weight = [&](Format format, std::size_t rows, std::size_t columns) {
         return matrix(format, rows, columns, ++seed);
     };
@@ -214,17 +239,17 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
         const VectorRef q_bias = vector(kHeads * kDim, ++seed), q_norm = vector(kDim, ++seed);
         const VectorRef before = vector(kHidden, ++seed), between = vector(kHidden, ++seed);
 
-        const auto qkv = plan.linear(plan.rms_norm(x, before, 1e-6), projections, {q_bias, nullptr, nullptr}, 0);
+        const auto qkv = plan.linear(plan.rms_norm(x, before, 1e-6), projections, {q_bias, nullptr, nullptr}, one_leaf);
         const Plan::Register q = plan.rope(plan.rms_norm(qkv[0], q_norm, 1e-6), table);
         plan.kv_write(plan.rope(qkv[1], table), qkv[2], cache, layer);
         const Plan::Register attended = plan.attention(q, cache, layer, 0.2f, window);
-        x = plan.add(x, plan.linear(attended, {o}, {nullptr}, kDim)[0]);
-        const auto both = plan.linear(plan.rms_norm(x, between, 1e-6), gate_up, {nullptr, nullptr}, 0);
-        x = plan.add(x, plan.linear(plan.silu_mul(both[0], both[1]), {down}, {nullptr}, 1)[0]);
+        x = plan.add(x, plan.linear(attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
+        const auto both = plan.linear(plan.rms_norm(x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);
+        x = plan.add(x, plan.linear(plan.silu_mul(both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);
     }
     const Plan::Register wanted = plan.select(x);
     const Plan::Register last = plan.rms_norm(wanted, vector(kHidden, ++seed), 1e-6);
-    const Plan::Register logits = plan.linear(last, {weight(Format::f32, kVocab, kHidden)}, {nullptr}, 0)[0];
+    const Plan::Register logits = plan.linear(last, {weight(Format::f32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
     plan.finish(330, 3, 3, 512, {logits, x});
 
     const std::string name = std::string("model, cache ") + (type == CacheType::f32 ? "f32" : type == CacheType::f16 ? "f16" : "bf16") +

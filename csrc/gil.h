@@ -1,0 +1,34 @@
+// The interpreter's lock, given away while native code runs.
+#pragma once
+
+#include <Python.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+namespace karat {
+
+// As nanobind's gil_scoped_release, but for a thread that wants the lock back after the interpreter has ended: Python
+// 3.13 and before end such a thread by unwinding its stack, which a destructor turns into the end of the process. Here
+// it waits until the process is gone.
+class GilReleased {
+public:
+    GilReleased() : state_(PyEval_SaveThread()) {}
+    ~GilReleased() {
+#if defined(__GLIBCXX__)
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (const abi::__forced_unwind&) {
+            for (;;) pause();
+        }
+#else
+        PyEval_RestoreThread(state_);
+#endif
+    }
+    GilReleased(const GilReleased&) = delete;
+    GilReleased& operator=(const GilReleased&) = delete;
+
+private:
+    PyThreadState* const state_;
+};
+
+}  // namespace karat
