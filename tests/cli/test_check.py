@@ -13,6 +13,7 @@ from karat.check.model import open_model
 from karat.check.perplexity import perplexity, windows
 from karat.check.trace import Trace, read_trace, write_trace
 from karat.errors import UsageError
+from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
 
 
@@ -132,3 +133,15 @@ def test_a_trace_of_another_engine_is_judged_too(tmp_path: Path, karat_here: Kar
     assert done.returncode == 1 and facts["verdict"] == "bug"
     assert facts["stages"][-1]["facts"]["named"] == [["embed-scale"]]
     assert [stage["name"] for stage in facts["stages"] if stage["verdict"] == "bug"] == ["trace"]
+
+
+def test_a_model_with_odd_weights_is_no_bug(tmp_path: Path, karat_here: Karat) -> None:
+    """All projections of the alphabet model are zero, and it tells no stories: remarked on, and no bug."""
+    folder = alphabet_model.write(tmp_path / "alphabet")
+    done = karat_here("check", str(folder), "--against", "reference", "--tokens", "8", "--stories", "2", "--json")
+    facts = json.loads(done.stdout)
+    verdicts = {stage["name"]: stage["verdict"] for stage in facts["stages"]}
+    lines = [line for stage in facts["stages"] for line in stage["lines"]]
+    assert (done.returncode, verdicts["weights"]) == (0, "exact"), lines
+    assert any("is all zero" in line for line in lines)
+    assert any(line.startswith("q, k and v are not all zero: NO") for line in lines)

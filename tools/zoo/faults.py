@@ -541,6 +541,7 @@ _WHOLE = {"steps": "whole"}
 _NO_WINDOW = {"changes": {"sliding_window": None, "use_sliding_window": False}}
 _WINDOW = {"family": "mistral", "changes": {"sliding_window": 7}, "steps": "whole"}
 _BIASED = {"family": "llama", "changes": {"attention_bias": True, "mlp_bias": True}}
+_SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
 _GROUPED = {"changes": {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 72}}
 
 ROWS: tuple[Row, ...] = (
@@ -572,7 +573,7 @@ ROWS: tuple[Row, ...] = (
     Row("gate-up-swapped", gate_up_swapped, {}),
     Row("activation", activation, {}),
     Row("transposed", transposed, {}),
-    Row("tie-ignored", tie_ignored, {"changes": {"tie_word_embeddings": True}, "lengths": (90, 130)}),
+    Row("tie-ignored", tie_ignored, {"changes": {"tie_word_embeddings": True, **_SMALL}, "lengths": (90, 130)}),
     Row("tie-wrong", tie_wrong, {"changes": {"tie_word_embeddings": False}}),
     Row("norm-eps", norm_eps, {}),
     Row("norm-eps-outside", norm_eps_outside, {"changes": {"rms_norm_eps": 1e-3}}),

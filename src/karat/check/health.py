@@ -8,17 +8,23 @@ import numpy as np
 from karat.check.graph import Graph
 from karat.check.trace import Trace
 
+_DECISIVE = ("no NaN and no infinity", "attention weights sum to 1")
 _SUM_SLACK = 64  # roundings of a softmax that was stored in the engine's type
 _ALIKE = 0.999
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One thing looked at. good is False for a red flag, None where the trace does not say."""
+    """One thing looked at. good is False for a red flag; some flags a healthy model may raise, too (is_decisive)."""
 
     name: str
-    good: bool | None
+    good: bool
     detail: str
+
+    @property
+    def is_decisive(self) -> bool:
+        """Whether a red flag alone shows that something is wrong."""
+        return self.name in _DECISIVE
 
 
 def signs(graph: Graph, trace: Trace, precision: float) -> list[Sign]:

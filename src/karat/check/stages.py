@@ -20,6 +20,7 @@ from karat.check.record import Steps, record
 from karat.check.replay import PRECISION
 from karat.check.trace import Trace, read_trace
 from karat.check.wording import diagnosis_lines, times
+from karat.config import embedded_model_path
 from karat.ops.registry import create
 
 Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped"]
@@ -130,7 +131,9 @@ class Checker:
         return Stage("tokens", "bug" if faults else "exact", faults or lines, {"faults": faults})
 
     def _weights(self) -> Stage:
-        faults, num_parameters = [], 0
+        faults: list[str] = []
+        remarks: list[str] = []  # odd, but a model may be made so
+        num_parameters = 0
         seen: dict[str, str] = {}
         for name, weight in self.plan.model.stored.items():
             values = weight.to_array(np.dtype(np.float32))
@@ -138,14 +141,16 @@ class Checker:
             if not np.isfinite(values).all():
                 faults.append(f"{name}: {np.count_nonzero(~np.isfinite(values))} values are NaN or infinite")
             elif not values.any() and not name.endswith("bias"):
-                faults.append(f"{name}: all zero")
+                remarks.append(f"note: {name} is all zero")
             key = hashlib.sha256(weight.data.data).hexdigest()
             if name.endswith("_proj.weight") and seen.setdefault(key, name) != name:
-                faults.append(f"{name}: the same bytes as {seen[key]}")
+                remarks.append(f"note: {name} has the same bytes as {seen[key]}")
             weight.release()
         count = len(self.plan.model.stored)
         lines = [f"{count} tensors, each used once, shapes as config.json says; {num_parameters:,} finite parameters"]
-        return Stage("weights", "bug" if faults else "exact", faults or lines, {"faults": faults, "tensors": count})
+        shown = [*(faults or lines), *remarks[:8]]
+        facts = {"faults": faults, "remarks": remarks, "tensors": count}
+        return Stage("weights", "bug" if faults else "exact", shown, facts)
 
     def _layers(self) -> Stage:
         plan, model = self.plan, self.plan.model
@@ -229,12 +234,17 @@ class Checker:
             f"{sum(hits)} of {len(hits)} draws of a {kind} have the word that was drawn for them ({', '.join(words)})"
         ]
         facts = {"asked": words, "hits": hits}
-        return Stage("story", "exact" if sum(hits) * 4 >= len(hits) else "bug", lines, facts)
+        if any(hits):
+            return Stage("story", "exact", lines, facts)
+        # The embedded model uses the word in seven of ten; of another model nobody knows what it was trained for.
+        if self.plan.model.path == embedded_model_path() and len(hits) >= 6:
+            return Stage("story", "bug", lines, facts)
+        return Stage("story", "skipped", [*lines, "which says nothing of a model that was not trained for it"], facts)
 
     def _health(self) -> Stage:
         assert self.trace is not None
         found = signs(self.plan.model.graph, self.trace, PRECISION[self.trace.info.dtype])
-        bad = [sign for sign in found if sign.good is False]
+        bad = [sign for sign in found if sign.good is False and sign.is_decisive]
         lines = [f"{sign.name}: {'NO' if sign.good is False else 'yes'}{f' ({sign.detail})' if sign.detail else ''}"
                  for sign in found]  # fmt: skip
         return Stage("health", "bug" if bad else "exact", lines, {sign.name: sign.good for sign in found})
