@@ -203,3 +203,19 @@ def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int)
         while len(sums) > 1:
             sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
         np.testing.assert_array_equal(sums[0], whole)
+
+
+def test_types_without_kernels_are_held_as_float32_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rng = np.random.default_rng(6)
+    weight = random_blocks("TQ2_0", 40, 256, rng)
+    assert weight.dtype not in native().formats()
+    ops = NativeOps()
+    x = rng.standard_normal((3, 256)).astype(np.float32)
+    got = ops.linear(x, ops.load(weight), name="op")
+    plain = weight.to_array(np.dtype(np.float32))
+    want = ops.linear(
+        x, ops.load(Weight("weight", "F32", plain.shape, plain.reshape(-1).view(np.uint8), Path())), name="op"
+    )
+    np.testing.assert_array_equal(got, want)
+    ops.load(weight)
+    assert len([r for r in caplog.records if "weights of TQ2_0 are held as float32" in r.getMessage()]) == 1

@@ -4,6 +4,7 @@ Two faces of one thing: `NativeOps` runs op by op on arrays, each op as a plan o
 whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +20,8 @@ from karat.ops.rope_table import cos_sin_table
 from karat.ops.threads import num_physical_cores
 
 Array = NDArray[np.floating]
-Rows = NDArray[np.float32]  # [rows, width]
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["NativeOps", "supported_isas", "unavailable_reason"]
 
@@ -65,18 +67,22 @@ class NativeOps:
         return "float16"
 
     def load(self, weight: Weight) -> Loaded:
-        """A matrix is packed as it is stored; a vector (norm, bias) is held in float32."""
+        """A matrix is packed as it is stored; a vector (norm, bias) is held in float32.
+
+        So is a matrix of a type that has no kernels, which is said once for each type.
+        """
         if len(weight.shape) == 1:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
         if len(weight.shape) != 2:
             raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
-        if weight.dtype not in native().formats():
-            raise ExecutorError(
-                f"{weight.name}: the native executor has no kernels for {weight.dtype} yet; it has "
-                f"{', '.join(native().formats())}; use the reference executor"
-            )
+        stored_as, data = weight.dtype, weight.data
+        if stored_as not in native().formats():
+            if stored_as not in self._held_as_float32:
+                _log.warning("weights of %s are held as float32: there are no native kernels for them", stored_as)
+                self._held_as_float32.add(stored_as)
+            stored_as, data = "F32", weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
         try:
-            packed = native().pack(weight.dtype, *weight.shape, weight.data, self.threads)
+            packed = native().pack(stored_as, *weight.shape, data, self.threads)
         except RuntimeError as refusal:  # of threads
             raise ExecutorError(str(refusal)) from refusal
         weight.release()
