@@ -51,6 +51,7 @@ class NativeOps:
             )
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise ExecutorError(f"threads={threads}: expected from 1 to {MAX_THREADS}")
+        self._held_as_float32: set[str] = set()
         self.isa = isa or runnable[-1]
         self.threads = min(num_physical_cores(), MAX_THREADS) if threads is None else threads
 
