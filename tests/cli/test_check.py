@@ -12,6 +12,7 @@ from karat.check.health import signs
 from karat.check.model import open_model
 from karat.check.perplexity import perplexity, windows
 from karat.check.trace import Trace, read_trace, write_trace
+from karat.config import embedded_model_path
 from karat.errors import UsageError
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
@@ -145,3 +146,13 @@ def test_a_model_with_odd_weights_is_no_bug(tmp_path: Path, karat_here: Karat) -
     assert (done.returncode, verdicts["weights"]) == (0, "exact"), lines
     assert any("is all zero" in line for line in lines)
     assert any(line.startswith("q, k and v are not all zero: NO") for line in lines)
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
+def test_a_quantised_file_is_called_so(quant: str, tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "model.gguf"
+    assert karat_here("convert", str(embedded_model_path()), str(path), "--quant", quant, "-q").returncode == 0
+    done = karat_here("check", str(path), "--tokens", "8", "--stories", "1", "--executor", "reference", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["verdict"]) == (0, "quantisation"), facts
+    assert facts["stages"][2]["verdict"] == "quantisation"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from karat.check.graph import Graph, build_graph
 from karat.check.weights import CheckpointWeights
-from karat.checkpoint import FolderCheckpoint, open_folder, resolve
+from karat.checkpoint import ModelCheckpoint, resolve
+from karat.checkpoint import open_model as open_checkpoint
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, embedded_model_path
 from karat.models.registry import find_weights, read_config
@@ -13,11 +14,11 @@ from karat.models.registry import find_weights, read_config
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedModel:
-    """path is the folder; stored the tensor of every weight that the model needs."""
+    """path is the folder or file; stored the tensor of every weight that the model needs."""
 
     path: Path
     config: ModelConfig
-    checkpoint: FolderCheckpoint
+    checkpoint: ModelCheckpoint
     stored: dict[str, Weight]
     graph: Graph
 
@@ -27,8 +28,7 @@ class CheckedModel:
 
 
 def open_model(model: str | None) -> CheckedModel:
-    """A folder, org/name or None for the embedded model. Raises what opening and reading it raises."""
-    path = embedded_model_path() if model is None else resolve(model)
-    checkpoint = open_folder(path)
+    """A folder, a GGUF file, org/name, or None for the embedded model. Raises what opening and reading it raises."""
+    checkpoint = open_checkpoint(embedded_model_path() if model is None else resolve(model))
     config = read_config(checkpoint.config)
-    return CheckedModel(path, config, checkpoint, find_weights(config, checkpoint), build_graph(config))
+    return CheckedModel(checkpoint.path, config, checkpoint, find_weights(config, checkpoint), build_graph(config))

@@ -83,10 +83,13 @@ def check(
         raise typer.Exit(_show_invariance(model, tokens, options, as_json=as_json))
     if hybrid and not has_transformers():
         raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
-    with_hf = has_transformers() if against is None else against == "hf"
+    opened = open_model(model)
+    if (against == "hf" or hybrid) and opened.path.is_file():
+        raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
+    with_hf = opened.path.is_dir() and has_transformers() if against is None else against == "hf"
     drawn = secrets.randbelow(2**31) if seed is None else seed
     plan = Plan(
-        model=open_model(model),
+        model=opened,
         other=Path(str(against)) if is_trace else None,
         hybrid=tuple(hybrid or ()),
         prompt=prompt,

@@ -89,7 +89,7 @@ def _tokens(opened: "CheckedModel", trace: "Trace") -> "list[TokenFinding]":
     info = trace.info
     if info.prompt is None and info.messages is None and info.generated is None:
         return []
-    if not (opened.path / "tokenizer.json").exists():
+    if not (opened.path / "tokenizer.json").exists():  # a GGUF file's tokenizer is not split in the ways tried here
         return []
     from karat.check.prompt import token_findings
     from karat.engine.defaults import read_defaults, turn_end_ids

@@ -90,6 +90,8 @@ def _record(
             from karat.check.hf import load_hf, record_hf
         except ImportError as fault:
             raise UsageError(f"--with hf needs torch and transformers ({fault}): pip install 'karat[check]'") from None
+        if opened.path.is_file():
+            raise UsageError(f"--with hf: transformers needs a folder, and {opened.path} is a file")
         if kv_dtype is not None:
             raise UsageError("--kv-dtype: transformers' cache has the type that is computed in")
         return record_hf(load_hf(str(opened.path), dtype), steps, selection=selection)
@@ -121,7 +123,7 @@ def _ids(opened: "CheckedModel", prompt: str | None, token_ids: str | None) -> t
         return ids
     from karat.text import Tokenizer
 
-    encoded = tuple(Tokenizer.from_folder(opened.path).encode(prompt or DEFAULT_PROMPT))
+    encoded = tuple(Tokenizer.of(opened.checkpoint).encode(prompt or DEFAULT_PROMPT))
     if not encoded:
         raise UsageError("the prompt has no tokens; give another text")
     return encoded
