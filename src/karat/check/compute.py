@@ -328,7 +328,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
-    "gelu (erf)": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2))),
+    "gelu (erf)": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)).astype(x.dtype)),  # cancels as it does there
     "gelu (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu (sigmoid)": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
