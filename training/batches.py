@@ -44,7 +44,7 @@ class Mixture:
 # Mostly openings, where the words asked for are: copying is learned from many requests, not from long stories.
 LEARN = Mixture(0.72, 0.03, 0.01, 0.14, 0.05, 0.03, 0.02, opening=0.85, swapped=0.75, stress=5)
 # While the rate decays: whole stories, and fewer odd words.
-SETTLE = Mixture(0.68, 0.04, 0.03, 0.08, 0.09, 0.06, 0.02, opening=0.6, swapped=0.65, stress=5)
+SETTLE = Mixture(0.76, 0.03, 0.02, 0.07, 0.06, 0.04, 0.02, opening=0.7, swapped=0.85, stress=6)
 
 
 @dataclass(frozen=True)

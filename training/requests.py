@@ -99,7 +99,7 @@ class RequestMaker:
             if not word.endswith("s") and not is_reserved(word) and not is_reserved(plural(word))
         )
         self.pools = {kind: [w for w in pool if (w in lexicon.animate) == kind] for kind in (True, False)}
-        self.weights = {kind: [lexicon.counts[w] ** 0.35 for w in words] for kind, words in self.pools.items()}
+        self.weights = {kind: [lexicon.counts[w] ** 0.7 for w in words] for kind, words in self.pools.items()}
         self.known_names = frozenset(name for name in lexicon.names if not is_reserved(name))
 
     def candidates(self, story: str) -> list[Candidate]:
@@ -150,7 +150,7 @@ class RequestMaker:
         """(story, new word) with `word` replaced everywhere by a random unreserved noun; None if that noun is already
         there.
         """
-        kind = (word in self.lexicon.animate) != (rng.random() < 0.2)
+        kind = (word in self.lexicon.animate) != (rng.random() < 0.4)
         new = self.coin(rng) if rng.random() < 0.12 else self.draw(kind, rng)
         if re.search(rf"\b{new}", story, re.IGNORECASE):
             return None
