@@ -28,6 +28,7 @@ def record(name: str, options: list[str], folder: Path = RESULTS) -> Path:
     machine = f"{result['machine']['cpu'] or 'unknown'} {result['machine']['usable_cores']} cores"
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = folder / f"{result['date'][:10]}-{slug}-{name}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
