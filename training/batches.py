@@ -42,9 +42,9 @@ class Mixture:
 
 
 # Mostly openings, where the words asked for are: copying is learned from many requests, not from long stories.
-LEARN = Mixture(0.72, 0.03, 0.01, 0.14, 0.05, 0.03, 0.02, opening=0.85, swapped=0.75, stress=5)
+LEARN = Mixture(0.72, 0.03, 0.01, 0.12, 0.06, 0.04, 0.02, opening=0.85, swapped=0.85, stress=6)
 # While the rate decays: whole stories, and fewer odd words.
-SETTLE = Mixture(0.76, 0.03, 0.02, 0.07, 0.06, 0.04, 0.02, opening=0.7, swapped=0.85, stress=6)
+SETTLE = Mixture(0.64, 0.03, 0.02, 0.07, 0.12, 0.08, 0.04, opening=0.65, swapped=0.8, stress=6)
 
 
 @dataclass(frozen=True)
