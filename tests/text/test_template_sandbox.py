@@ -154,13 +154,14 @@ REASONS = [
 
 
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
-def test_bombs_are_refused_before_they_take_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_budget, "BASE_CPU_S", 60.0)  # tracing is slow, and time is not what should stop them
-    tracemalloc.start()
+def test_bombs_are_refused_before_they_take_memory(source: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        render(source)
+    assert any(reason in str(caught.value) for reason in REASONS)  # and not that time was up
+    tracemalloc.start()  # which is slow: now time may be up as well
     try:
-        with pytest.raises(TemplateError) as caught:
+        with pytest.raises(TemplateError):
             render(source)
-        assert any(reason in str(caught.value) for reason in REASONS)  # and not that time was up
         assert tracemalloc.get_traced_memory()[1] < MAX_PEAK_BYTES
     finally:
         tracemalloc.stop()
@@ -182,7 +183,7 @@ def test_slow_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch
         render(source)  # would go on for minutes
     took_s = time.thread_time() - started
     unit_s = max(unit_s, cpu_s_of_a_million_additions())
-    assert took_s < 0.1 + 20 * unit_s, "an operation that is not paid for in small pieces"
+    assert took_s < 0.1 + 10 * unit_s, "an operation that is not paid for in small pieces"
 
 
 def test_the_limit_is_about_two_seconds() -> None:
