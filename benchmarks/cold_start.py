@@ -1,5 +1,7 @@
 """From the start of a process to its first token, and the memory it takes: python -m benchmarks.cold_start [MODEL]
 
+With --open MODEL.gguf it is only how long reading the header of that file takes.
+
 Runs `karat run MODEL` for one token after a prompt of 16, several times, with the file in the page cache. Without
 MODEL a GGUF file of a shape with random weights is written first (--shape, --weights). What is timed is the whole
 process, its end included. Prints one JSON object; the least, the median and the most of each figure.
@@ -36,6 +38,18 @@ def measure(arguments: list[str], *, runs: int) -> dict[str, Any]:
     return {"runs": runs, "seconds": _spread(seconds), "peak_rss_bytes": _spread(peaks)}
 
 
+def measure_open(path: Path, runs: int) -> dict[str, Any]:
+    """Seconds to read the header of a GGUF file, in this process."""
+    from karat.checkpoint.gguf.header import read_header
+
+    seconds = []
+    for _ in range(runs):
+        before = time.perf_counter()
+        read_header(path)
+        seconds.append(time.perf_counter() - before)
+    return _spread(seconds)
+
+
 def _spread(values: list[Any]) -> dict[str, Any]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
@@ -63,7 +77,15 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen2.5-0.5b")
     parser.add_argument("--weights", default="q4_0")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--open", action="store_true")
     options = parser.parse_args()
+    if options.open:
+        if options.model is None:
+            parser.error("--open needs the path of a GGUF file")
+        print(
+            json.dumps({"model": options.model, "seconds": measure_open(Path(options.model), options.runs)}, indent=2)
+        )
+        return
     with TemporaryDirectory() as folder:
         model, facts = options.model, {}
         if model is None:

@@ -114,13 +114,4 @@ std::ptrdiff_t kv_write(const float* k, const float* v, const CacheView& cache, 
     return -1;
 }
 
-std::ptrdiff_t argmax(const float* x, std::size_t n) {
-    std::size_t best = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-        if ((bits_of(x[i]) & 0x7f800000) == 0x7f800000) return -1;
-        if (x[best] < x[i]) best = i;
-    }
-    return static_cast<std::ptrdiff_t>(best);
-}
-
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -133,8 +133,6 @@ struct Kernels {
     void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
                             float* parts, std::size_t part_stride);
 
-    // The largest of n values (the first of them), or -1 if one of them is NaN or infinite.
-    std::ptrdiff_t (*argmax)(const float* x, std::size_t n);
 };
 
 inline constexpr std::size_t kSplitKeys = 256;

@@ -24,6 +24,5 @@ void attention_split(const AttentionArgs& args, std::size_t seq, std::size_t kv_
                      float* scratch);
 void attention_merge(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
                      float* parts, std::size_t part_stride);
-std::ptrdiff_t argmax(const float* x, std::size_t n);
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -315,9 +315,6 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
 
 KARAT_INLINE f32x16 zero() { return set1(0.0f); }
 
-// The larger of both, b where either is NaN.
-KARAT_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(b < a, a, b); }
-
 // The first n lanes; the others are read as 0, and not written.
 KARAT_INLINE f32x16 load_first(const float* p, int n) {
     float all[kLanes] = {};

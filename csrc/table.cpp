@@ -24,7 +24,6 @@ const Kernels kernels = {
     .attention = attention,
     .attention_split = attention_split,
     .attention_merge = attention_merge,
-    .argmax = argmax,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

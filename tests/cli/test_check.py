@@ -6,14 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from karat import LLM
 from karat.check.health import signs
 from karat.check.model import open_model
 from karat.check.perplexity import perplexity, windows
 from karat.check.trace import Trace, read_trace, write_trace
+from karat.cli.app import command
+from karat.cli.options import Invocation
 from karat.config import embedded_model_path
 from karat.errors import UsageError
+from karat.ops.native import NativeOps, unavailable_reason
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
 
@@ -156,3 +160,33 @@ def test_a_quantised_file_is_called_so(quant: str, tmp_path: Path, karat_here: K
     facts = json.loads(done.stdout)
     assert (done.returncode, facts["verdict"]) == (0, "quantisation"), facts
     assert facts["stages"][2]["verdict"] == "quantisation"
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="there is no native executor here")
+class TestInvariance:
+    def test_every_setting_has_the_same_digest(self, karat_here: Karat) -> None:
+        done = karat_here("check", "--invariance", "--tokens", "40")
+        rows = done.stdout.splitlines()
+        assert done.returncode == 0 and rows.pop() == "verdict: exact"
+        assert len(rows) >= 11 and all(row.endswith("  same") for row in rows)
+        assert len({row.split()[-2] for row in rows}) == 1
+
+    def test_one_that_has_another_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Op by op, one sum of the last norm is the next number above it."""
+        rms_norm = NativeOps.rms_norm
+
+        def broken(self: NativeOps, x: np.ndarray, weight: object, eps: float, *, name: str) -> np.ndarray:
+            out = rms_norm(self, x, weight, eps, name=name)
+            if name == "model.norm":
+                out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
+            return out
+
+        monkeypatch.setattr(NativeOps, "rms_norm", broken)
+        done = CliRunner().invoke(command(), ["check", "--invariance", "--tokens", "40", "--json"], obj=Invocation())
+        facts = json.loads(done.stdout)
+        assert (done.exit_code, facts["verdict"]) == (1, "bug")
+        assert [row["setting"] for row in facts["settings"] if not row["same"]] == ["op by op, every result recorded"]
+
+    def test_another_executor_is_refused(self, karat_here: Karat) -> None:
+        done = karat_here("check", "--invariance", "--executor", "reference")
+        assert done.returncode == 2 and "only the native executor promises" in done.stderr

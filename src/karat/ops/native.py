@@ -76,8 +76,10 @@ class NativeOps:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
         if len(weight.shape) != 2:
             raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
-        stored_as, data = weight.dtype, weight.data
-        if stored_as not in native().formats():
+        stored_as = weight.dtype
+        if stored_as in native().formats():
+            data = weight.data
+        else:
             if stored_as not in self._held_as_float32:
                 _log.warning("weights of %s are held as float32: there are no native kernels for them", stored_as)
                 self._held_as_float32.add(stored_as)

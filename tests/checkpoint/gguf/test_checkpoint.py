@@ -35,6 +35,7 @@ from tests.checkpoint.gguf.builders import (
     tiny,
     write_model,
 )  # fmt: skip
+from tests.support.calls import count_calls
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
@@ -260,17 +261,13 @@ class TestWarnings:
         assert opened(tmp_path / "b.gguf", tiny()).warnings == ()
 
 
-def test_opening_a_large_vocabulary_takes_no_time(data_dir: Path) -> None:
-    """151,936 tokens and 151,387 merges: at most 0.3 s of this process's time."""
-    from time import process_time
-
-    took = []
-    for _ in range(3):
-        start = process_time()
-        read_header(data_dir / "tokenizers" / "ggml-vocab-qwen2.gguf")
-        took.append(process_time() - start)
-    print(took)
-    assert min(took) < 0.3
+def test_opening_a_large_vocabulary_steps_over_its_strings(data_dir: Path) -> None:
+    """One call a string, of 151,936 tokens and 151,387 merges, and no more: what that is in seconds, and what fits
+    into the 0.3 s that opening may take, is measured by `benchmarks.cold_start --open`.
+    """
+    path = data_dir / "tokenizers" / "ggml-vocab-qwen2.gguf"
+    calls = count_calls(lambda: read_header(path))
+    assert 303_323 < calls < 1.05 * 303_323
 
 
 def test_a_vocabulary_is_no_model(data_dir: Path) -> None:
