@@ -112,8 +112,7 @@ def exercise(peer: peers.Peer, prompts: Sequence[Sequence[int]]) -> None:
     for _ in range(2):
         assert peer.prefill(prompts[0]).seconds > 0
         peer.start(prompts, 3)
-        for _ in range(3):
-            assert peer.step().seconds > 0
+        assert [sample.seconds > 0 for sample in peer.steps(3)] == [True] * 3
         peer.stop()
     assert peer.details["threads"] == 1 and peer.version
 

@@ -37,8 +37,8 @@ class Note:
     def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
         self._note(f"start {len(prompts)} × {len(prompts[0])}, {num_steps}")
 
-    def step(self) -> Sample:
-        return self._note("step")
+    def steps(self, count: int) -> list[Sample]:
+        return [self._note("step") for _ in range(count)]
 
     def stop(self) -> None:
         self._note("stop")
@@ -76,7 +76,7 @@ def test_a_side_that_fails_leaves_nothing_running() -> None:
     log: list[str] = []
 
     class Broken(Note):
-        def step(self) -> Sample:
+        def steps(self, count: int) -> list[Sample]:
             raise RuntimeError("broken")
 
     sides = [Note("a", log), Broken("b", log)]
@@ -155,8 +155,7 @@ def test_decode_of_karat_is_one_token_for_each(batch: int) -> None:
     side, llm, _ = karat_side()
     side.start([list(range(30 + i)) for i in range(batch)], 6)
     context = [len(seq.token_ids) for seq in llm.engine.scheduler._running]
-    for step in range(6):
-        sample = side.step()
+    for step, sample in enumerate(side.steps(6)):
         assert sample.work
         assert sample.work.cache_bytes == (sum(context) + batch * step) * llm.config.kv_bytes_per_token("float32")
     assert llm.engine.scheduler.num_running == batch
@@ -168,8 +167,7 @@ def test_decode_of_karat_is_one_token_for_each(batch: int) -> None:
 def test_room_is_made_for_what_early_prompts_generate(lens: list[int], budget: int) -> None:
     side, llm, _ = karat_side(budget=budget)
     side.start([[1] * n for n in lens], 2)
-    side.step()
-    side.step()
+    side.steps(2)
     grown = [len(seq.token_ids) - seq.prompt_len for seq in llm.engine.scheduler._running]
     assert len(grown) == len(lens), "one of them ended too early"
     assert max(grown) <= extra_tokens(lens, budget) + 2

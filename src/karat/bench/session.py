@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import karat
 from karat.bench.accounting import Account
 from karat.bench.limits import LimitMeter
 from karat.bench.peers import Peer, PeerModel, load_peer, require_peer
+from karat.bench.peers.process import PeerProcess
 from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
 from karat.bench.shapes import random_model
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
-from karat.checkpoint import FolderCheckpoint, Weight, open_folder
+from karat.checkpoint import ModelCheckpoint, Weight, open_model
 from karat.engine.llm import LLM
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
@@ -30,7 +32,8 @@ _DEFAULT_BUDGET = 512  # tokens of a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What to measure: `model`, a folder, on weights as stored or quantised at load; or `shape`, made as `stored` says.
+    """What to measure: `model`, a folder or a GGUF file, on weights as stored or quantised at load; or `shape`, made as
+    `stored` says.
 
     threads is how many Karat, the limits and the peer have each, at most at a time (None: one a physical core).
     `loading` goes to LLM as it is.
@@ -128,28 +131,29 @@ class _Session:
         self.sides: list[Side] = [KaratSide(llm, account, karat.__version__, num_threads=options.num_threads)]
         if options.peer is not None:
             progress(f"loading the model into {options.peer}")
-            self.sides.append(_load_peer(options, checkpoint, weights, llm))
+            peer = PeerProcess(partial(_load_peer, options))
+            self.sides.append(peer)
+            peer.details["logits_deviation"] = _deviation(llm, peer)
 
     def close(self) -> None:
         for side in self.sides:
             side.close()
 
 
-def _load_peer(
-    options: BenchOptions, checkpoint: FolderCheckpoint, weights: Mapping[str, Weight], llm: LLM
-) -> Peer:  # fmt: skip
+def _load_peer(options: BenchOptions) -> Peer:
+    """The peer on the same weights, in the peer's own process: they are opened, or made, once more."""
     assert options.peer is not None
+    checkpoint, _ = _open(options, lambda _: None)
+    config = read_config(checkpoint.config)
+    weights = {weight.name: weight for weight in _each_once(find_weights(config, checkpoint))}
     model = PeerModel(
-        raw_config=checkpoint.config, config=llm.config,
-        weights={weight.name: weight for weight in _each_once(weights)},
-        quantize=options.quantize, num_threads=options.num_threads,
+        raw_config=checkpoint.config, config=config, weights=weights, quantize=options.quantize,
+        num_threads=options.num_threads,
     )  # fmt: skip
-    peer = load_peer(options.peer, model)
-    peer.details["logits_deviation"] = _deviation(llm, peer)
-    return peer
+    return load_peer(options.peer, model)
 
 
-def _deviation(llm: LLM, peer: Peer) -> float | None:
+def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:
     """By how much the peer's logits after a short prompt differ from Karat's, over their own deviation.
 
     Root mean squares; that it is small says that both compute the same model. None where the peer shows no logits.
@@ -193,11 +197,11 @@ def _each_once(weights: Mapping[str, Weight]) -> Iterable[Weight]:
     return {weight.name: weight for weight in weights.values()}.values()
 
 
-def _open(options: BenchOptions, progress: Callable[[str], None]) -> tuple[FolderCheckpoint, Tokenizer | None]:
+def _open(options: BenchOptions, progress: Callable[[str], None]) -> tuple[ModelCheckpoint, Tokenizer | None]:
     """The checkpoint; with the tokenizer that goes with it where it is no folder's."""
     if options.shape is None:
         assert options.model is not None
-        return open_folder(options.model), None
+        return open_model(options.model), None
     progress(f"making random weights: {options.shape}, {options.stored}")
     made = random_model(options.shape, stored=options.stored)
     return made.checkpoint, made.tokenizer

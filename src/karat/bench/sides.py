@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count as numbers
 from time import perf_counter
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class Sample:
 
 
 class Side(Protocol):
-    """An engine with a model loaded. One workload at a time: `prefill`, or `start`, `step` as announced, `stop`."""
+    """An engine with a model loaded. One workload at a time: `prefill`, or `start`, `steps` as announced, `stop`."""
 
     name: str
     version: str
@@ -46,8 +46,8 @@ class Side(Protocol):
     def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
         """Prefills the prompts, untimed; each can then go on for `num_steps` tokens."""
 
-    def step(self) -> Sample:
-        """One more token for every prompt."""
+    def steps(self, count: int) -> list[Sample]:
+        """`count` more tokens for every prompt, one at a time."""
 
     def stop(self) -> None:
         """Forgets the prompts."""
@@ -97,7 +97,7 @@ class KaratSide:
         self._engine = llm.engine
         self._account = account
         self._watch = Watch(llm.engine.run)
-        self._ids = count()
+        self._ids = numbers()
         self._running: list[str] = []
 
     def prefill(self, prompt: Prompt) -> Sample:
@@ -119,8 +119,8 @@ class KaratSide:
             self._timed_step()
             decodes = all(batch.num_tokens == batch.num_seqs == len(prompts) for batch in self._watch.batches)
 
-    def step(self) -> Sample:
-        return self._timed_step()
+    def steps(self, count: int) -> list[Sample]:
+        return [self._timed_step() for _ in range(count)]
 
     def stop(self) -> None:
         for request_id in self._running:

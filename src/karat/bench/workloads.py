@@ -119,8 +119,7 @@ def measure(
                 side.prefill(prompts[0][:WARM_UP_TOKENS])
             else:
                 side.start(prompts, workload.num_steps(repeat))
-                for _ in range(NUM_WARM_UP_STEPS):
-                    side.step()
+                side.steps(NUM_WARM_UP_STEPS)
         for turn in range(repeat):
             if meter:
                 progress(f"{workload.name}: {turn + 1} of {repeat}: limits")
@@ -131,7 +130,7 @@ def measure(
                 if workload.kind == "prefill":
                     record.turns.append([side.prefill(prompts[0])])
                 else:
-                    record.turns.append([side.step() for _ in range(workload.gen_tokens)])
+                    record.turns.append(side.steps(workload.gen_tokens))
     finally:
         for side in sides:
             side.stop()

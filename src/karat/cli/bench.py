@@ -26,7 +26,7 @@ Examples
 
 
 def bench(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name of the hub.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     shape: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, tiny."),

@@ -47,9 +47,12 @@ class Transformers:
     def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
         self._cache = transformers.DynamicCache()
         self._advance(torch.tensor([list(prompt) for prompt in prompts]))
-        self.step()
+        self._step()
 
-    def step(self) -> Sample:
+    def steps(self, count: int) -> list[Sample]:
+        return [self._step() for _ in range(count)]
+
+    def _step(self) -> Sample:
         before = perf_counter()
         self._advance(self._next)
         return Sample(perf_counter() - before)

@@ -76,9 +76,12 @@ class LlamaCpp:
                 for i, token in enumerate(prompt)
             ]
         )
-        self.step()
+        self._step()
 
-    def step(self) -> Sample:
+    def steps(self, count: int) -> list[Sample]:
+        return [self._step() for _ in range(count)]
+
+    def _step(self) -> Sample:
         at = self._position
         tokens = [(prompt[at % len(prompt)], at, seq, True) for seq, prompt in enumerate(self._prompts)]
         before = perf_counter()

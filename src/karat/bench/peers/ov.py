@@ -5,7 +5,7 @@ its prefix cache is off, or it would not compute a prompt twice.
 """
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import count as numbers
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -39,7 +39,7 @@ class OpenVino:
             )
         except RuntimeError as error:
             raise ExecutorError(f"OpenVINO GenAI {version} does not load the GGUF file made for it: {error}") from error
-        self._ids = count()
+        self._ids = numbers()
         self._handles: list[openvino_genai.GenerationHandle] = []
         self.details: dict[str, object] = {"threads": model.num_threads}
 
@@ -58,7 +58,10 @@ class OpenVino:
         self._pipeline.step()
         self._pipeline.step()
 
-    def step(self) -> Sample:
+    def steps(self, count: int) -> list[Sample]:
+        return [self._step() for _ in range(count)]
+
+    def _step(self) -> Sample:
         before = perf_counter()
         self._pipeline.step()
         return Sample(perf_counter() - before)
