@@ -40,10 +40,11 @@ check_cxx_source_compiles("
 int main() { return 0; }" KARAT_ARM)
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
-set(kernel_sources attention.cpp elementwise.cpp linear.cpp norm.cpp table.cpp)
+set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp linear.cpp
+    linear_few.cpp linear_many.cpp linear_one.cpp norm.cpp table.cpp)
 list(APPEND kernel_sources limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
-set(native_sources isa.cpp memory.cpp packed.cpp plan.cpp plan_ops.cpp pool.cpp)
+set(native_sources isa.cpp memory.cpp packed.cpp plan.cpp plan_ops.cpp plan_run.cpp pool.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")

@@ -1,55 +1,96 @@
-// The multiplication that linear layers and attention share: a few rows of x by a strip of unpacked weights.
+// What the linear layers of one, a few and many tokens share (kernels.h, LinearArgs).
 #pragma once
 
-#include "simd.h"
+#include "formats.h"
+#include "kernels_isa.h"
+#include "tile.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// A tile is kTileTokens rows by kTileGroups groups of 16 outputs: as many accumulators as the registers hold.
-inline constexpr int kTileTokens = 6;
-#if defined(KARAT_AVX512)
-inline constexpr int kTileGroups = 4;
-#else
-inline constexpr int kTileGroups = 1;
-#endif
+// Panels first … last - 1 of a layer. `few_tokens` is for up to 2 * kDirectTokens tokens and panels of kPanelGroups.
+void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
+void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
-// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain.
-#if defined(KARAT_AVX512)
-inline constexpr int kDirectTokens = 8;
-inline constexpr int kDirectGroups = 2;
-#else
-inline constexpr int kDirectTokens = 1;
-inline constexpr int kDirectGroups = 1;
-#endif
+inline constexpr std::size_t kChunk = 128;       // columns
+inline constexpr std::size_t kTokenBlock = 192;  // tokens that one unpacked chunk serves
+inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
+inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
+inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
 
-// acc[t][g] = chain of fma(w[k, 16 g …], x[t, k], acc[t][g]) over k = 0 … count - 1; rows of w are w_stride floats apart.
-template <int T, int G>
-KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_stride, const float* x,
-                        std::size_t x_stride, std::size_t count) {
-    for (std::size_t k = 0; k < count; ++k, w += w_stride) {
-        f32x16 weight[G];
-        for (int g = 0; g < G; ++g) weight[g] = load(w + kLanes * g);
-        for (int t = 0; t < T; ++t) {
-            const f32x16 value = set1(x[static_cast<std::size_t>(t) * x_stride + k]);
-            for (int g = 0; g < G; ++g) acc[t][g] = fma(weight[g], value, acc[t][g]);
-        }
-    }
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
+struct Scratch {
+    float* chunk;   // [kChunk, lanes of the panel]
+    float* scales;  // [kChunk / kMinSub, lanes]
+    float* minima;  // as scales
+    float* sums;    // [kTokenBlock, kWide]
+    float* levels;  // [3, kTokenBlock, kWide]
+
+    static constexpr std::size_t kFloats =
+        kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
+    explicit Scratch(float* base)
+        : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
+          sums(minima + kChunk / kMinSub * kWide),
+          levels(sums + kTokenBlock * kWide) {}
+};
+
+// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to the
+// left of the current one, then keep(level) to let the current one wait, or neither for the root.
+template <class Add, class Keep>
+KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
+    int level = 0;
+    for (; (leaf >> level) & 1; ++level) add(level);
+    if (leaf + 1 < num_leaves) keep(level);
 }
 
-// The number of tiles for `tokens` rows, and the rows of tile i: as even as possible.
-KARAT_INLINE std::size_t num_tiles(std::size_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
-KARAT_INLINE std::size_t tile_start(std::size_t tokens, std::size_t i) { return i * tokens / num_tiles(tokens); }
-
-// Calls f with T (Least … Most) as a constant, so that a tile of any height keeps its accumulators in registers.
-template <int Most = kTileTokens, int Least = 1, class F>
-KARAT_INLINE void with_height(std::size_t height, const F& f) {
-    if constexpr (Most > Least) {
-        if (height < Most) return with_height<Most - 1, Least>(height, f);
+// A finished sum, with bias and residual, to rows row … of a token.
+KARAT_INLINE void finish(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
+    const std::size_t left = a.weight->rows - row;
+    const int n = left < kLanes ? static_cast<int>(left) : kLanes;
+    if (a.bias) sum = sum + (n == kLanes ? load(a.bias + row) : load_first(a.bias + row, n));
+    if (a.residual) {
+        const float* residual = a.residual + token * a.out_stride + row;
+        sum = sum + (n == kLanes ? load(residual) : load_first(residual, n));
     }
-    f.template run<Most>();
+    store_first(a.out + token * a.out_stride + row, sum, n);
 }
 
-// Keeps the compiler from holding what was stored in registers that the accumulators need.
-KARAT_INLINE void settle() { __asm__ volatile("" ::: "memory"); }
+template <class Fmt>
+inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
+
+template <class Fmt>
+inline constexpr bool kHasMinimum = [] {
+    if constexpr (kIsBlock<Fmt>) return Fmt::kHasMinimum;
+    return false;
+}();
+
+// The sum of x over sub-block `index`, as a vector.
+template <int kSub>
+KARAT_INLINE f32x16 sum_of_x(const float* sums, std::size_t index) {
+    if constexpr (kSub == 32) return set1(sums[2 * index] + sums[2 * index + 1]);
+    return set1(sums[index]);
+}
+
+// Calls f with the format as a type.
+template <class F>
+KARAT_INLINE void with_format(Format format, const F& f) {
+    switch (format) {
+        case Format::f32: return f.template run<F32>();
+        case Format::f16: return f.template run<F16>();
+        case Format::bf16: return f.template run<BF16>();
+        case Format::q8_0: return f.template run<Q8_0>();
+        case Format::q4_0: return f.template run<Q4_0>();
+        case Format::q4_1: return f.template run<Q4_1>();
+        case Format::q5_0: return f.template run<Q5_0>();
+        case Format::q5_1: return f.template run<Q5_1>();
+        case Format::q2_k: return f.template run<Q2_K>();
+        case Format::q3_k: return f.template run<Q3_K>();
+        case Format::q4_k: return f.template run<Q4_K>();
+        case Format::q5_k: return f.template run<Q5_K>();
+        case Format::q6_k: return f.template run<Q6_K>();
+        case Format::iq4_nl: return f.template run<IQ4_NL>();
+        case Format::iq4_xs: return f.template run<IQ4_XS>();
+    }
+}
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,13 @@
 #include "pool.h"
 
 namespace karat {
+
+// Throws std::invalid_argument unless the condition holds. Where steps are checked the message is a literal: nothing may be
+// allocated.
+inline void require(bool condition, const char* message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+inline void require(bool condition, const std::string& message) { require(condition, message.c_str()); }
 
 struct OwnedMatrix {
     Matrix matrix;

@@ -313,6 +313,15 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
 }
 #endif
 
+#if defined(KARAT_AVX512)
+// (a & mask) ^ bits
+KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) {
+    return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(mask), _mm512_set1_epi32(bits), 0x6a)};
+}
+#else
+KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) { return (a & iset1(mask)) ^ iset1(bits); }
+#endif
+
 KARAT_INLINE f32x16 zero() { return set1(0.0f); }
 
 // The first n lanes; the others are read as 0, and not written.

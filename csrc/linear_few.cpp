@@ -1,0 +1,134 @@
+// Linear layers for a few tokens, where there are registers enough: codes go straight from the packed words into the
+// chains of several tokens.
+#include "linear.h"
+
+#if defined(KARAT_AVX512)
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+// Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
+template <class Fmt, int G, int DG>
+struct FewTokens {
+    const LinearArgs& a;
+    std::size_t panel, token;
+    int group;
+    const Scratch& s;
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        const std::uint8_t* w = a.weight->panel(panel);
+        const float* x = a.x + token * a.x_stride;
+        const std::size_t stride = a.x_stride;
+        float* sums = s.sums;
+        std::size_t start = 0;
+        for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+            const std::size_t end = a.leaf_ends[leaf];
+            if constexpr (kIsBlock<Fmt>) {
+                for (int i = 0; i < T * DG; ++i) store(sums + i * kLanes, zero());
+                const auto codes = Fmt::Codes::make();
+                constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
+                for (; start < end; start += Fmt::kColumns, w += step)
+                    for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
+                        if (group == 0)
+                            for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
+                        f32x16 part[T][DG];
+                        for (int t = 0; t < T; ++t)
+                            for (int g = 0; g < DG; ++g) part[t][g] = zero();
+                        const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
+                        for (int word = 0; word < Fmt::kSub / 4; ++word)
+#pragma GCC unroll 4
+                            for (int j = 0; j < 4; ++j) {
+                                f32x16 weight[DG];
+                                for (int g = 0; g < DG; ++g)
+                                    weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, 4 * word + j);
+                                for (int t = 0; t < T; ++t) {
+                                    const float* of_token = at + static_cast<std::size_t>(t) * stride;
+                                    const f32x16 value = set1(of_token[4 * word + j]);
+                                    for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+                                }
+                            }
+                        for (int g = 0; g < DG; ++g) {
+                            const f32x16 factor = Fmt::scale(block_of<Fmt>(w, group + g, G), sub);
+                            for (int t = 0; t < T; ++t) {
+                                float* sum = sums + (t * DG + g) * kLanes;
+                                store(sum, fma(part[t][g], factor, load(sum)));
+                            }
+                        }
+                        if constexpr (Fmt::kHasMinimum) {
+                            const std::size_t index = start / Fmt::kSub + static_cast<std::size_t>(sub);
+                            for (int g = 0; g < DG; ++g) {
+                                const f32x16 minimum = Fmt::minimum(block_of<Fmt>(w, group + g, G), sub);
+                                for (int t = 0; t < T; ++t) {
+                                    const float* totals = a.x_sums + (token + static_cast<std::size_t>(t)) * (a.weight->columns / 16);
+                                    float* sum = sums + (t * DG + g) * kLanes;
+                                    store(sum, fma(sum_of_x<Fmt::kSub>(totals, index), minimum, load(sum)));
+                                }
+                            }
+                        }
+                        settle();
+                    }
+            } else {
+                f32x16 sum[T][DG];
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < DG; ++g) sum[t][g] = zero();
+                constexpr std::size_t step = G * kLanes * Fmt::kBytes;
+                for (; start < end; ++start, w += step) {
+                    f32x16 weight[DG];
+                    for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + (group + g) * kLanes * Fmt::kBytes);
+                    for (int t = 0; t < T; ++t) {
+                        const f32x16 value = set1(x[static_cast<std::size_t>(t) * stride + start]);
+                        for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
+                    }
+                }
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < DG; ++g) store(sums + (t * DG + g) * kLanes, sum[t][g]);
+            }
+            constexpr std::size_t size = T * DG * kLanes;
+            climb(
+                leaf, a.num_leaves,
+                [&](int level) {
+                    const float* left = s.levels + static_cast<std::size_t>(level) * size;
+                    for (std::size_t i = 0; i < size; i += kLanes) store(sums + i, load(left + i) + load(sums + i));
+                },
+                [&](int level) {
+                    float* left = s.levels + static_cast<std::size_t>(level) * size;
+                    for (std::size_t i = 0; i < size; i += kLanes) store(left + i, load(sums + i));
+                });
+        }
+        const std::size_t row = (a.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
+        for (std::size_t t = 0; t < T; ++t)
+            for (std::size_t g = 0; g < DG; ++g)
+                finish(a, token + t, row + g * kLanes, load(sums + (t * DG + g) * kLanes));
+    }
+};
+
+template <class Fmt>
+void panel_of_few(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    const std::size_t tiles = (a.tokens + kDirectTokens - 1) / kDirectTokens;
+    for (int group = 0; group < static_cast<int>(kPanelGroups); group += kDirectGroups)
+        for (std::size_t i = 0; i < tiles; ++i) {
+            const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
+            with_height<kDirectTokens, 2>(
+                last - first, FewTokens<Fmt, kPanelGroups, kDirectGroups>{a, panel, first, group, s});
+        }
+}
+
+struct Run {
+    const LinearArgs& a;
+    std::size_t first, last;
+    float* scratch;
+    template <class Fmt>
+    void run() const {
+        const Scratch s(scratch);
+        for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
+    }
+};
+
+}  // namespace
+
+void few_tokens(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+    with_format(a.weight->format, Run{a, first, last, scratch});
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE
+#endif
