@@ -19,6 +19,7 @@
 #include "isa.h"
 #include "limits_module.h"
 #include "plan.h"
+#include "sampling_module.h"
 
 namespace nb = nanobind;
 using namespace karat;
@@ -199,5 +200,6 @@ NB_MODULE(_native, m) {
              nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
              nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
              nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+    bind_sampling(m);
     bind_limits(m);
 }

@@ -1,6 +1,7 @@
 """ForwardBatch: one forward pass over many sequences, as flat arrays that every executor reads."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,27 +58,28 @@ class ForwardBatch:
         assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (
             "per-sequence arrays differ in length"
         )
-        query_lens = np.diff(self.query_starts)
-        assert self.query_starts[0] == 0 and self.query_starts[-1] == num_tokens and (query_lens > 0).all(), (
+        # Lists: a step has few tokens or is long, and a dozen calls of NumPy would cost more than either.
+        starts, positions, slots = self.query_starts.tolist(), self.positions.tolist(), self.slots.tolist()
+        assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
-        assert cached_lens.shape == (num_seqs,) and (cached_lens + query_lens == self.context_lens).all(), (
-            "context_lens ≠ cache length + new tokens"
-        )
-        owner = np.repeat(np.arange(num_seqs), query_lens)
-        offset = np.arange(num_tokens) - self.query_starts[:-1][owner]
-        assert (self.positions == cached_lens[owner] + offset).all(), "positions do not continue the cache"
-        used = np.arange(self.block_tables.shape[1]) * size < self.context_lens[:, None]  # [seqs, max_blocks]
-        assert self.block_tables.shape[1] * size >= self.context_lens.max(), "a block table ends before its sequence"
-        blocks = self.block_tables[used]
-        assert blocks.min() >= 0 and (blocks.max() + 1) * size <= num_slots, "a block outside the cache"
-        assert (self.block_tables[~used] == -1).all(), "an unused entry of a block table is not -1"
-        assert (self.slots == self.block_tables[owner, self.positions // size] * size + self.positions % size).all(), (
-            "slots ≠ block table"
-        )
-        assert len(np.unique(self.slots)) == num_tokens, "two tokens go to one slot"
+        assert cached_lens.shape == (num_seqs,), "context_lens ≠ cache length: of other sequences"
+        of_sequence = (cached_lens, self.context_lens, self.block_tables)
+        for (start, stop), cached, context, table in zip(
+            pairwise(starts), *(array.tolist() for array in of_sequence), strict=True
+        ):
+            assert cached + stop - start == context, "context_lens ≠ cache length + new tokens"
+            assert positions[start:stop] == list(range(cached, context)), "positions do not continue the cache"
+            num_used = -(-context // size)
+            assert num_used <= len(table), "a block table ends before its sequence"
+            used, unused = table[:num_used], table[num_used:]
+            assert min(used) >= 0 and (max(used) + 1) * size <= num_slots, "a block outside the cache"
+            assert unused.count(-1) == len(unused), "an unused entry of a block table is not -1"
+            expected = [table[position // size] * size + position % size for position in range(cached, context)]
+            assert slots[start:stop] == expected, "slots ≠ block table"
+        assert len(set(slots)) == num_tokens, "two tokens go to one slot"
         assert self.token_ids.min() >= 0 and self.token_ids.max() < vocab_size, "a token id outside the vocabulary"
-        rows = self.logit_rows
-        assert (np.diff(rows) > 0).all() and (len(rows) == 0 or (rows[0] >= 0 and rows[-1] < num_tokens)), (
+        rows = self.logit_rows.tolist()
+        assert all(a < b for a, b in pairwise(rows)) and (not rows or (rows[0] >= 0 and rows[-1] < num_tokens)), (
             "logit_rows are not ascending rows of the step"
         )

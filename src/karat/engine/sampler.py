@@ -2,8 +2,8 @@
 
 Pure functions of their arguments: a row is handled alone, sorts are by value and then token id, and the only random
 number is a hash of (seed, choice, position). So a token does not depend on what else is in the batch, on how often a
-sequence was preempted, or on the order of requests. All arithmetic is float64; exp is NumPy's, whose last bit may
-differ between CPUs, so that a drawn token (never a greedy one) may too.
+sequence was preempted, or on the order of requests. All arithmetic is float64, exp included (karat.ops.rows), and made
+of IEEE operations in a fixed order: the same logits give the same token on every machine.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.errors import NumericsError
+from karat.ops import rows
 from karat.request import SamplingParams
 
 Float64 = NDArray[np.float64]
-Ids = NDArray[np.intp]
+Ids = NDArray[np.int64]
 
 
 def require_finite(logits: NDArray[np.floating], position: int) -> None:
     """Raise NumericsError unless the logits [vocab] of the token at `position` are all finite."""
-    finite = np.isfinite(logits)
-    if not finite.all():
-        bad = np.flatnonzero(~finite)
+    if not rows.all_finite(logits):
+        bad = np.flatnonzero(~np.isfinite(logits))
         raise NumericsError(
             f"the logits after the token at position {position} are not finite: {logits[bad[0]]} at token id {bad[0]} "
             f"({len(bad)} of {len(logits)} values); the weights are damaged, or a value overflowed on the way"
@@ -39,13 +39,13 @@ def choose(
     `logits` [vocab] are the model's own and must be finite; `barred` tokens are never chosen. NumericsError if nothing
     is left to choose from.
     """
-    if params.temperature == 0 and not barred and not _adjusts(params):
-        return int(np.argmax(logits))
-    scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
-    if barred and not np.isfinite(scores.max()):
-        raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
+    scores = logits
+    if barred or _adjusts(params):
+        scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
+        if barred and not np.isfinite(scores.max()):
+            raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:
-        return int(np.argmax(scores))  # the first of equals
+        return rows.argmax(scores)
     token_ids_left, weights = candidates(scores, params)
     return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
 
@@ -76,17 +76,18 @@ def adjusted(
     return scores
 
 
-def candidates(scores: Float64, params: SamplingParams) -> tuple[Ids, Float64]:
+def candidates(scores: NDArray[np.floating], params: SamplingParams) -> tuple[Ids, Float64]:
     """Token ids [kept], ascending, and their weights, proportional to their probabilities; the largest is 1.
 
     Kept is what top-k, top-p and min-p leave at this temperature. Of equal scores the smaller token ids are kept
     first. Top-p keeps the most probable tokens up to and including the one with which their share of what top-k left
     reaches top_p.
     """
-    token_ids = largest(scores, params.top_k) if 0 < params.top_k < len(scores) else np.arange(len(scores))
-    scores = scores[token_ids]
-    with np.errstate(over="ignore"):  # a tiny temperature: everything but the largest becomes 0, which is meant
-        weights: Float64 = np.exp((scores - scores.max()) / params.temperature)
+    token_ids = np.arange(len(scores))
+    if 0 < params.top_k < len(scores):
+        token_ids = rows.largest(scores, params.top_k)
+        scores = scores[token_ids]
+    weights = rows.exp_weights(scores, params.temperature)
     if params.top_p < 1:
         kept = nucleus(scores, weights, params.top_p)
         token_ids, weights = token_ids[kept], weights[kept]
@@ -94,18 +95,11 @@ def candidates(scores: Float64, params: SamplingParams) -> tuple[Ids, Float64]:
     return token_ids[probable], weights[probable]
 
 
-def largest(scores: Float64, num: int) -> Ids:
-    """Indices of the `num` largest, ascending; of equals the first ones."""
-    cut = np.partition(scores, -num)[-num]
-    above = np.flatnonzero(scores > cut)
-    return np.sort(np.concatenate((above, np.flatnonzero(scores == cut)[: num - len(above)])))
-
-
-def nucleus(scores: Float64, weights: Float64, share: float) -> Ids:
+def nucleus(scores: NDArray[np.floating], weights: Float64, share: float) -> Ids:
     """Indices, ascending, of the fewest largest scores whose weights add up to this share of all weights."""
     wanted, num = share * np.cumsum(weights)[-1], 256
     while True:  # a few hundred are nearly always enough, and much quicker to sort than all
-        top = largest(scores, min(num, len(scores)))
+        top = rows.largest(scores, min(num, len(scores)))
         top = top[np.argsort(-scores[top], kind="stable")]
         masses = np.cumsum(weights[top])
         if masses[-1] >= wanted or num >= len(scores):

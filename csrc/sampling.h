@@ -1,0 +1,28 @@
+// What sampling asks of a row of logits: sums and searches over a whole vocabulary, the same bits on every machine.
+//
+// karat.ops.rows says what each function gives and does the same in NumPy, bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace karat {
+
+bool all_finite(const float* x, std::size_t n);
+
+// The first of the largest of n > 0 values, none of them NaN.
+std::size_t argmax(const float* x, std::size_t n);
+
+// The indices of the k largest of n >= k > 0 values, ascending; of equal ones the first. T is float or double.
+template <class T>
+std::vector<std::int64_t> largest(const T* x, std::size_t n, std::size_t k);
+
+// out[i] = exp((x[i] - top) / temperature), for values up to `top`.
+template <class T>
+void exp_weights(const T* x, std::size_t n, double top, double temperature, double* out);
+
+// The sum of exp(x[i] - top): eight partial sums of every eighth value, folded in halves.
+double exp_sum(const float* x, std::size_t n, double top);
+
+}  // namespace karat
