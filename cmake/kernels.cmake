@@ -44,7 +44,8 @@ set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elemen
     linear_few.cpp linear_many.cpp linear_one.cpp norm.cpp table.cpp)
 list(APPEND kernel_sources limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
-set(native_sources isa.cpp memory.cpp packed.cpp plan.cpp plan_ops.cpp plan_run.cpp pool.cpp sampling.cpp)
+set(native_sources collective.cpp isa.cpp memory.cpp packed.cpp plan.cpp plan_group.cpp plan_ops.cpp plan_run.cpp pool.cpp
+    sampling.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")

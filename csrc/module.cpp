@@ -15,6 +15,7 @@
 #include <string>
 #include <tuple>
 
+#include "collective.h"
 #include "gil.h"
 #include "isa.h"
 #include "limits_module.h"
@@ -133,6 +134,30 @@ void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
     std::copy(values.data(), values.data() + values.size(), plan.data(reg));
 }
 
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Bytes slot_of(nb::handle self, int rank, std::uint32_t number) {
+    const auto& memory = nb::cast<const SharedMemory&>(self);
+    if (rank < 0 || rank >= memory.size()) throw std::invalid_argument("no such rank");
+    return Bytes(memory.slot(rank, number), {memory.slot_bytes()}, self);
+}
+
+Bytes whole_of(nb::handle self) {
+    const auto& memory = nb::cast<const SharedMemory&>(self);
+    return Bytes(memory.whole(), {memory.whole_bytes()}, self);
+}
+
+// Ranks publish and wait; who only watches does neither.
+SharedMemory& of_a_rank(SharedMemory& memory) {
+    if (memory.rank() < 0) throw std::invalid_argument("who watches the ranks is none of them");
+    return memory;
+}
+
+TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
+    (void)of_a_rank(*memory);
+    return transport_of(memory);
+}
+
 nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Plan::Register reg) {
     Plan& plan = nb::cast<Plan&>(self);
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
@@ -171,6 +196,26 @@ NB_MODULE(_native, m) {
     m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
           nb::arg("head_dim"));
 
+    nb::class_<SharedMemory>(m, "SharedMemory")
+        .def(nb::init<int, int, int, std::size_t, std::size_t>(), nb::arg("descriptor"), nb::arg("rank"),
+             nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
+        .def_static("num_bytes", &SharedMemory::bytes, nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
+        .def_prop_ro("rank", &SharedMemory::rank)
+        .def_prop_ro("size", &SharedMemory::size)
+        .def("begin", &SharedMemory::begin)
+        .def("abandon", &SharedMemory::abandon)
+        .def_prop_ro("abandoned", &SharedMemory::abandoned)
+        .def("is_waiting", &SharedMemory::is_waiting)
+        .def("published", &SharedMemory::published)
+        .def("reserve", &SharedMemory::reserve)
+        .def("slot", &slot_of)
+        .def("whole", &whole_of)
+        .def("publish", [](SharedMemory& self, std::uint32_t number) { of_a_rank(self).publish(number); })
+        .def("wait", [](SharedMemory& self, std::uint32_t number) {
+            const GilReleased released;
+            return of_a_rank(self).wait(number) == Outcome::done;
+        });
+
     // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
     nb::class_<Plan>(m, "Plan")
         .def(
@@ -182,6 +227,19 @@ NB_MODULE(_native, m) {
         .def("input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
              nb::arg("width"), nb::arg("wanted") = false)
         .def("embedding", &Plan::embedding)
+        .def("embedding_over",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table, std::vector<std::uint32_t> ends) {
+                 return self.embedding_over(transport(group), std::move(table), std::move(ends));
+             })
+        .def("linear_over",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, MatrixRef weight,
+                VectorRef bias, std::vector<std::uint32_t> leaf_ends) {
+                 return self.linear_over(transport(group), x, std::move(weight), std::move(bias), std::move(leaf_ends));
+             },
+             nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
+        .def("gather",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, std::size_t first,
+                std::size_t width) { return self.gather(transport(group), x, first, width); })
         .def("rms_norm", &Plan::rms_norm)
         .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"),
              nb::arg("leaf_ends"))

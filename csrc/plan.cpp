@@ -226,6 +226,15 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     // A sum whose second term is used nowhere else is taken into the layer that makes it.
     for (std::size_t i = 1; i < ops_.size(); ++i) {
         auto* sum = dynamic_cast<AddOp*>(ops_[i].get());
+        auto* reduced = dynamic_cast<AllReduceOp*>(ops_[i - 1].get());
+        if (sum && reduced && reduced->out == sum->y && sum->x != sum->y &&
+            registers_[static_cast<std::size_t>(sum->y)].last_used == i) {
+            reduced->residual = sum->x;
+            reduced->out = sum->out;
+            registers_[static_cast<std::size_t>(sum->out)].born = i - 1;
+            ops_[i].reset();
+            continue;
+        }
         auto* layer = dynamic_cast<LinearOp*>(ops_[i - 1].get());
         if (!sum || !layer || layer->out != std::vector<Register>{sum->y} || layer->act >= 0 || sum->x == sum->y ||
             registers_[static_cast<std::size_t>(sum->y)].last_used != i)
@@ -235,6 +244,14 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
         registers_[static_cast<std::size_t>(sum->out)].born = i - 1;
         ops_[i].reset();
     }
+    for (const Rows rows : {Rows::tokens, Rows::wanted}) {
+        const std::size_t most = rows == Rows::tokens ? max_tokens : max_wanted;
+        require(!group_ || product({most, slot_widths_[static_cast<int>(rows)], sizeof(float)}) <= group_->slot_bytes,
+                "the slots of the group are too small for such a step");
+    }
+    require(whole_width_ == 0 || product({whole_rows_ == Rows::tokens ? max_tokens : max_wanted, whole_width_,
+                                          sizeof(float)}) <= group_->whole_bytes,
+            "the whole of the group is too small for such a step");
     const std::vector<std::size_t> phases = cut_into_phases();
     place_registers(phases);
     const std::size_t bytes = (kernels_.scratch_bytes(std::max<std::size_t>(head_dim_, 1)) + 4095) / 4096 * 4096;
@@ -264,7 +281,7 @@ std::vector<std::size_t> Plan::cut_into_phases() {
     const Op* before = nullptr;
     for (const auto& op : ops_) {
         if (op) {
-            const bool barrier = before && !(op->by_rows() && before->by_rows());
+            const bool barrier = before && (op->joins() || !(op->by_rows() && before->by_rows()));
             barrier_before_.push_back(barrier);
             phase += barrier;
             before = op.get();
@@ -284,7 +301,7 @@ void Plan::place_registers(const std::vector<std::size_t>& phases) {
     std::vector<Placed> placed;
     std::size_t total = 0;
     for (const Info& info : registers_) {
-        const std::size_t rows = info.rows == Rows::tokens ? max_tokens_ : max_wanted_;
+        const std::size_t rows = info.outside ? 0 : info.rows == Rows::tokens ? max_tokens_ : max_wanted_;
         const std::size_t floats = product({rows, info.width}), size = (floats + kAlign - 1) / kAlign * kAlign;
         if (floats > kMaxFloats) throw std::bad_alloc();
         const std::size_t born = phases[info.born], last_used = phases[info.last_used];

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "collective.h"
 #include "kernels.h"
 #include "memory.h"
 #include "pool.h"
@@ -73,6 +74,8 @@ struct Op {
     virtual void run(StepContext& step, int thread) = 0;
     // Whether a thread's share is the same rows as in any other op of these rows.
     virtual bool by_rows() const { return false; }
+    // Whether what all threads did before must be done: it is about to be shown to other ranks.
+    virtual bool joins() const { return false; }
 };
 
 class Plan {
@@ -85,10 +88,18 @@ public:
     // ---- recording
     Register input(std::size_t width, Rows rows);
     Register embedding(MatrixRef table);
+    // Of a vocabulary that is shared out over ranks, whose rows end at `ends`, this rank's: a row comes from who has it.
+    Register embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
     Register rms_norm(Register x, VectorRef weight, double eps);
     // One register for each matrix. leaf_ends: see LinearArgs.
     std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
                                  std::vector<std::uint32_t> leaf_ends);
+    // One matrix of a row-parallel layer: the columns that this rank holds. Ranks' sums are added along the tree, then the
+    // bias.
+    Register linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
+                         std::vector<std::uint32_t> leaf_ends);
+    // Ranks' columns side by side, this rank's from `first` on: the whole result [rows, width], in the group's memory.
+    Register gather(TransportRef group, Register x, std::size_t first, std::size_t width);
     Register silu_mul(Register gate, Register up);
     Register add(Register x, Register y);
     Register rope(Register x, RopeRef table);
@@ -103,13 +114,17 @@ public:
 
     // ---- running
     // For a register of the finished plan; std::out_of_range for anything else.
-    float* data(Register reg) { return arena_.floats() + offsets_.at(static_cast<std::size_t>(reg)); }
+    float* data(Register reg) {
+        float* outside = registers_.at(static_cast<std::size_t>(reg)).outside;
+        return outside ? outside : arena_.floats() + offsets_.at(static_cast<std::size_t>(reg));
+    }
     std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
     std::size_t rows(Register reg) const;      // of the last step
     std::size_t max_rows(Register reg) const;  // that there is room for
     std::size_t num_heads() const { return num_heads_; }  // of attention's queries
     // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
-    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one.
+    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one, or if
+    // the ranks abandoned the step.
     struct Overflow {
         bool found = false;
         std::size_t layer = 0;
@@ -125,6 +140,7 @@ private:
         std::size_t width;
         Rows rows;
         std::size_t born, last_used;  // index of ops
+        float* outside = nullptr;     // where it lies, if not in the arena
     };
     struct Item {  // of attention
         std::uint32_t seq, kv_head, first, last;
@@ -135,6 +151,7 @@ private:
     std::vector<std::size_t> cut_into_phases();
     void place_registers(const std::vector<std::size_t>& phases);
     Register make(std::size_t width, Rows rows);
+    std::uint32_t collective(const TransportRef& group, std::size_t width, Rows rows);
     const Info& use(Register reg);
     void check(const StepInput& input) const;
     void list_items(const BatchView& batch);
@@ -157,6 +174,11 @@ private:
     std::size_t num_tokens_ = 0, num_wanted_ = 0;
     // What the inputs are checked against.
     std::size_t vocab_size_ = 0, num_positions_ = 0, num_slots_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    // Collectives of the plan, and the widest rows that ranks put into slots, by kind of rows.
+    TransportRef group_;
+    std::uint32_t num_collectives_ = 0;
+    std::size_t slot_widths_[2] = {0, 0}, whole_width_ = 0;
+    Rows whole_rows_ = Rows::wanted;
     bool has_embedding_ = false, has_rope_ = false, has_cache_ = false;
 };
 

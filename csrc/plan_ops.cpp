@@ -10,6 +10,77 @@ void EmbeddingOp::run(StepContext& s, int thread) {
                         s.data(out) + range.first * s.width(out));
 }
 
+bool StepContext::exchange(std::uint32_t collective, int thread) {
+    const Transport& group = *plan.group_;
+    const std::uint32_t number = first_collective + collective;
+    if (thread == 0) group.publish(group.self, number);
+    if (group.wait(group.self, number) == Outcome::done) return true;
+    stopped.store(true, std::memory_order_relaxed);
+    return false;
+}
+
+void OwnRowsOp::run(StepContext& s, int thread) {
+    const auto range = s.share(s.rows(out), thread);
+    const std::size_t width = s.width(out);
+    float* slot = s.own_slot(collective);
+    for (std::size_t row = range.first; row < range.last; ++row) {
+        const std::int32_t id = s.input.token_ids[row] - static_cast<std::int32_t>(first);
+        if (id >= 0 && static_cast<std::size_t>(id) < table->matrix.rows)
+            s.kernels.embedding(table->matrix, &id, 1, slot + row * width);
+    }
+}
+
+void FetchRowsOp::run(StepContext& s, int thread) {
+    if (!s.exchange(collective, thread)) return;
+    const auto range = s.share(s.rows(out), thread);
+    const std::size_t width = s.width(out);
+    for (std::size_t row = range.first; row < range.last; ++row) {
+        int rank = 0;
+        while (static_cast<std::uint32_t>(s.input.token_ids[row]) >= ends[static_cast<std::size_t>(rank)]) ++rank;
+        std::memcpy(s.data(out) + row * width, s.slot(rank, collective) + row * width, width * sizeof(float));
+    }
+}
+
+namespace {
+
+constexpr std::size_t kPiece = 256;  // floats summed at a time: every level of the tree stays in the nearest cache
+
+// The tree over ranks first … first + count - 1 (a power of two) of `n` floats at `at` of their slots.
+void tree_sum(const StepContext& s, std::uint32_t collective, int first, int count, std::size_t at, std::size_t n,
+              float* out) {
+    if (count == 2)
+        return s.kernels.add(s.slot(first, collective) + at, s.slot(first + 1, collective) + at, out, n);
+    float right[kPiece];
+    tree_sum(s, collective, first, count / 2, at, n, out);
+    tree_sum(s, collective, first + count / 2, count / 2, at, n, right);
+    s.kernels.add(out, right, out, n);
+}
+
+}  // namespace
+
+void AllReduceOp::run(StepContext& s, int thread) {
+    if (!s.exchange(collective, thread)) return;
+    const auto range = s.share(s.rows(out), thread);
+    const std::size_t width = s.width(out);
+    for (std::size_t row = range.first; row < range.last; ++row)
+        for (std::size_t column = 0; column < width; column += kPiece) {
+            const std::size_t at = row * width + column, n = width - column < kPiece ? width - column : kPiece;
+            float* to = s.data(out) + at;
+            tree_sum(s, collective, 0, s.num_ranks(), at, n, to);
+            if (bias) s.kernels.add(to, bias->values.data() + column, to, n);
+            if (residual >= 0) s.kernels.add(to, s.data(residual) + at, to, n);
+        }
+}
+
+void GatherOp::run(StepContext& s, int thread) {
+    const auto range = s.share(s.rows(x), thread);
+    const std::size_t from = s.width(x), to = s.width(out);
+    for (std::size_t row = range.first; row < range.last; ++row)
+        std::memcpy(s.data(out) + row * to + first, s.data(x) + row * from, from * sizeof(float));
+}
+
+void ArriveOp::run(StepContext& s, int thread) { (void)s.exchange(collective, thread); }
+
 void SumsOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
     s.kernels.sums_of_16(s.data(x) + range.first * s.width(x), s.data(out) + range.first * s.width(out),
@@ -70,7 +141,7 @@ void LinearOp::panels(StepContext& s, std::size_t which, StepContext::Range rang
         .x = s.data(x),
         .x_stride = s.width(x),
         .tokens = s.rows(x),
-        .out = s.data(out[which]),
+        .out = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective)),
         .out_stride = s.width(out[which]),
         .bias = biases[which] ? biases[which]->values.data() : nullptr,
         .residual = residual < 0 ? nullptr : s.data(residual),

@@ -17,6 +17,8 @@ public:
     const std::size_t num_threads;
     float* scores = nullptr;  // for an observer of attention
     std::size_t score_seq = 0;
+    std::uint32_t first_collective = 0;
+    std::atomic<bool> stopped{false};  // the step was abandoned: threads go through the rest without working
     std::atomic_flag overflow_taken;
     Plan::Overflow overflow;
 
@@ -26,6 +28,16 @@ public:
     float* scratch(int thread) const {
         return plan.scratch_.floats() + static_cast<std::size_t>(thread) * plan.scratch_stride_;
     }
+    // Where a rank's part of the plan's collective lies.
+    float* slot(int rank, std::uint32_t collective) const {
+        const Transport& group = *plan.group_;
+        return reinterpret_cast<float*>(group.slot(group.self, rank, first_collective + collective));
+    }
+    int num_ranks() const { return plan.group_->size; }
+    float* own_slot(std::uint32_t collective) const { return slot(plan.group_->rank, collective); }
+    // By all threads, after a barrier: shows this rank's part to the others and waits for theirs. False if the step was
+    // abandoned.
+    bool exchange(std::uint32_t collective, int thread);
     const std::vector<Plan::Item>& items() const { return plan.items_; }
     float* part(std::size_t index) const { return plan.parts_.floats() + index * plan.part_floats_; }
     std::size_t part_floats() const { return plan.part_floats_; }
@@ -56,6 +68,45 @@ struct RowOp : Op {
 struct EmbeddingOp final : RowOp {
     MatrixRef table;
     Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// What ranks do together, with rows shared out among threads.
+struct CollectiveOp : RowOp {
+    std::uint32_t collective = 0;  // of the plan
+    bool joins() const override { return true; }
+};
+
+// The rows of this rank's part of a table, of those tokens that it has, into its slot.
+struct OwnRowsOp final : RowOp {
+    MatrixRef table;
+    std::uint32_t first, collective;
+    Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// Each token's row from the slot of the rank that has it; ranks' rows of the table end at `ends`.
+struct FetchRowsOp final : CollectiveOp {
+    std::vector<std::uint32_t> ends;
+    Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// out = ((tree over ranks of their slots) + bias) + residual.
+struct AllReduceOp final : CollectiveOp {
+    Plan::Register out;
+    VectorRef bias;                // may be null
+    Plan::Register residual = -1;  // taken in from `add`
+    void run(StepContext& s, int thread) override;
+};
+
+// This rank's columns into the whole, and then the wait for the others'.
+struct GatherOp final : RowOp {
+    Plan::Register x, out;
+    std::size_t first;
+    void run(StepContext& s, int thread) override;
+};
+struct ArriveOp final : CollectiveOp {
     void run(StepContext& s, int thread) override;
 };
 
@@ -109,6 +160,7 @@ struct LinearOp final : Op {
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
     Plan::Register residual = -1, act = -1, x_sums = -1;
+    std::int64_t collective = -1;  // into this rank's slot, not into out
     void run(StepContext& s, int thread) override;
 
 private:

@@ -84,7 +84,7 @@ void Plan::list_items(const BatchView& b) {
 void Plan::work(StepContext& step, int thread) {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
         if (barrier_before_[i]) pool_->barrier();
-        ops_[i]->run(step, thread);
+        if (!step.stopped.load(std::memory_order_relaxed)) ops_[i]->run(step, thread);
     }
 }
 
@@ -108,7 +108,9 @@ Plan::Overflow Plan::run(const StepInput& input, float* scores, std::size_t scor
     StepContext step(*this, input, pool_->size());
     step.scores = scores;
     step.score_seq = score_seq;
+    if (group_) step.first_collective = group_->reserve(group_->self, num_collectives_);
     pool_->run(task, &step);
+    if (step.stopped) throw std::runtime_error("the step was abandoned: another rank failed");
     return step.overflow;
 }
 

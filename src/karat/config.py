@@ -87,9 +87,10 @@ class ModelConfig:
         if len(self.layer_windows) != self.num_layers:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
 
-    def kv_bytes_per_token(self, kv_dtype: FloatName) -> int:
-        """Bytes of K and V that one token takes over all layers (KV heads only)."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * FLOAT_BYTES[kv_dtype]
+    def kv_bytes_per_token(self, kv_dtype: FloatName, num_kv_heads: int | None = None) -> int:
+        """Bytes of K and V that one token takes over all layers: KV heads only, all of them or as many as are given."""
+        heads = self.num_kv_heads if num_kv_heads is None else num_kv_heads
+        return 2 * self.num_layers * heads * self.head_dim * FLOAT_BYTES[kv_dtype]
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,3 +73,9 @@ class TraceError(KaratError):
     """A trace that is malformed, or that does not fit the model it is compared with."""
 
     exit_code = 11
+
+
+class RankError(KaratError):
+    """A tensor-parallel rank that died, hangs or could not be started."""
+
+    exit_code = 12

@@ -21,6 +21,7 @@ from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Loaded, Ops
+from karat.ops.leaves import leaf_ends
 from karat.ops.rope_table import cos_sin_table
 
 torch = pytest.importorskip("torch", reason="the independent implementation")
@@ -96,8 +97,8 @@ def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: in
     """Row-parallel or not, which changes the order of the sum."""
     (x,) = draw(seed, (rows, ins), dtype=ops.dtype)
     w, b = weights(seed + 1, (outs, ins), (outs,))
-    unit = None if seed % 2 else 1 + seed % 5
-    got = ops.linear(x, load(ops, w), load(ops, b) if biased else None, unit=unit, name="op")
+    leaves = None if seed % 2 else leaf_ends(ins, 1 + seed % 5)
+    got = ops.linear(x, load(ops, w), load(ops, b) if biased else None, leaves=leaves, name="op")
     want = F.linear(exact(x), exact(w), exact(b) if biased else None)
     check(ops, got, want, (ins + 8) * (np.abs(x) @ np.abs(w).T + np.abs(b)))
 

@@ -93,7 +93,7 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
         ops = NativeOps(isa=isa, threads=1 + seed % 3)
         loaded = ops.load(weight)
         vector = None if bias is None else ops.load(Weight("bias", "F32", bias.shape, bias.view(np.uint8), weight.file))
-        got = ops.linear(x, loaded, vector, unit=unit, name="op")
+        got = ops.linear(x, loaded, vector, leaves=leaf_ends(x.shape[1], unit), name="op")
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 
@@ -123,12 +123,13 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
     weight = random_blocks(stored, rows, columns, rng)
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     values = weight.to_array(np.dtype(np.float64))
+    leaves = leaf_ends(columns, None if seed % 3 else 64)
     results = {}
     for isa in supported_isas():
         ops = NativeOps(isa=isa, threads=1 + seed % 2)
         loaded = ops.load(weight)
-        results[isa] = ops.linear(x, loaded, unit=None if seed % 3 else 64, name="op")
-        alone = [ops.linear(row, loaded, unit=None if seed % 3 else 64, name="op") for row in x[:, None]]
+        results[isa] = ops.linear(x, loaded, leaves=leaves, name="op")
+        alone = [ops.linear(row, loaded, leaves=leaves, name="op") for row in x[:, None]]
         np.testing.assert_array_equal(results[isa], np.concatenate(alone))
         np.testing.assert_array_equal(results[isa], results["generic"])
     size = np.abs(values).reshape(rows, -1, 16).max(axis=2).repeat(16, axis=1) if stored in FORMATS else np.abs(values)
@@ -181,7 +182,7 @@ def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int)
     ops = NativeOps()
     for tokens in (1, 3, 30):
         x = rng.standard_normal((tokens, columns)).astype(np.float32)
-        whole = ops.linear(x, ops.load(weight), unit=head_dim, name="op")
+        whole = ops.linear(x, ops.load(weight), leaves=ends, name="op")
         per_rank = NUM_LEAVES // num_ranks
         sums = []
         stored_rows = weight.data.reshape(rows, -1)

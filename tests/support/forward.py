@@ -48,7 +48,7 @@ def run(
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
     cache = ops.new_cache(CacheSpec(
-        num_layers=config.num_layers, num_blocks=num_blocks, block_size=block_size, num_kv_heads=config.num_kv_heads,
+        num_layers=config.num_layers, num_blocks=num_blocks, block_size=block_size, num_kv_heads=model.num_kv_heads,
         head_dim=config.head_dim, dtype=kv_dtype or ops.default_kv_dtype,
     ))  # fmt: skip
     done = np.zeros(len(prompts), np.int32)

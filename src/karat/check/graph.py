@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.dist.group import Group, Share
 from karat.ops.api import CacheSpec, Observer, Ops, Runner, Step, StepLimits, Tensor
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
@@ -105,7 +106,7 @@ class _GraphOps:
     def read(self, x: str) -> NDArray[np.floating]:
         raise AssertionError("a model reads no values")
 
-    def embedding(self, step: None, table: str, *, name: str) -> str:
+    def embedding(self, step: None, table: str, *, share: Share | None = None, name: str) -> str:
         return self._add(name, "embedding", weight=table)
 
     def rms_norm(self, x: str, weight: str, eps: float, *, name: str) -> str:
@@ -114,8 +115,14 @@ class _GraphOps:
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         raise AssertionError("a graph is not run")
 
-    def linear(self, x: str, weight: str, bias: str | None = None, *, unit: int | None = None, name: str) -> str:
+    def linear(
+        self, x: str, weight: str, bias: str | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> str:  # fmt: skip
         return self._add(name, "linear", x, weight=weight, bias=bias)
+
+    def gather_columns(self, x: str, share: Share, *, name: str) -> str:
+        raise AssertionError("a graph is of the whole model")
 
     def qkv(
         self, x: str, weights: tuple[str, str, str], biases: tuple[str, str, str] | None, *,

@@ -113,7 +113,7 @@ def logits_under(
     cache = ops.new_cache(
         CacheSpec(
             num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+            num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
         )
     )  # fmt: skip
     sizes = EngineConfig(

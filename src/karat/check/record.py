@@ -74,7 +74,7 @@ def record_model(
     num_blocks = -(-total // BLOCK_SIZE)
     cache = tap.new_cache(CacheSpec(
         num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+        num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
     ))  # fmt: skip
     tapped = model.on(tap)
     ids = list(steps.prompt)

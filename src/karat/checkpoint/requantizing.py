@@ -53,6 +53,7 @@ def _reason_to_keep(weight: Weight, format_: Format) -> str | None:
         return "it is quantised already, and what that lost cannot be had back"
     if len(weight.shape) < 2:
         return "vectors are small and keep their precision"
-    if weight.shape[-1] % format_.block_size:
-        return f"its rows have {weight.shape[-1]} values, and a block of {format_.name} takes {format_.block_size}"
+    columns = (weight.whole_shape or weight.shape)[-1]  # ranks decide alike, whatever they hold of a row
+    if columns % format_.block_size:
+        return f"its rows have {columns} values, and a block of {format_.name} takes {format_.block_size}"
     return None

@@ -22,7 +22,8 @@ class Weight:
     `dtype` is a key of PLAIN_BYTES or of karat.quant.FORMATS. `stored` is a read-only flat uint8 array, mostly a view
     of the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or
     the blocks of one row after the other (the last axis divides into blocks), and need not be aligned. With
-    `row_order`, row i of the tensor is row row_order()[i] of what is stored.
+    `row_order`, row i of the tensor is row row_order()[i] of what is stored. `whole_shape` is that of the stored tensor
+    where this is a part of one (karat.checkpoint.slices).
     """
 
     name: str
@@ -31,6 +32,7 @@ class Weight:
     stored: NDArray[np.uint8]
     file: Path
     row_order: Callable[[], NDArray[np.intp]] | None = None
+    whole_shape: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -51,12 +53,8 @@ class Weight:
 
     def release(self) -> None:
         """Give the memory of mapped pages back to the system; they are read again if they are needed again."""
-        base: object = self.stored
-        while isinstance(base, np.ndarray | memoryview):
-            base = base.base if isinstance(base, np.ndarray) else base.obj
-        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:
-            whole = np.frombuffer(base, np.uint8)
-            start = self.stored.ctypes.data - whole.ctypes.data
+        if (found := mapping_of(self.stored)) is not None and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:
+            base, start = found
             page = start - start % mmap.PAGESIZE
             base.madvise(mmap.MADV_DONTNEED, page, start + self.stored.nbytes - page)
 
@@ -81,16 +79,28 @@ class Weight:
             return plain.astype(dtype).reshape(self.shape)
 
 
+def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:
+    """The mapping that an array is a view of, and where in it the array begins; None if it is in memory of its own."""
+    base: object = stored
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, mmap.mmap):
+        return None
+    return base, stored.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """What a layer needs: `source` is the canonical (Hugging Face) name, `shape` the whole tensor's.
 
-    `shard_axis` is the axis that tensor parallelism cuts: 0 column-parallel, 1 row-parallel, None replicated.
+    `shard_axis` is the axis that tensor parallelism cuts: 0 column-parallel, 1 row-parallel, None replicated. `pieces`
+    are what this rank holds of it, [start, stop) one after the other; None is all of it.
     """
 
     source: str
     shape: tuple[int, ...]
     shard_axis: int | None = None
+    pieces: tuple[tuple[int, int], ...] | None = None
 
 
 class Checkpoint(Protocol):

@@ -11,19 +11,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, Weight, open_model, requantize, resolve
+from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
 from karat.config import FLOAT_BYTES, FloatName, embedded_model_path
 from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
+from karat.engine.loading import preparation
 from karat.engine.memory import num_cache_blocks
+from karat.engine.parallel import ParallelModel
+from karat.engine.rank_messages import Load
 from karat.engine.step import model_runner
 from karat.errors import CapacityError, UsageError
-from karat.models.registry import build, read_config
+from karat.models.degrees import check_degree, num_kv_heads_held
+from karat.models.registry import build, find_weights, read_config
 from karat.ops import registry
-from karat.ops.api import CacheSpec
+from karat.ops.api import CacheSpec, Runner
 from karat.ops.guard import Guard
-from karat.quant import FORMATS, Format
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
 
@@ -34,23 +37,6 @@ MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
 BLOCK_SIZE = 16
 
 _log = logging.getLogger(__name__)
-
-
-def _as_stored(weight: Weight) -> Weight:
-    return weight
-
-
-class _Quantizer:
-    """Quantises matrices on their way to the executor; says which stay as they are."""
-
-    def __init__(self, format_: Format) -> None:
-        self._format = format_
-
-    def __call__(self, weight: Weight) -> Weight:
-        done = requantize(weight, self._format)
-        if done.kept_because and len(weight.shape) > 1:
-            _log.warning("%s", done.kept_because)
-        return done.weight
 
 
 class LLM:
@@ -68,7 +54,9 @@ class LLM:
     threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
     sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes SamplingParams() instead.
     End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
-    finite, with the op's name (slower; the same bits).
+    finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
+    processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
+    with this object or this process.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -92,6 +80,7 @@ class LLM:
         quantize: Quantization | None = None,
         threads: int | None = None,
         guard: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         if quantize is not None and quantize not in get_args(Quantization):
             raise UsageError(f"quantize={shown(quantize)}: expected {' or '.join(map(repr, get_args(Quantization)))}")
@@ -104,6 +93,7 @@ class LLM:
         if not isinstance(enable_prefix_caching, bool):
             raise UsageError(f"enable_prefix_caching={shown(enable_prefix_caching)}: expected True or False")
         _check_int("seed", seed, 0, MAX_SEED)
+        _check_int("tensor_parallel_size", tensor_parallel_size, 1)
         _check_int("max_num_seqs", max_num_seqs, 1)
         _check_int("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs)
         for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes), ("threads", threads)):
@@ -136,26 +126,47 @@ class LLM:
         self.defaults_notice = defaults.notice
         self.executor, self.dtype = ops.executor, ops.dtype
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
-        prepare = _Quantizer(FORMATS[quantize.upper()]) if quantize else _as_stored
-        loaded = build(self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare)
+        self.tensor_parallel_size = tensor_parallel_size
+        loaded, weight_bytes = None, 0
+        if tensor_parallel_size > 1:
+            weights = find_weights(self.config, checkpoint)
+            check_degree(self.config, weights, tensor_parallel_size)
+            weight_bytes = sum(weight.num_bytes for weight in weights.values())
+        else:
+            loaded = build(
+                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=preparation(quantize)
+            )
         num_blocks = num_cache_blocks(
             self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
-        )  # fmt: skip
-        cache = ops.new_cache(
-            CacheSpec(
-                num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-                num_kv_heads=self.config.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
-            )
+            num_kv_heads=num_kv_heads_held(self.config, tensor_parallel_size), weight_bytes=weight_bytes,
         )  # fmt: skip
         sizes = EngineConfig(
             vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,
             block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
-        if guard:
-            loaded = loaded.on(Guard(ops))
-        self.engine = Engine(model_runner(loaded, cache, sizes.step_limits), self.tokenizer, sizes)
+        limits = sizes.step_limits
+        self._ranks: ParallelModel | None = None
+        if loaded is None:
+            self._ranks = ParallelModel(
+                Load(
+                    path=str(checkpoint.path.absolute()), executor=ops.executor, dtype=dtype, isa=None, threads=threads,
+                    kv_dtype=self.kv_dtype, quantize=quantize, guard=guard, num_positions=self.max_model_len,
+                    num_blocks=num_blocks, block_size=BLOCK_SIZE, max_tokens=limits.num_tokens,
+                    max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs, max_context=limits.context_len,
+                ),
+                self.config, tensor_parallel_size,
+            )  # fmt: skip
+        else:
+            cache = ops.new_cache(
+                CacheSpec(
+                    num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+                    num_kv_heads=loaded.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
+                )
+            )  # fmt: skip
+            run: Runner = model_runner(loaded.on(Guard(ops)) if guard else loaded, cache, limits)
+        self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}
 
@@ -240,6 +251,11 @@ class LLM:
         if reader.error:
             raise reader.error
         return reader.logits
+
+    def close(self) -> None:
+        """End the ranks of tensor parallelism, if there are any; nothing can be computed afterwards."""
+        if self._ranks is not None:
+            self._ranks.close()
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:

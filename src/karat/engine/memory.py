@@ -30,18 +30,19 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 def num_cache_blocks(
     config: ModelConfig, kv_dtype: FloatName, *, block_size: int, max_model_len: int, max_num_seqs: int,
-    num_bytes: int | None, num_blocks: int | None,
+    num_bytes: int | None, num_blocks: int | None, num_kv_heads: int | None = None, weight_bytes: int = 0,
 ) -> int:  # fmt: skip
     """Blocks for the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
+    num_kv_heads counts KV heads as often as ranks hold them (None: once); weight_bytes are still to be loaded.
     CapacityError, with the figures, if not even one sequence of max_model_len tokens fits.
     """
-    block_bytes = block_size * config.kv_bytes_per_token(kv_dtype)
+    block_bytes = block_size * config.kv_bytes_per_token(kv_dtype, num_kv_heads)
     blocks_per_seq = -(-max_model_len // block_size)
     limit = "given"
     if num_blocks is None:
         if num_bytes is None:
-            available = available_bytes()
+            available = max(0, available_bytes() - weight_bytes)
             num_bytes = min(max_num_seqs * blocks_per_seq * block_bytes, int(CACHE_SHARE * available))
             limit = f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available"
         num_blocks = num_bytes // block_bytes

@@ -1,7 +1,9 @@
 """The gated feed-forward block (SwiGLU, arXiv 2002.05202)."""
 
 from karat.config import ModelConfig
-from karat.layers.linear import COLUMN, ROW, Linear
+from karat.dist.group import Group
+from karat.layers.linear import RowParallelLinear
+from karat.layers.merged import GateUpParallelLinear
 from karat.layers.weights import Take
 from karat.ops.api import Ops, Tensor
 
@@ -9,18 +11,12 @@ from karat.ops.api import Ops, Tensor
 class GatedMLP:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, take: Take, name: str, config: ModelConfig) -> None:
+    def __init__(self, take: Take, name: str, config: ModelConfig, group: Group) -> None:
         self.name = name
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(take, f"{name}.gate_proj", inner, hidden, bias=bias, shard=COLUMN)
-        self.up_proj = Linear(take, f"{name}.up_proj", inner, hidden, bias=bias, shard=COLUMN)
-        self.down_proj = Linear(take, f"{name}.down_proj", hidden, inner, bias=bias, shard=ROW)
+        self.gate_up = GateUpParallelLinear(take, name, inner, hidden, bias=bias, unit=1, group=group)
+        self.down_proj = RowParallelLinear(take, f"{name}.down_proj", hidden, inner, bias=bias, unit=1, group=group)
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        gate, up = ops.gate_up(
-            x,
-            (self.gate_proj.weight, self.up_proj.weight),
-            None if self.gate_proj.bias is None else (self.gate_proj.bias, self.up_proj.bias),
-            names=(self.gate_proj.name, self.up_proj.name),
-        )
+        gate, up = self.gate_up(ops, x)
         return self.down_proj(ops, ops.silu_mul(gate, up, name=f"{self.name}.act"))

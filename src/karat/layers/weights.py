@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from karat.checkpoint.slices import sliced
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.ops.api import Loaded, Ops
 
@@ -27,7 +28,8 @@ class SpecCollector:
 class WeightLoader:
     """A `Take` that loads each assigned weight into the executor once, however many layers share it.
 
-    Each goes through `prepare` first, one at a time, so that never two weights are held twice.
+    Each goes through `prepare` first, one at a time, so that never two weights are held twice. Of a tensor that is
+    shared out over ranks only this rank's part is read. `bytes_read` counts the bytes of files that were taken.
     """
 
     def __init__(self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight]) -> None:
@@ -35,8 +37,14 @@ class WeightLoader:
         self._weights = weights
         self._prepare = prepare
         self._loaded: dict[str, Loaded] = {}
+        self.bytes_read = 0
 
     def __call__(self, spec: WeightSpec) -> Loaded:
         if spec.source not in self._loaded:
-            self._loaded[spec.source] = self._ops.load(self._prepare(self._weights[spec.source]))
+            whole = self._weights[spec.source]
+            weight = sliced(whole, spec)
+            self.bytes_read += weight.num_bytes
+            self._loaded[spec.source] = self._ops.load(self._prepare(weight))
+            if weight is not whole:
+                whole.release()
         return self._loaded[spec.source]

@@ -2,10 +2,11 @@
 
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
+from karat.dist.group import SINGLE, Group
 from karat.layers.attention import Attention
-from karat.layers.linear import Embedding, LMHead
 from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
+from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 
@@ -13,13 +14,13 @@ from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, take: Take, name: str, config: ModelConfig, layer: int) -> None:
+    def __init__(self, take: Take, name: str, config: ModelConfig, layer: int, group: Group) -> None:
         self.name = name
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(take, f"{name}.input_layernorm", size, eps)
-        self.self_attn = Attention(take, f"{name}.self_attn", config, layer)
+        self.self_attn = Attention(take, f"{name}.self_attn", config, layer, group)
         self.post_attention_layernorm = RMSNorm(take, f"{name}.post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(take, f"{name}.mlp", config)
+        self.mlp = GatedMLP(take, f"{name}.mlp", config, group)
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
         h = self.self_attn(ops, self.input_layernorm(ops, x), step, cache, rope)
@@ -29,14 +30,19 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A whole model of loaded weights. It holds no executor: the same weights run under a tap of theirs too."""
+    """A whole model of loaded weights, or what a rank of `group` has of it.
 
-    def __init__(self, take: Take, config: ModelConfig) -> None:
+    It holds no executor: the same weights run under a tap of theirs too.
+    """
+
+    def __init__(self, take: Take, config: ModelConfig, group: Group = SINGLE) -> None:
         vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed_tokens = Embedding(take, "model.embed_tokens", vocab, hidden)
-        self.layers = [DecoderLayer(take, f"model.layers.{i}", config, i) for i in range(config.num_layers)]
+        self.embed_tokens = VocabParallelEmbedding(take, "model.embed_tokens", vocab, hidden, group)
+        self.layers = [DecoderLayer(take, f"model.layers.{i}", config, i, group) for i in range(config.num_layers)]
         self.norm = RMSNorm(take, "model.norm", hidden, config.rms_norm_eps)
-        self.lm_head = LMHead(take, self.embed_tokens, vocab, hidden, tied=config.tie_word_embeddings)
+        self.lm_head = ParallelLMHead(
+            take, self.embed_tokens, vocab, hidden, tied=config.tie_word_embeddings, group=group
+        )
 
     def __call__(self, ops: Ops, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
         x = self.embed_tokens(ops, step)
@@ -46,8 +52,8 @@ class Decoder:
         return self.lm_head(ops, self.norm(ops, x))
 
 
-def weight_specs(config: ModelConfig) -> list[WeightSpec]:
-    """Every tensor that a model of this configuration needs, each once."""
+def weight_specs(config: ModelConfig, group: Group = SINGLE) -> list[WeightSpec]:
+    """Every tensor that a model of this configuration needs, each once; what a rank of `group` holds of it."""
     collector = SpecCollector()
-    Decoder(collector, config)
+    Decoder(collector, config, group)
     return collector.specs

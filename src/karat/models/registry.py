@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping
 from karat.checkpoint.assign import assign
 from karat.checkpoint.weights import Checkpoint, Weight
 from karat.config import ModelConfig
+from karat.dist.group import SINGLE, Group
 from karat.errors import ConfigError
+from karat.layers.shards import own_kv_heads
 from karat.layers.weights import WeightLoader
 from karat.models import llama, mistral, qwen2, qwen3
 from karat.models.decoder import Decoder, weight_specs
+from karat.models.degrees import check_degree
 from karat.models.family import Family
 from karat.models.reader import ConfigReader
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
@@ -25,11 +28,19 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class Model:
-    """A decoder on an executor. `on` gives the same loaded weights under another wrapper of the same executor."""
+    """A decoder on an executor, or a rank's part of one. `bytes_read` of the files were taken for it.
 
-    def __init__(self, config: ModelConfig, ops: Ops, decoder: Decoder, rope: RopeTable) -> None:
+    `on` gives the same loaded weights under another wrapper of the same executor.
+    """
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, decoder: Decoder, rope: RopeTable, group: Group = SINGLE,
+        bytes_read: int = 0,
+    ) -> None:  # fmt: skip
         self.config = config
         self.ops = ops
+        self.group = group
+        self.bytes_read = bytes_read
         self._decoder = decoder
         self._rope = rope
 
@@ -39,7 +50,13 @@ class Model:
 
     def on(self, ops: Ops) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        return Model(self.config, ops, self._decoder, self._rope)
+        return Model(self.config, ops, self._decoder, self._rope, self.group, self.bytes_read)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads that its cache holds: all of them, or those of this rank."""
+        config = self.config
+        return len(own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, self.group))
 
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:
@@ -85,13 +102,17 @@ def build(
     *,
     num_positions: int,
     prepare: Callable[[Weight], Weight] = lambda weight: weight,
+    group: Group = SINGLE,
 ) -> Model:
     """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
 
     `num_positions` is the longest sequence that will be run; RoPE tables are that long. `prepare` may change a weight
-    on its way (quantise it); it is called once for each, just before the executor loads it.
+    on its way (quantise it); it is called once for each, just before the executor loads it. Of a `group` of ranks each
+    builds what it holds, and reads no more than that; UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
-    decoder = Decoder(WeightLoader(ops, weights, prepare), config)
+    check_degree(config, weights, group.size)
+    loader = WeightLoader(ops, weights, prepare)
+    decoder = Decoder(loader, config, group)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
-    return Model(config, ops, decoder, rope)
+    return Model(config, ops, decoder, rope, group, loader.bytes_read)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
+from karat.dist.group import Group, Share
 
 Tensor = Any  # a result, opaque to models: an array, or a register of a plan
 Loaded = Any  # a weight in the executor's own layout
@@ -88,20 +89,25 @@ class Ops(Protocol):
 
     # Arithmetic
 
-    def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
-        """table[token_ids]: [tokens, hidden]."""
+    def embedding(self, step: Step, table: Loaded, *, share: Share | None = None, name: str) -> Tensor:
+        """table[token_ids]: [tokens, hidden]. With `share`, the table is this rank's part of the vocabulary."""
 
     def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
         """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
 
     def linear(
-        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
-    ) -> Tensor:
+        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> Tensor:  # fmt: skip
         """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum.
 
-        `unit` marks a row-parallel layer: its input columns may be shared out among ranks, never within `unit` of them
-        (a head). The sum then follows a tree that no degree of parallelism changes.
+        `leaves`, a power of two of them, says where each leaf of the sum ends (karat.ops.leaves): it is the binary tree
+        over the leaves, which are sums over columns. With `group`, x and weight have only this rank's columns, and the
+        tree goes on over ranks: all of them get the whole sum.
         """
+
+    def gather_columns(self, x: Tensor, share: Share, *, name: str) -> Tensor:
+        """All ranks' columns of x side by side: [rows, share.total]. Once in a step."""
 
     def qkv(
         self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
+from karat.dist.group import Group, Share
 from karat.errors import ExecutorError
 from karat.ops.api import CacheSpec, Loaded, Observer, Runner, StepLimits
 from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
@@ -121,16 +122,20 @@ class NativeOps:
 
         return run
 
-    def embedding(self, step: ForwardBatch, table: Loaded, *, name: str) -> Array:
-        return self._now([], lambda ops: ops.embedding(step, table, name=name), step)
+    def embedding(self, step: ForwardBatch, table: Loaded, *, share: Share | None = None, name: str) -> Array:
+        return self._now([], lambda ops: ops.embedding(step, table, share=share, name=name), step)
 
     def rms_norm(self, x: Array, weight: Loaded, eps: float, *, name: str) -> Array:
         return self._now([x], lambda ops, h: ops.rms_norm(h, weight, eps, name=name))
 
     def linear(
-        self, x: Array, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
-    ) -> Array:
-        return self._now([x], lambda ops, h: ops.linear(h, weight, bias, unit=unit, name=name))
+        self, x: Array, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> Array:  # fmt: skip
+        return self._now([x], lambda ops, h: ops.linear(h, weight, bias, leaves=leaves, group=group, name=name))
+
+    def gather_columns(self, x: Array, share: Share, *, name: str) -> Array:
+        return self._now([x], lambda ops, h: ops.gather_columns(h, share, name=name))
 
     def qkv(
         self, x: Array, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
+from karat.dist.group import Group, Share
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import Loaded, Observer, StepLimits
-from karat.ops.leaves import leaf_ends
 
 try:
     import karat._native as _native
@@ -38,6 +38,15 @@ def unavailable_reason() -> str | None:
 def native() -> ModuleType:
     """The C++ extension; only where `unavailable_reason` is None."""
     return _native
+
+
+def _channel(group: Group, name: str) -> Any:
+    """What the plan exchanges results through."""
+    if group.channel is None:
+        raise ExecutorError(
+            f"{name}: a native plan exchanges results with other ranks through shared memory, and this group has none"
+        )
+    return group.channel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +87,11 @@ class PlanRecorder:
         """The step of a plan is each batch it will be run with."""
         return batch
 
-    def embedding(self, step: object, table: Loaded, *, name: str) -> Handle:
-        return Handle(self._plan.embedding(table), (table.columns,))
+    def embedding(self, step: object, table: Loaded, *, share: Share | None = None, name: str) -> Handle:
+        if share is None:
+            return Handle(self._plan.embedding(table), (table.columns,))
+        register = self._plan.embedding_over(_channel(share.group, name), table, share.ends)
+        return Handle(register, (table.columns,))
 
     def rms_norm(self, x: Handle, weight: Loaded, eps: float, *, name: str) -> Handle:
         if len(weight) != x.tail[-1]:
@@ -89,9 +101,18 @@ class PlanRecorder:
         return Handle(self._plan.rms_norm(x.register, weight, eps), x.tail)
 
     def linear(
-        self, x: Handle, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
-    ) -> Handle:
-        return self._linears(x, (weight,), None if bias is None else (bias,), unit, (name,))[0]
+        self, x: Handle, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> Handle:  # fmt: skip
+        if group is None:
+            return self._linears(x, (weight,), None if bias is None else (bias,), (name,), leaves)[0]
+        self._require_fits(x, weight, bias, name)
+        ends = leaves or (weight.columns,)
+        return Handle(self._plan.linear_over(_channel(group, name), x.register, weight, bias, ends), (weight.rows,))
+
+    def gather_columns(self, x: Handle, share: Share, *, name: str) -> Handle:
+        register = self._plan.gather(_channel(share.group, name), x.register, share.first, share.total)
+        return Handle(register, (share.total,))
 
     def qkv(
         self, x: Handle, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
@@ -99,7 +120,7 @@ class PlanRecorder:
     ) -> tuple[Handle, Handle, Handle]:  # fmt: skip
         q, k, v = (
             Handle(flat.register, (flat.tail[0] // head_dim, head_dim))
-            for flat in self._linears(x, weights, biases, None, names)
+            for flat in self._linears(x, weights, biases, names)
         )
         return q, k, v
 
@@ -107,7 +128,7 @@ class PlanRecorder:
         self, x: Handle, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
         names: tuple[str, str],
     ) -> tuple[Handle, Handle]:  # fmt: skip
-        gate, up = self._linears(x, weights, biases, None, names)
+        gate, up = self._linears(x, weights, biases, names)
         return gate, up
 
     def silu_mul(self, gate: Handle, up: Handle, *, name: str) -> Handle:
@@ -148,16 +169,19 @@ class PlanRecorder:
         )
 
     def _linears(
-        self, x: Handle, weights: Sequence[Loaded], biases: Sequence[Loaded] | None, unit: int | None,
-        names: Sequence[str],
+        self, x: Handle, weights: Sequence[Loaded], biases: Sequence[Loaded] | None, names: Sequence[str],
+        leaves: tuple[int, ...] | None = None,
     ) -> list[Handle]:  # fmt: skip
         given = biases or (None,) * len(weights)
         for weight, bias, name in zip(weights, given, names, strict=True):
-            shape = (weight.rows, weight.columns)
-            self._require(x.tail == shape[1:], name, f"a weight [out, in] of {shape} for rows of {x.tail}")
-            self._require(bias is None or len(bias) == weight.rows, name, "a bias that does not fit its weight")
-        registers = self._plan.linear(x.register, list(weights), list(given), leaf_ends(x.tail[0], unit))
+            self._require_fits(x, weight, bias, name)
+        registers = self._plan.linear(x.register, list(weights), list(given), leaves or x.tail)
         return [Handle(register, (weight.rows,)) for register, weight in zip(registers, weights, strict=True)]
+
+    def _require_fits(self, x: Handle, weight: Loaded, bias: Loaded | None, name: str) -> None:
+        shape = (weight.rows, weight.columns)
+        self._require(x.tail == shape[1:], name, f"a weight [out, in] of {shape} for rows of {x.tail}")
+        self._require(bias is None or len(bias) == weight.rows, name, "a bias that does not fit its weight")
 
     @staticmethod
     def _require(condition: bool, op: str, message: str) -> None:

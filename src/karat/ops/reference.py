@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
+from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import CacheSpec, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
@@ -71,8 +72,14 @@ class ReferenceOps:
     def runner(self, forward: Callable[..., Array], limits: StepLimits) -> Runner:
         return lambda batch: forward(self, batch)
 
-    def embedding(self, step: ForwardBatch, table: Array, *, name: str) -> Array:
-        return table[step.token_ids]
+    def embedding(self, step: ForwardBatch, table: Array, *, share: Share | None = None, name: str) -> Array:
+        if share is None:
+            return table[step.token_ids]
+        owner = np.searchsorted(share.ends, step.token_ids, side="right")  # rank of each token
+        own = owner == share.group.rank
+        rows = np.zeros((step.num_tokens, table.shape[1]), self._dtype)
+        rows[own] = table[step.token_ids[own] - share.first]
+        return np.stack(share.group.all_gather(rows))[owner, np.arange(step.num_tokens)]
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
         _require(x.shape[-1:] == weight.shape, name, f"weight {weight.shape} for rows of {x.shape[-1]}")
@@ -81,11 +88,17 @@ class ReferenceOps:
         return result
 
     def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, unit: int | None = None, name: str
-    ) -> Array:
+        self, x: Array, weight: Array, bias: Array | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> Array:  # fmt: skip
         _require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
         result: Array = x @ weight.T
+        if group is not None:
+            result = tree_sum(group.all_gather(result))
         return result if bias is None else result + bias
+
+    def gather_columns(self, x: Array, share: Share, *, name: str) -> Array:
+        return share.group.gather_columns(x, share)
 
     def qkv(
         self, x: Array, weights: tuple[Array, Array, Array], biases: tuple[Array, Array, Array] | None, *,

@@ -14,22 +14,25 @@ from karat.ops.reference import ReferenceOps
 class Executor:
     """How an executor is made, and the dtypes that it computes in."""
 
-    create: Callable[[FloatName, int | None], Ops]
+    create: Callable[[FloatName, int | None, str | None], Ops]
     dtypes: tuple[FloatName, ...]
 
 
 EXECUTORS: Mapping[str, Executor] = {
-    "reference": Executor(lambda dtype, threads: ReferenceOps(dtype), ("float32", "float64")),
+    "reference": Executor(lambda dtype, threads, isa: ReferenceOps(dtype), ("float32", "float64")),
     "native": Executor(
-        lambda dtype, threads: NativeOps(dtype, isa=Settings.from_env().isa, threads=threads), ("float32",)
+        lambda dtype, threads, isa: NativeOps(dtype, isa=isa or Settings.from_env().isa, threads=threads), ("float32",)
     ),
 }
 
 
-def create(executor: str = "auto", dtype: FloatName = "float32", threads: int | None = None) -> Ops:
+def create(
+    executor: str = "auto", dtype: FloatName = "float32", threads: int | None = None, isa: str | None = None
+) -> Ops:
     """An executor that computes in `dtype`; ExecutorError if there is none of that name, of that dtype or on this CPU.
 
-    `threads` is for executors that have threads of their own (None: one for each physical core that may be used).
+    `threads` is for executors that have threads of their own (None: one for each physical core that may be used), and
+    so is `isa`, a kernel build (None: what KARAT_ISA says, or the fastest).
     "auto" is native where it has the dtype and the extension is installed, else the reference; `ops.executor` says
     which.
     """
@@ -41,4 +44,4 @@ def create(executor: str = "auto", dtype: FloatName = "float32", threads: int | 
     if dtype not in EXECUTORS[executor].dtypes:
         able = " and ".join(EXECUTORS[executor].dtypes)
         raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
-    return EXECUTORS[executor].create(dtype, threads)
+    return EXECUTORS[executor].create(dtype, threads, isa)

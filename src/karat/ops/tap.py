@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
+from karat.dist.group import Group, Share
 from karat.ops.api import Cache, CacheSpec, Loaded, Observer, Ops, RopeTable, Runner, Step, StepLimits, Tensor
 
 
@@ -59,16 +60,20 @@ class Tap:
         """Op by op, for the results to be recorded."""
         return lambda batch: self.read(forward(self, self.begin(batch)))
 
-    def embedding(self, step: Step, table: Loaded, *, name: str) -> Tensor:
-        return self._record(name, self._inner.embedding(step, table, name=name))
+    def embedding(self, step: Step, table: Loaded, *, share: Share | None = None, name: str) -> Tensor:
+        return self._record(name, self._inner.embedding(step, table, share=share, name=name))
 
     def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
         return self._record(name, self._inner.rms_norm(x, weight, eps, name=name))
 
     def linear(
-        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, unit: int | None = None, name: str
-    ) -> Tensor:
-        return self._record(name, self._inner.linear(x, weight, bias, unit=unit, name=name))
+        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
+        group: Group | None = None, name: str,
+    ) -> Tensor:  # fmt: skip
+        return self._record(name, self._inner.linear(x, weight, bias, leaves=leaves, group=group, name=name))
+
+    def gather_columns(self, x: Tensor, share: Share, *, name: str) -> Tensor:
+        return self._record(name, self._inner.gather_columns(x, share, name=name))
 
     def qkv(
         self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,

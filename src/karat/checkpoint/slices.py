@@ -1,0 +1,91 @@
+"""What a rank holds of a stored tensor: only those bytes are read from the mapped file."""
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.weights import PLAIN_BYTES, Weight, WeightSpec, mapping_of
+from karat.errors import CheckpointError
+from karat.quant import FORMATS
+
+Piece = tuple[int, int]
+
+
+def block_of(dtype: str) -> tuple[int, int]:
+    """Values and bytes of the smallest unit of a row in a stored type: a block, or one value."""
+    if (format_ := FORMATS.get(dtype)) is not None:
+        return format_.block_size, format_.block_bytes
+    return 1, PLAIN_BYTES[dtype]
+
+
+def cut_block(weight: Weight, spec: WeightSpec) -> Piece | None:
+    """A piece that begins or ends inside a block of the weight's rows, which cannot be cut; None if there is none."""
+    if not spec.pieces or spec.shard_axis != len(weight.shape) - 1 or len(weight.shape) < 2:
+        return None
+    size = block_of(weight.dtype)[0]
+    return next((piece for piece in spec.pieces if piece[0] % size or piece[1] % size), None)
+
+
+def sliced(weight: Weight, spec: WeightSpec) -> Weight:
+    """The part of a stored tensor that `spec` asks for; the weight itself where that is all of it.
+
+    A range of rows stays a view of the file. Anything else is copied into memory, reading its own bytes and, of the
+    pages at their ends, what the system reads with them. CheckpointError where a quantised block would be cut.
+    """
+    if spec.pieces is None:
+        return weight
+    assert spec.shard_axis is not None, f"{spec.source}: pieces of no axis"
+    if (piece := cut_block(weight, spec)) is not None:
+        size = block_of(weight.dtype)[0]
+        raise CheckpointError(
+            f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
+            f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
+        )
+    shape = list(weight.shape)
+    shape[spec.shard_axis] = sum(stop - start for start, stop in spec.pieces)
+    if len(weight.shape) == 1 or spec.shard_axis == 0:
+        stored = _rows(weight, spec.pieces)
+    else:
+        assert weight.row_order is None, "row-parallel weights are stored in their own order"
+        stored = _columns(weight, spec.pieces)
+    stored.flags.writeable = False
+    return replace(weight, shape=tuple(shape), stored=stored, row_order=None, whole_shape=weight.shape)
+
+
+def _rows(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
+    """Whole rows (of a vector: values) of the tensor, flat."""
+    rows = weight.stored.reshape(weight.shape[0], -1)
+    if weight.row_order is not None:
+        order = weight.row_order()
+        return rows[np.concatenate([order[start:stop] for start, stop in pieces])].reshape(-1)
+    if len(pieces) == 1:
+        return rows[slice(*pieces[0])].reshape(-1)
+    return np.concatenate([rows[start:stop] for start, stop in pieces]).reshape(-1)
+
+
+def _columns(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
+    """The same columns of each row, copied, flat."""
+    values, num_bytes = block_of(weight.dtype)
+    spans = [(start // values * num_bytes, stop // values * num_bytes) for start, stop in pieces]
+    rows = weight.stored.reshape(math.prod(weight.shape[:-1]), -1)
+    if rows.shape[1] >= 2 * mmap.PAGESIZE:
+        # Read-ahead would fetch what lies between, which other ranks hold.
+        for row in rows:
+            for start, stop in spans:
+                _announce(row[start:stop])
+    columns: NDArray[np.uint8] = np.concatenate([rows[:, start:stop] for start, stop in spans], axis=1)
+    return columns.reshape(-1)
+
+
+def _announce(stored: NDArray[np.uint8]) -> None:
+    """Tell the system that these bytes of a mapped file are about to be read, and no others."""
+    if (found := mapping_of(stored)) is not None and hasattr(mmap, "MADV_RANDOM"):
+        base, start = found
+        page = start - start % mmap.PAGESIZE
+        num_bytes = start + stored.nbytes - page
+        base.madvise(mmap.MADV_RANDOM, page, num_bytes)
+        base.madvise(mmap.MADV_WILLNEED, page, num_bytes)

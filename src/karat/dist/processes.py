@@ -1,0 +1,173 @@
+"""Ranks as processes: started, watched and ended by the process that uses them.
+
+A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs within `PATIENCE_S`, by what the
+system says of its threads. Then all ranks end, and whoever waits gets a RankError. If this process ends, however it does,
+the ranks see the end of a pipe that only it holds (karat.dist.lifeline) and end too.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from karat.dist.connection import Connection, ConnectionEndedError
+from karat.dist.vitals import Vitals
+from karat.errors import RankError
+
+PATIENCE_S = 1.5  # until a rank that does nothing counts as hanging
+_LOOK_S = 0.1
+_GRACE_S = 2.0  # for ranks to end by themselves
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main([int(a) for a in sys.argv[2:]])"
+
+
+class Ranks:
+    """`size` processes that run `module.main([rank, size, socket, lifeline, *shared])`. Not thread-safe.
+
+    `shared` are descriptors that every rank inherits. `is_waiting(rank)` says whether a rank sleeps for want of another's
+    part, which is no hanging of its own. Raises RankError where a process cannot be started.
+    """
+
+    def __init__(self, module: str, size: int, shared: Sequence[int], is_waiting: Callable[[int], bool]) -> None:
+        self.size = size
+        self._is_waiting = is_waiting
+        self._ended: str | None = None
+        self._owed = [0] * size  # replies that nobody waits for any more
+        self._connections: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        root = str(Path(__file__).parents[2])
+        lifeline, self._lifeline = os.pipe()
+        try:
+            for rank in range(size):
+                ours, theirs = socket.socketpair()
+                self._connections.append(Connection(ours))
+                with theirs:
+                    given = [theirs.fileno(), lifeline, *shared]
+                    self._processes.append(subprocess.Popen(
+                        [sys.executable, "-P", "-c", _START.format(module=module), root, *map(str, (rank, size, *given))],
+                        pass_fds=given, stdin=subprocess.DEVNULL, stdout=2,
+                        start_new_session=True,  # Ctrl-C and Ctrl-Z are for this process alone
+                    ))  # fmt: skip
+        except OSError as fault:
+            self._end(f"only {len(self._processes)} of {size} ranks could be started ({fault.strerror})")
+            raise RankError(f"{self._ended}; use fewer, or raise the limits (ulimit -u, -n)") from fault
+        except BaseException:
+            self._end("starting them was interrupted")
+            raise
+        finally:
+            os.close(lifeline)
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    def exchange(
+        self, messages: Sequence[bytes], *, watch_progress: bool = True,
+        on_reply: Callable[[int, bytes], None] = lambda rank, reply: None,
+    ) -> list[bytes]:  # fmt: skip
+        """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
+
+        A rank that died or is stopped raises RankError, and so, with `watch_progress`, does one that does nothing. All
+        ranks have ended then. An exception from outside (an interrupt) leaves replies that the next call passes over.
+        """
+        if self._ended:
+            raise RankError(f"the ranks of this model have ended: {self._ended}; load it again")
+        for rank, message in enumerate(messages):
+            self._send(rank, message)
+            self._owed[rank] += 1
+        replies: list[bytes | None] = [None] * self.size
+        vitals = [Vitals(process.pid) for process in self._processes]
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in enumerate(self._connections):
+                selector.register(connection, selectors.EVENT_READ, rank)
+            looked = time.monotonic()
+            while None in replies:
+                for key, _ in selector.select(_LOOK_S):
+                    rank = key.data
+                    reply = self._receive(rank)
+                    self._owed[rank] -= 1
+                    if self._owed[rank] == 0:
+                        replies[rank] = reply
+                        selector.unregister(self._connections[rank])
+                        on_reply(rank, reply)
+                if time.monotonic() - looked >= _LOOK_S:
+                    self._look([r for r in range(self.size) if replies[r] is None], vitals, watch_progress)
+                    looked = time.monotonic()
+        return [reply for reply in replies if reply is not None]
+
+    def close(self) -> None:
+        """End the ranks and wait for their end; nothing is left of them. May be called again."""
+        self._end("they were closed")
+
+    def _send(self, rank: int, message: bytes) -> None:
+        try:
+            self._connections[rank].send(message)
+        except ConnectionEndedError:
+            self._died(rank)
+        except BaseException:
+            self._end("a message to them was interrupted midway")
+            raise
+
+    def _receive(self, rank: int) -> bytes:
+        try:
+            return self._connections[rank].receive()
+        except ConnectionEndedError:
+            self._died(rank)
+        except BaseException:
+            self._end("a message from them was interrupted midway")
+            raise
+
+    def _look(self, pending: Sequence[int], vitals: Sequence[Vitals], watch_progress: bool) -> None:
+        """Raise RankError for a rank that does nothing for too long."""
+        idle = []
+        for rank in pending:
+            vitals[rank].look()
+            if vitals[rank].stopped_s > PATIENCE_S:
+                self._fail(rank, "is stopped (SIGSTOP or a debugger)", "let it run on, and load the model again")
+            if vitals[rank].idle_s > PATIENCE_S:
+                idle.append(rank)
+        if not watch_progress:
+            return
+        for rank in idle:
+            if not self._is_waiting(rank):
+                self._fail(rank, f"has done nothing for {PATIENCE_S} s", "please report this as a bug of Karat")
+        if idle and len(idle) == len(pending) == self.size:
+            self._fail(idle[0], "and all others wait for each other", "please report this as a bug of Karat")
+
+    def _died(self, rank: int) -> NoReturn:
+        process = self._processes[rank]
+        try:
+            code = process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._fail(rank, "closed its connection", "please report this as a bug of Karat")
+        if code >= 0:
+            self._fail(rank, f"ended with exit code {code}", "its last words are above")
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        advice = "the system does that when memory runs out: use a smaller model, cache or context" if -code == 9 else (
+            "see whether another program ended it; if not, please report it"
+        )  # fmt: skip
+        self._fail(rank, f"was killed ({name})", advice)
+
+    def _fail(self, rank: int, what: str, advice: str) -> NoReturn:
+        self._end(f"rank {rank} (process {self._processes[rank].pid}) {what}", at_once=True)
+        raise RankError(f"{self._ended}, so all {self.size} ranks were ended; {advice}")
+
+    def _end(self, reason: str, *, at_once: bool = False) -> None:
+        if self._ended:
+            return
+        self._ended = reason
+        for connection in self._connections:
+            connection.close()
+        os.close(self._lifeline)
+        deadline = time.monotonic() + (0 if at_once else _GRACE_S)
+        for process in self._processes:
+            try:
+                process.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,112 @@
+"""What a rank is told and what it answers: typed messages (msgspec), never pickle."""
+
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from karat.batch import ForwardBatch
+from karat.config import FloatName
+
+
+class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Load this rank's part of the model at `path` and make its cache; the first message, answered by Loaded.
+
+    Tokens, rows, sequences and context are the largest of a step. Bytes are of the group's shared memory. `cpus` are
+    those that the rank may run on, empty for no choice.
+    """
+
+    path: str
+    executor: str
+    dtype: FloatName
+    isa: str | None
+    threads: int | None
+    kv_dtype: FloatName
+    quantize: str | None
+    guard: bool
+    num_positions: int
+    num_blocks: int
+    block_size: int
+    max_tokens: int
+    max_rows: int
+    max_seqs: int
+    max_context: int
+    slot_bytes: int = 0
+    whole_bytes: int = 0
+    cpus: tuple[int, ...] = ()
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The model is there. `bytes_read` of files were taken; `warnings` are for the user."""
+
+    bytes_read: int
+    warnings: tuple[str, ...]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Compute a batch (karat.batch.ForwardBatch, int32 arrays as bytes); answered by Done."""
+
+    number: int
+    token_ids: bytes
+    positions: bytes
+    slots: bytes
+    query_starts: bytes
+    context_lens: bytes
+    block_tables: bytes
+    logit_rows: bytes
+    block_size: int
+
+    @classmethod
+    def of(cls, number: int, batch: ForwardBatch) -> "Step":
+        return cls(
+            number=number, token_ids=batch.token_ids.tobytes(), positions=batch.positions.tobytes(),
+            slots=batch.slots.tobytes(), query_starts=batch.query_starts.tobytes(),
+            context_lens=batch.context_lens.tobytes(), block_tables=batch.block_tables.tobytes(),
+            logit_rows=batch.logit_rows.tobytes(), block_size=batch.block_size,
+        )  # fmt: skip
+
+    def batch(self) -> ForwardBatch:
+        return ForwardBatch(
+            token_ids=np.frombuffer(self.token_ids, np.int32),
+            positions=np.frombuffer(self.positions, np.int32),
+            slots=np.frombuffer(self.slots, np.int32),
+            query_starts=np.frombuffer(self.query_starts, np.int32),
+            context_lens=np.frombuffer(self.context_lens, np.int32),
+            block_tables=np.frombuffer(self.block_tables, np.int32).reshape(len(self.context_lens) // 4, -1),
+            logit_rows=np.frombuffer(self.logit_rows, np.int32),
+            block_size=self.block_size,
+        )
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The command is done, its results in shared memory."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The command ended with an error: the name of its class, of karat.errors or any other, and what it says.
+
+    `abandoned`: only because another rank failed.
+    """
+
+    kind: str
+    message: str
+    abandoned: bool = False
+
+
+Command = Load | Step
+Reply = Loaded | Done | Failed
+
+_Reply = TypeVar("_Reply")
+_commands = msgspec.msgpack.Decoder(Command)
+_replies = msgspec.msgpack.Decoder(Reply)
+encode = msgspec.msgpack.encode
+
+
+def decode_command(message: bytes) -> Command:
+    command: Command = _commands.decode(message)
+    return command
+
+
+def decode_reply(message: bytes) -> Reply:
+    reply: Reply = _replies.decode(message)
+    return reply

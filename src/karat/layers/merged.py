@@ -1,0 +1,59 @@
+"""Column-parallel layers that read one input and are computed together. Sizes are the whole layer's."""
+
+from karat.dist.group import Group
+from karat.layers.linear import ColumnParallelLinear
+from karat.layers.shards import own_heads, own_kv_heads, part, rows_of, tree_ends
+from karat.layers.weights import Take
+from karat.ops.api import Ops, Tensor
+
+
+class QKVParallelLinear:
+    """q, k and v of a rank's heads; `name` is the attention's."""
+
+    def __init__(
+        self, take: Take, name: str, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool,
+        group: Group,
+    ) -> None:  # fmt: skip
+        self._head_dim = head_dim
+        q_pieces = kv_pieces = None
+        if group.size > 1:
+            start, stop = own_heads(num_heads, head_dim, group)
+            q_pieces = ((start * head_dim, stop * head_dim),)
+            kv_pieces = rows_of(own_kv_heads(num_heads, num_kv_heads, head_dim, group), head_dim)
+        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        self.q_proj, self.k_proj, self.v_proj = (
+            ColumnParallelLinear(take, f"{name}.{part}_proj", size, hidden_size, bias=bias, pieces=pieces)
+            for part, size, pieces in (("q", q_size, q_pieces), ("k", kv_size, kv_pieces), ("v", kv_size, kv_pieces))
+        )
+
+    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.q_proj, self.k_proj, self.v_proj
+        return ops.qkv(
+            x,
+            (q.weight, k.weight, v.weight),
+            None if q.bias is None else (q.bias, k.bias, v.bias),
+            head_dim=self._head_dim,
+            names=(q.name, k.name, v.name),
+        )
+
+
+class GateUpParallelLinear:
+    """gate and up of a rank's inner features, those of its columns of down_proj; `name` is the MLP's."""
+
+    def __init__(
+        self, take: Take, name: str, inner_size: int, hidden_size: int, *, bias: bool, unit: int, group: Group
+    ) -> None:
+        pieces = (part(tree_ends(inner_size, unit, group), group),) if group.size > 1 else None
+        self.gate_proj, self.up_proj = (
+            ColumnParallelLinear(take, f"{name}.{which}_proj", inner_size, hidden_size, bias=bias, pieces=pieces)
+            for which in ("gate", "up")
+        )
+
+    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = self.gate_proj, self.up_proj
+        return ops.gate_up(
+            x,
+            (gate.weight, up.weight),
+            None if gate.bias is None else (gate.bias, up.bias),
+            names=(gate.name, up.name),
+        )

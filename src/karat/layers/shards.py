@@ -1,0 +1,71 @@
+"""How layers are cut for tensor parallelism: the one description that every family, executor and format follows.
+
+A row-parallel layer's sum is a tree over 8 leaves of its input columns (karat.ops.leaves), and a rank owns a subtree,
+so what it holds is where its leaves lie: whole heads of o_proj, whole blocks of down_proj. The layers that make those
+columns are cut at the same places: q_proj at o_proj's heads, gate_proj and up_proj at down_proj's columns. k_proj and
+v_proj follow the query heads; where a group of these is split, its KV head is held by several ranks. Rows of the
+vocabulary are shared out evenly.
+"""
+
+from math import gcd
+
+from karat.dist.group import Group
+from karat.ops.leaves import NUM_LEAVES, leaf_ends
+
+Piece = tuple[int, int]  # [start, stop) of an axis
+
+_VOCAB_UNIT = 64  # rows that kernels take together
+
+
+def tree_ends(columns: int, unit: int, group: Group) -> tuple[int, ...]:
+    """Where each rank's columns of a row-parallel layer end; `unit` columns (a head) are never cut."""
+    per_rank = NUM_LEAVES // group.size
+    return leaf_ends(columns, unit)[per_rank - 1 :: per_rank]
+
+
+def own_leaves(columns: int, unit: int, group: Group) -> tuple[int, ...]:
+    """Where the leaves of this rank end, counted from its first column."""
+    per_rank = NUM_LEAVES // group.size
+    first = part(tree_ends(columns, unit, group), group)[0]
+    return tuple(end - first for end in leaf_ends(columns, unit)[group.rank * per_rank :][:per_rank])
+
+
+def part(ends: tuple[int, ...], group: Group) -> Piece:
+    """This rank's part of an axis on which ranks' parts end at `ends`."""
+    return (ends[group.rank - 1] if group.rank else 0, ends[group.rank])
+
+
+def own_heads(num_heads: int, head_dim: int, group: Group) -> Piece:
+    """The query heads of this rank."""
+    start, stop = part(tree_ends(num_heads * head_dim, head_dim, group), group)
+    return start // head_dim, stop // head_dim
+
+
+def own_kv_heads(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> tuple[int, ...]:
+    """The KV head that each group of this rank's query heads reads; the groups are of one size.
+
+    Where a rank has unequal parts of two groups, the size is what divides both, and a KV head is held once for each.
+    """
+    per_kv = num_heads // num_kv_heads
+    start, stop = own_heads(num_heads, head_dim, group)
+    counts = [min(stop, (kv + 1) * per_kv) - max(start, kv * per_kv) for kv in range(num_kv_heads)]
+    size = gcd(*(count for count in counts if count > 0))
+    return tuple(kv for kv, count in enumerate(counts) if count > 0 for _ in range(count // size))
+
+
+def vocab_ends(vocab_size: int, group: Group) -> tuple[int, ...]:
+    """Where each rank's rows of the vocabulary end."""
+    unit = _VOCAB_UNIT if vocab_size >= _VOCAB_UNIT * NUM_LEAVES else 1
+    ends = [vocab_size // unit * (rank + 1) // group.size * unit for rank in range(group.size)]
+    return (*ends[:-1], vocab_size)
+
+
+def rows_of(heads: tuple[int, ...], head_dim: int) -> tuple[Piece, ...]:
+    """The rows of these heads, neighbours joined."""
+    pieces: list[Piece] = []
+    for head in heads:
+        start, stop = head * head_dim, (head + 1) * head_dim
+        if pieces and pieces[-1][1] == start:
+            start = pieces.pop()[0]
+        pieces.append((start, stop))
+    return tuple(pieces)
