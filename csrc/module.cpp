@@ -72,6 +72,25 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
     return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
 }
 
+// The bytes of a packed matrix as they were stored.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> unpack_matrix(const OwnedMatrix& self) {
+    const FormatInfo& info = self.matrix.info();
+    const std::size_t bytes = self.matrix.rows * (self.matrix.columns / info.block_columns) * info.block_bytes;
+    auto stored = std::make_unique<std::uint8_t[]>(bytes);
+    {
+        const GilReleased released;
+        unpack(self.matrix, stored.get());
+    }
+    std::uint8_t* data = stored.release();
+    const nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
+    return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
+}
+
+nb::ndarray<nb::numpy, const float, nb::ndim<1>> values_of(nb::handle self) {
+    const auto& vector = nb::cast<const Vector&>(self);
+    return nb::ndarray<nb::numpy, const float, nb::ndim<1>>(vector.values.data(), {vector.values.size()}, self);
+}
+
 VectorRef vector_of(In<float, 1> values) {
     return std::make_shared<const Vector>(Vector{{values.data(), values.data() + values.shape(0)}});
 }
@@ -182,10 +201,13 @@ NB_MODULE(_native, m) {
         .def_prop_ro("format", [](const OwnedMatrix& self) { return std::string(self.matrix.info().name); })
         .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
         .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
-        .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); });
+        .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
+        .def("stored", &unpack_matrix);
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
           nb::arg("num_threads"));
-    nb::class_<Vector>(m, "Vector").def("__len__", [](const Vector& self) { return self.values.size(); });
+    nb::class_<Vector>(m, "Vector")
+        .def("__len__", [](const Vector& self) { return self.values.size(); })
+        .def("values", &values_of);
     m.def("vector", &vector_of, nb::arg("values").noconvert());
     nb::class_<RopeTable>(m, "RopeTable")
         .def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });

@@ -20,8 +20,11 @@ std::size_t Matrix::panel_of_group(std::size_t group) const {
 }
 const std::uint8_t* Matrix::panel(std::size_t panel) const { return data + first_group(panel) * group_bytes(); }
 
-void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
-                 std::uint8_t* packed) {
+namespace {
+
+// Where the parts of panels lie in both layouts: calls copy(packed, stored, bytes) for each.
+template <class Copy>
+void walk(const Matrix& shape, std::size_t first_panel, std::size_t last_panel, const Copy& copy) {
     const FormatInfo& info = shape.info();
     const std::size_t num_blocks = shape.columns / info.block_columns;
     const std::size_t row_bytes = num_blocks * info.block_bytes;
@@ -31,23 +34,42 @@ void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t fi
     const std::size_t words_at = has_scale && info.scale_at == 0 ? 2 : 0;
     for (std::size_t panel = first_panel; panel < last_panel; ++panel) {
         const std::size_t groups = shape.panel_groups(panel), first_row = shape.first_group(panel) * kGroupRows;
-        std::uint8_t* out = packed + shape.first_group(panel) * shape.group_bytes();
+        std::size_t out = shape.first_group(panel) * shape.group_bytes();
         const std::size_t lanes = groups * kGroupRows;
         const std::size_t real = shape.rows - first_row < lanes ? shape.rows - first_row : lanes;
-        if (real < lanes) std::memset(out, 0, groups * shape.group_bytes());
-        const std::uint8_t* in = stored + first_row * row_bytes;
+        std::size_t in = first_row * row_bytes;
         for (std::size_t block = 0; block < num_blocks; ++block, in += info.block_bytes) {
             if (has_scale) {
-                for (std::size_t lane = 0; lane < real; ++lane)
-                    std::memcpy(out + 2 * lane, in + lane * row_bytes + info.scale_at, 2);
+                for (std::size_t lane = 0; lane < real; ++lane) copy(out + 2 * lane, in + lane * row_bytes + info.scale_at, 2);
                 out += 2 * lanes;
             }
-            const std::uint8_t* words = in + words_at;
+            const std::size_t words = in + words_at;
             for (std::size_t word = 0; word < num_words; ++word, out += 4 * lanes)
                 for (std::size_t lane = 0; lane < real; ++lane)
-                    std::memcpy(out + 4 * lane, words + lane * row_bytes + 4 * word, 4);
+                    copy(out + 4 * lane, words + lane * row_bytes + 4 * word, 4);
         }
     }
+}
+
+}  // namespace
+
+void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
+                 std::uint8_t* packed) {
+    for (std::size_t panel = first_panel; panel < last_panel; ++panel) {
+        const std::size_t end_row = (shape.first_group(panel) + shape.panel_groups(panel)) * kGroupRows;
+        if (end_row > shape.rows)
+            std::memset(packed + shape.first_group(panel) * shape.group_bytes(), 0,
+                        shape.panel_groups(panel) * shape.group_bytes());
+    }
+    walk(shape, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
+        bytes == 2 ? std::memcpy(packed + to, stored + from, 2) : std::memcpy(packed + to, stored + from, 4);
+    });
+}
+
+void unpack(const Matrix& matrix, std::uint8_t* stored) {
+    walk(matrix, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
+        std::memcpy(stored + to, matrix.data + from, bytes);
+    });
 }
 
 }  // namespace karat

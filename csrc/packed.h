@@ -71,4 +71,7 @@ struct Matrix {
 void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
                  std::uint8_t* packed);
 
+// The inverse: the matrix as it was stored, to be compared with the file.
+void unpack(const Matrix& matrix, std::uint8_t* stored);
+
 }  // namespace karat

@@ -11,7 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.dist.group import Group, Share
-from karat.ops.api import CacheSpec, Observer, Ops, Runner, Step, StepLimits, Tensor
+from karat.ops.api import CacheSpec, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
 
@@ -93,6 +93,9 @@ class _GraphOps:
 
     def load(self, weight: Weight) -> str:
         return weight.name
+
+    def held(self, loaded: str) -> Held:
+        raise AssertionError("a graph holds no weights")
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> None:
         return None

@@ -59,12 +59,15 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
 def _rows(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     """Whole rows (of a vector: values) of the tensor, flat."""
     rows = weight.stored.reshape(weight.shape[0], -1)
+    part: NDArray[np.uint8]
     if weight.row_order is not None:
         order = weight.row_order()
-        return rows[np.concatenate([order[start:stop] for start, stop in pieces])].reshape(-1)
-    if len(pieces) == 1:
-        return rows[slice(*pieces[0])].reshape(-1)
-    return np.concatenate([rows[start:stop] for start, stop in pieces]).reshape(-1)
+        part = rows[np.concatenate([order[start:stop] for start, stop in pieces])]
+    elif len(pieces) == 1:
+        part = rows[slice(*pieces[0])]
+    else:
+        part = np.concatenate([rows[start:stop] for start, stop in pieces])
+    return part.reshape(-1)
 
 
 def _columns(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:

@@ -28,6 +28,7 @@ EXIT_CODES: Mapping[int, str] = {
     9: "the executor is not available here",
     10: "NaN or infinity where a finite number was required",
     11: "a trace is malformed or does not fit the model",
+    12: "a tensor-parallel rank died, hangs or could not be started",
     BUG: "a bug in Karat: please report it with the output of --debug",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
     BROKEN_PIPE: "the reader of the output went away, as in `karat run … | head -c 20`",

@@ -29,13 +29,11 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main
 class Ranks:
     """`size` processes that run `module.main([rank, size, socket, lifeline, *shared])`. Not thread-safe.
 
-    `shared` are descriptors that every rank inherits. `is_waiting(rank)` says whether a rank sleeps for want of another's
-    part, which is no hanging of its own. Raises RankError where a process cannot be started.
+    `shared` are descriptors that every rank inherits. Raises RankError where a process cannot be started.
     """
 
-    def __init__(self, module: str, size: int, shared: Sequence[int], is_waiting: Callable[[int], bool]) -> None:
+    def __init__(self, module: str, size: int, shared: Sequence[int]) -> None:
         self.size = size
-        self._is_waiting = is_waiting
         self._ended: str | None = None
         self._owed = [0] * size  # replies that nobody waits for any more
         self._connections: list[Connection] = []
@@ -67,13 +65,14 @@ class Ranks:
         return tuple(process.pid for process in self._processes)
 
     def exchange(
-        self, messages: Sequence[bytes], *, watch_progress: bool = True,
-        on_reply: Callable[[int, bytes], None] = lambda rank, reply: None,
+        self, messages: Sequence[bytes], *, is_waiting: Callable[[int], bool] | None = None,
+        on_reply: Callable[[bytes], None] = lambda reply: None,
     ) -> list[bytes]:  # fmt: skip
         """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
 
-        A rank that died or is stopped raises RankError, and so, with `watch_progress`, does one that does nothing. All
-        ranks have ended then. An exception from outside (an interrupt) leaves replies that the next call passes over.
+        A rank that died or is stopped raises RankError, and so does one that does nothing, if `is_waiting(rank)` is given
+        and says that it does not sleep for want of another's part. All ranks have ended then. An exception from outside
+        (an interrupt) leaves replies that the next call passes over.
         """
         if self._ended:
             raise RankError(f"the ranks of this model have ended: {self._ended}; load it again")
@@ -94,9 +93,9 @@ class Ranks:
                     if self._owed[rank] == 0:
                         replies[rank] = reply
                         selector.unregister(self._connections[rank])
-                        on_reply(rank, reply)
+                        on_reply(reply)
                 if time.monotonic() - looked >= _LOOK_S:
-                    self._look([r for r in range(self.size) if replies[r] is None], vitals, watch_progress)
+                    self._look([r for r in range(self.size) if replies[r] is None], vitals, is_waiting)
                     looked = time.monotonic()
         return [reply for reply in replies if reply is not None]
 
@@ -122,7 +121,9 @@ class Ranks:
             self._end("a message from them was interrupted midway")
             raise
 
-    def _look(self, pending: Sequence[int], vitals: Sequence[Vitals], watch_progress: bool) -> None:
+    def _look(
+        self, pending: Sequence[int], vitals: Sequence[Vitals], is_waiting: Callable[[int], bool] | None
+    ) -> None:
         """Raise RankError for a rank that does nothing for too long."""
         idle = []
         for rank in pending:
@@ -131,10 +132,10 @@ class Ranks:
                 self._fail(rank, "is stopped (SIGSTOP or a debugger)", "let it run on, and load the model again")
             if vitals[rank].idle_s > PATIENCE_S:
                 idle.append(rank)
-        if not watch_progress:
+        if is_waiting is None:
             return
         for rank in idle:
-            if not self._is_waiting(rank):
+            if not is_waiting(rank):
                 self._fail(rank, f"has done nothing for {PATIENCE_S} s", "please report this as a bug of Karat")
         if idle and len(idle) == len(pending) == self.size:
             self._fail(idle[0], "and all others wait for each other", "please report this as a bug of Karat")

@@ -45,6 +45,11 @@ class SharedMemoryGroup:
         """A step starts, whose collectives are numbered from `number` on (see `NUMBERS_OF_A_STEP`)."""
         self.channel.begin(number)
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether the step was given up."""
+        return bool(self.channel.abandoned)
+
     def all_gather(self, part: Array) -> list[Array]:
         number = self.channel.reserve(1)
         _put(self.channel.slot(self.rank, number), part)
@@ -95,31 +100,37 @@ def unavailable_reason() -> str | None:
     return None if _CHANNEL is not None else "tensor parallelism needs the C++ extension, which is not installed here"
 
 
-def create_file(size: int, *, slot_bytes: int, whole_bytes: int) -> int:
-    """The descriptor of a new anonymous file of zeros that the ranks of a group can map; the caller closes it.
+def create_file() -> int:
+    """The descriptor of a new anonymous file, empty as yet, that ranks can map; the caller closes it.
 
     Raises CapacityError where the system refuses it, ExecutorError where there is no extension to use it with.
     """
     if _CHANNEL is None:
         raise ExecutorError(f"{unavailable_reason()}; with a C++ compiler on the PATH, install Karat again")
-    num_bytes = _CHANNEL.SharedMemory.num_bytes(size, slot_bytes, whole_bytes)
     try:
         if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("karat-ranks", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile(buffering=0) as file:
-                descriptor = os.dup(file.fileno())
-        try:
-            os.ftruncate(descriptor, num_bytes)
-        except OSError:
-            os.close(descriptor)
-            raise
+            return os.memfd_create("karat-ranks", os.MFD_CLOEXEC)
+        with tempfile.TemporaryFile(buffering=0) as file:
+            return os.dup(file.fileno())
+    except OSError as fault:
+        raise CapacityError(
+            f"the ranks need shared memory, which the system refuses ({fault.strerror}); raise its limits (ulimit -n), "
+            "or use one rank"
+        ) from fault
+
+
+def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
+    """Make the file zeros, as many as such a group needs, while nobody uses it. Raises CapacityError."""
+    assert _CHANNEL is not None, "who created the file has looked"
+    num_bytes = _CHANNEL.SharedMemory.num_bytes(size, slot_bytes, whole_bytes)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, num_bytes)
     except OSError as fault:
         raise CapacityError(
             f"the ranks need {num_bytes} bytes of shared memory, which the system refuses ({fault.strerror}); "
-            "raise its limits (ulimit -f, ulimit -n, a container's memory), or use fewer ranks"
+            "raise its limits (ulimit -f, a container's memory), lower max_num_batched_tokens, or use one rank"
         ) from fault
-    return descriptor
 
 
 def _put(slot: NDArray[np.uint8], part: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
-from karat.config import FLOAT_BYTES, FloatName, embedded_model_path
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
@@ -149,14 +149,15 @@ class LLM:
         limits = sizes.step_limits
         self._ranks: ParallelModel | None = None
         if loaded is None:
-            self._ranks = ParallelModel(
+            self._ranks = _started(
+                tensor_parallel_size,
                 Load(
                     path=str(checkpoint.path.absolute()), executor=ops.executor, dtype=dtype, isa=None, threads=threads,
                     kv_dtype=self.kv_dtype, quantize=quantize, guard=guard, num_positions=self.max_model_len,
                     num_blocks=num_blocks, block_size=BLOCK_SIZE, max_tokens=limits.num_tokens,
                     max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs, max_context=limits.context_len,
                 ),
-                self.config, tensor_parallel_size,
+                self.config,
             )  # fmt: skip
         else:
             cache = ops.new_cache(
@@ -320,6 +321,17 @@ class LLM:
     def _step(self) -> None:
         for update in self.engine.step():
             self._inbox[update.request_id].append(update)
+
+
+def _started(size: int, load: Load, config: ModelConfig) -> ParallelModel:
+    """Ranks that have loaded the model."""
+    ranks = ParallelModel(size)
+    try:
+        ranks.load(load, config)
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
 
 
 def _chat_options(

@@ -3,18 +3,21 @@
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from karat import errors
 from karat.batch import ForwardBatch
 from karat.config import FLOAT_BYTES, ModelConfig
 from karat.dist.placement import cores_of_ranks
 from karat.dist.processes import Ranks
-from karat.dist.shared_memory import Watcher, create_file
-from karat.engine.rank_messages import Command, Failed, Load, Loaded, Reply, Step, decode_reply, encode
+from karat.dist.shared_memory import Watcher, create_file, make_room
+from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import KaratError, RankError
 from karat.ops.threads import num_physical_cores
 
@@ -22,79 +25,109 @@ _log = logging.getLogger(__name__)
 
 _HEADER_BYTES = 64  # before an array that is exchanged through the host
 
+Answer = TypeVar("Answer", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a rank has: bytes of files that it read, threads, CPUs that it is pinned to (none: the system chooses)."""
+
+    bytes_read: int
+    threads: int
+    cpus: tuple[int, ...]
+
 
 class ParallelModel:
-    """`size` ranks that have loaded a model together. Calling it computes a step (a Runner); `close` ends them.
+    """`size` processes that load a model together with `load`, each its part; then a call computes a step (a Runner).
 
-    `load` says what each loads, but for its place and memory, which are decided here. The ranks end with this object or
-    this process. Raises what loading raises, CapacityError for want of shared memory, and RankError.
+    `load` may be called again, for another model. The processes end with `close`, with this object or this process;
+    `module` is what they run. Raises RankError, CapacityError for want of shared memory, and ExecutorError without the
+    C++ extension.
     """
 
-    def __init__(self, load: Load, config: ModelConfig, size: int) -> None:
-        item = FLOAT_BYTES[load.dtype]
-        self._shape = config.vocab_size
-        self._dtype: np.dtype[np.floating] = np.dtype(load.dtype)
-        slot_bytes = max(load.max_tokens, load.max_rows) * config.hidden_size * item + _HEADER_BYTES
-        whole_bytes = load.max_rows * config.vocab_size * item
-        threads = load.threads or max(1, num_physical_cores() // size)
-        cpus = cores_of_ranks(size, threads)
-        descriptor = create_file(size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+    def __init__(self, size: int, module: str = "karat.engine.rank") -> None:
+        self.size = size
+        self.holdings: list[Holding] = []
+        self._watcher: Watcher | None = None
+        self._vocab_size, self._dtype = 0, np.dtype(np.float32)
+        self._file = create_file()
         try:
-            self._watcher = Watcher(descriptor, size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
-            self._ranks = Ranks("karat.engine.rank", size, [descriptor], self._watcher.is_waiting)
-        finally:
-            os.close(descriptor)
-        self._end = weakref.finalize(self, self._ranks.close)
-        try:
-            loads = [
-                msgspec.structs.replace(
-                    load, threads=threads, slot_bytes=slot_bytes, whole_bytes=whole_bytes,
-                    cpus=tuple(sorted(cpus[rank])) if cpus else (),
-                )
-                for rank in range(size)
-            ]  # fmt: skip
-            replies = self._command(loads, watch_progress=False)
+            self._ranks = Ranks(module, size, [self._file])
         except BaseException:
-            self.close()
+            os.close(self._file)
             raise
-        self.threads = threads
-        self.loaded = [reply for reply in replies if isinstance(reply, Loaded)]
-        for warning in dict.fromkeys(warning for reply in self.loaded for warning in reply.warnings):
-            _log.warning("%s", warning)
+        self._end = weakref.finalize(self, _close, self._ranks, self._file)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
         return self._ranks.process_ids
 
-    def __call__(self, batch: ForwardBatch) -> "np.ndarray[tuple[int, int], np.dtype[np.floating]]":
+    def load(self, load: Load, config: ModelConfig) -> None:
+        """Each rank loads its part; threads (None: a fair share of the cores), cores and memory are decided here.
+
+        Raises what loading raises. The ranks stay, and may be told to load again.
+        """
+        item = FLOAT_BYTES[load.dtype]
+        slot_bytes = max(load.max_tokens, load.max_rows) * config.hidden_size * item + _HEADER_BYTES
+        whole_bytes = load.max_rows * config.vocab_size * item
+        threads = load.threads or max(1, num_physical_cores() // self.size)
+        placed = cores_of_ranks(self.size, threads)
+        cpus: list[tuple[int, ...]] = [tuple(sorted(own)) for own in placed] if placed else [()] * self.size
+        self._watcher = None
+        make_room(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+        watcher = Watcher(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+        loads = [
+            msgspec.structs.replace(load, threads=threads, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
+            for own in cpus
+        ]
+        replies = self._exchange(loads, Loaded)
+        self._watcher = watcher
+        self._vocab_size, self._dtype = config.vocab_size, np.dtype(load.dtype)
+        self.holdings = [Holding(reply.bytes_read, threads, own) for reply, own in zip(replies, cpus, strict=True)]
+        for warning in dict.fromkeys(warning for reply in replies for warning in reply.warnings):
+            _log.warning("%s", warning)
+
+    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
         """Logits [rows, vocab] of the batch's logit_rows, good until the next call."""
-        number = self._watcher.next_number()
-        self._command([Step.of(number, batch)] * self._ranks.size, number=number)
-        return self._watcher.whole((len(batch.logit_rows), self._shape), self._dtype)
+        self.command(lambda number: Step.of(number, batch), Done)
+        assert self._watcher is not None
+        return self._watcher.whole((len(batch.logit_rows), self._vocab_size), self._dtype)
+
+    def command(self, make: Callable[[int], msgspec.Struct], answer: type[Answer], num_steps: int = 1) -> list[Answer]:
+        """Give all ranks the command that `make` makes of the number of its first collective; their answers.
+
+        `num_steps` is how many steps it takes at most. Where a rank fails, the others give up, and its error is raised.
+        """
+        assert self._watcher is not None, "nothing is loaded"
+        number = self._watcher.next_number(num_steps)
+        return self._exchange([make(number)] * self.size, answer, self._watcher, number)
 
     def close(self) -> None:
         """End the ranks. May be called again."""
         self._end()
 
-    def _command(
-        self, commands: Sequence[Command], *, number: int | None = None, watch_progress: bool = True
-    ) -> list[Reply]:
-        """Every rank's reply. Where one failed the step is given up on the others, and its error raised here."""
+    def _exchange(
+        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher | None = None, number: int = 0
+    ) -> list[Answer]:
+        decoder: Any = msgspec.msgpack.Decoder(answer | Failed)
 
-        def give_up(rank: int, message: bytes) -> None:
-            if number is not None and isinstance(decode_reply(message), Failed):
-                self._watcher.abandon(number)
+        def give_up(reply: bytes) -> None:
+            if watcher is not None and isinstance(decoder.decode(reply), Failed):
+                watcher.abandon(number)
 
-        encoded = [encode(command) for command in commands]
-        replies = [
-            decode_reply(reply)
-            for reply in self._ranks.exchange(encoded, watch_progress=watch_progress, on_reply=give_up)
-        ]
-        failures = [(rank, reply) for rank, reply in enumerate(replies) if isinstance(reply, Failed)]
+        encoded = [msgspec.msgpack.encode(command) for command in commands]
+        replies = self._ranks.exchange(encoded, is_waiting=watcher.is_waiting if watcher else None, on_reply=give_up)
+        decoded = [decoder.decode(reply) for reply in replies]
+        failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
         if failures:
             rank, failure = min(failures, key=lambda failed: (failed[1].abandoned, failed[0]))
-            raise _raised(rank, failure, of_all=len(failures) == len(replies))
-        return replies
+            raise _raised(rank, failure, of_all=len({failed.message for _, failed in failures}) == 1 < len(failures))
+        return decoded
+
+
+def _close(ranks: Ranks, file: int) -> None:
+    ranks.close()
+    os.close(file)
 
 
 def _raised(rank: int, failure: Failed, *, of_all: bool) -> KaratError:

@@ -1,7 +1,5 @@
 """What a rank is told and what it answers: typed messages (msgspec), never pickle."""
 
-from typing import TypeVar
-
 import msgspec
 import numpy as np
 
@@ -91,22 +89,3 @@ class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kind: str
     message: str
     abandoned: bool = False
-
-
-Command = Load | Step
-Reply = Loaded | Done | Failed
-
-_Reply = TypeVar("_Reply")
-_commands = msgspec.msgpack.Decoder(Command)
-_replies = msgspec.msgpack.Decoder(Reply)
-encode = msgspec.msgpack.encode
-
-
-def decode_command(message: bytes) -> Command:
-    command: Command = _commands.decode(message)
-    return command
-
-
-def decode_reply(message: bytes) -> Reply:
-    reply: Reply = _replies.decode(message)
-    return reply

@@ -29,7 +29,8 @@ class WeightLoader:
     """A `Take` that loads each assigned weight into the executor once, however many layers share it.
 
     Each goes through `prepare` first, one at a time, so that never two weights are held twice. Of a tensor that is
-    shared out over ranks only this rank's part is read. `bytes_read` counts the bytes of files that were taken.
+    shared out over ranks only this rank's part is read. `bytes_read` counts the bytes of files that were taken, and
+    `parts` are what was loaded for which spec.
     """
 
     def __init__(self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight]) -> None:
@@ -37,6 +38,7 @@ class WeightLoader:
         self._weights = weights
         self._prepare = prepare
         self._loaded: dict[str, Loaded] = {}
+        self.parts: dict[WeightSpec, Loaded] = {}
         self.bytes_read = 0
 
     def __call__(self, spec: WeightSpec) -> Loaded:
@@ -44,7 +46,7 @@ class WeightLoader:
             whole = self._weights[spec.source]
             weight = sliced(whole, spec)
             self.bytes_read += weight.num_bytes
-            self._loaded[spec.source] = self._ops.load(self._prepare(weight))
+            self._loaded[spec.source] = self.parts[spec] = self._ops.load(self._prepare(weight))
             if weight is not whole:
                 whole.release()
         return self._loaded[spec.source]

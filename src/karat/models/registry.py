@@ -1,9 +1,10 @@
 """From a config.json and a checkpoint to a model. A new family is one file beside this one and one line below."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from karat.checkpoint.assign import assign
-from karat.checkpoint.weights import Checkpoint, Weight
+from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.dist.group import SINGLE, Group
 from karat.errors import ConfigError
@@ -14,7 +15,7 @@ from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.family import Family
 from karat.models.reader import ConfigReader
-from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -28,18 +29,19 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class Model:
-    """A decoder on an executor, or a rank's part of one. `bytes_read` of the files were taken for it.
+    """A decoder on an executor, or a rank's part of one: `parts`, for which `bytes_read` of the files were taken.
 
     `on` gives the same loaded weights under another wrapper of the same executor.
     """
 
     def __init__(
         self, config: ModelConfig, ops: Ops, decoder: Decoder, rope: RopeTable, group: Group = SINGLE,
-        bytes_read: int = 0,
+        parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}), bytes_read: int = 0,
     ) -> None:  # fmt: skip
         self.config = config
         self.ops = ops
         self.group = group
+        self.parts = parts
         self.bytes_read = bytes_read
         self._decoder = decoder
         self._rope = rope
@@ -50,7 +52,7 @@ class Model:
 
     def on(self, ops: Ops) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        return Model(self.config, ops, self._decoder, self._rope, self.group, self.bytes_read)
+        return Model(self.config, ops, self._decoder, self._rope, self.group, self.parts, self.bytes_read)
 
     @property
     def num_kv_heads(self) -> int:
@@ -115,4 +117,4 @@ def build(
     loader = WeightLoader(ops, weights, prepare)
     decoder = Decoder(loader, config, group)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
-    return Model(config, ops, decoder, rope, group, loader.bytes_read)
+    return Model(config, ops, decoder, rope, group, loader.parts, loader.bytes_read)

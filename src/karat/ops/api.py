@@ -52,6 +52,14 @@ class StepLimits:
     context_len: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A loaded weight, read back: `data` [bytes] uint8 of stored type `dtype` (a type of karat.checkpoint.Weight)."""
+
+    dtype: str
+    data: NDArray[np.uint8]
+
+
 class Ops(Protocol):
     """An executor. Everything raises ExecutorError on arguments outside the contract."""
 
@@ -68,6 +76,9 @@ class Ops(Protocol):
 
     def load(self, weight: Weight) -> Loaded:
         """Take a stored tensor into the executor's layout, without changing a value."""
+
+    def held(self, loaded: Loaded) -> Held:
+        """What became of a stored tensor in `load`, to be compared with the file."""
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""

@@ -15,7 +15,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share
 from karat.errors import ExecutorError
-from karat.ops.api import CacheSpec, Loaded, Observer, Runner, StepLimits
+from karat.ops.api import CacheSpec, Held, Loaded, Observer, Runner, StepLimits
 from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
 from karat.ops.threads import num_physical_cores
@@ -91,6 +91,11 @@ class NativeOps:
             raise ExecutorError(str(refusal)) from refusal
         weight.release()
         return packed
+
+    def held(self, loaded: Loaded) -> Held:
+        if isinstance(loaded, native().Matrix):
+            return Held(loaded.format, loaded.stored())
+        return Held("F32", loaded.values().view(np.uint8))
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> Loaded:
         table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))

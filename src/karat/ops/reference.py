@@ -11,7 +11,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError, NumericsError
-from karat.ops.api import CacheSpec, Observer, Runner, StepLimits
+from karat.ops.api import CacheSpec, Held, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
 
 Array = NDArray[np.floating]
@@ -54,6 +54,9 @@ class ReferenceOps:
 
     def load(self, weight: Weight) -> Array:
         return weight.to_array(self._dtype)
+
+    def held(self, loaded: Array) -> Held:
+        return Held({8: "F64", 4: "F32"}[loaded.itemsize], np.ascontiguousarray(loaded).reshape(-1).view(np.uint8))
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:
         return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=self._dtype)

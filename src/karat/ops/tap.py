@@ -9,7 +9,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share
-from karat.ops.api import Cache, CacheSpec, Loaded, Observer, Ops, RopeTable, Runner, Step, StepLimits, Tensor
+from karat.ops.api import Cache, CacheSpec, Held, Loaded, Observer, Ops, RopeTable, Runner, Step, StepLimits, Tensor
 
 
 class Tap:
@@ -43,6 +43,9 @@ class Tap:
 
     def load(self, weight: Weight) -> Loaded:
         return self._inner.load(weight)
+
+    def held(self, loaded: Loaded) -> Held:
+        return self._inner.held(loaded)
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions)

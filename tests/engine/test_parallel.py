@@ -1,0 +1,206 @@
+"""The tensor-parallel degree does not change a bit: logits of ranks against those of one process."""
+
+import math
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from karat.ops.native import supported_isas, unavailable_reason
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+from karat.checkpoint import open_model
+from karat.checkpoint.safetensors import read_header
+from karat.engine.parallel import ParallelModel
+from karat.errors import CheckpointError, NumericsError, UsageError
+from karat.models.registry import read_config
+from tests.support import parallel
+
+SEED = os.environ.get("KARAT_SEED", "0")
+STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+DEGREES = (2, 4, 8)
+
+
+class Teams:
+    """Ranks of each degree, started once for all tests: they load one model after the other."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, ParallelModel] = {}
+
+    def __getitem__(self, size: int) -> ParallelModel:
+        if size not in self._by_size:
+            self._by_size[size] = ParallelModel(size)
+        return self._by_size[size]
+
+    def close(self) -> None:
+        for team in self._by_size.values():
+            team.close()
+
+
+@pytest.fixture(scope="module")
+def teams() -> Iterator[Teams]:
+    made = Teams()
+    yield made
+    made.close()
+
+
+def texts_for(vocab_size: int, seed: str) -> list[list[int]]:
+    rng = random.Random(f"{SEED}-{seed}")
+    return [[rng.randrange(vocab_size) for _ in range(n)] for n in (41, 1, 7)]
+
+
+def assert_same(got: list[np.ndarray], want: list[np.ndarray], what: object) -> None:
+    for a, b in zip(got, want, strict=True):
+        assert np.isfinite(b).all() and b.std() > 0.1, "logits that say nothing"
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32), err_msg=str(what))
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("family", parallel.ARCHITECTURES)
+def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_path: Path) -> None:
+    extra = {"attention_bias": True, "mlp_bias": True} if family == "llama" and stored in ("F32", "BF16") else {}
+    config = parallel.config_of(family, tie_word_embeddings=stored != "F32", **extra)
+    path = parallel.write(tmp_path, config, stored)
+    texts = texts_for(config["vocab_size"], f"{family}-{stored}")
+    want = parallel.single(path, texts, chunk=512, threads=2)
+    for size, chunk, together, threads in ((2, 512, True, 2), (4, 7, True, 1), (8, 64, False, 1)):
+        got = parallel.parallel(teams[size], path, texts, chunk=chunk, together=together, threads=threads)
+        assert_same(got, want, (size, chunk, together, threads))
+
+
+@pytest.mark.parametrize("stored", ["F32", "Q4_0"])
+def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> None:
+    """14 heads over 4 ranks are 3, 4, 3, 4; 19 blocks of the MLP over 8 are 2, 2, 3, 2, 2, 3, 2, 3."""
+    config = parallel.config_of(
+        "qwen2", hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2, head_dim=64,
+        rope_theta=1e6,
+    )  # fmt: skip
+    path = parallel.write(tmp_path, config, stored)
+    texts = texts_for(config["vocab_size"], stored)
+    want = parallel.single(path, texts, chunk=512)
+    for size in DEGREES:
+        assert_same(parallel.parallel(teams[size], path, texts, chunk=16), want, size)
+
+
+def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(teams: Teams, tmp_path: Path) -> None:
+    """What works is decided here by building every rank's layers; what works has the bits of one process."""
+    rng = random.Random(f"{SEED}-configurations")
+    worked = refused = 0
+    for number in range(24):
+        num_kv_heads = rng.choice([1, 1, 2, 3, 5])
+        config = parallel.config_of(
+            rng.choice(list(parallel.ARCHITECTURES)), hidden_size=rng.choice([24, 40, 64, 96]),
+            intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512]), num_hidden_layers=rng.choice([1, 2]),
+            num_key_value_heads=num_kv_heads, num_attention_heads=num_kv_heads * rng.choice([1, 2, 3, 5]),
+            head_dim=rng.choice([6, 8, 12, 16, 20, 32]), vocab_size=rng.choice([61, 127, 509, 700]),
+            tie_word_embeddings=rng.random() < 0.5,
+        )  # fmt: skip
+        stored = rng.choice(["F32", "BF16", "Q8_0"])
+        path = parallel.write(tmp_path / str(number), config, stored, seed=number)
+        texts = texts_for(config["vocab_size"], str(number))
+        working = [size for size in DEGREES if all(_holds_something(config, rank, size) for rank in range(size))]
+        want = parallel.single(path, texts, chunk=64) if working else []
+        for size in DEGREES:
+            if size in working:
+                got = parallel.parallel(
+                    teams[size], path, texts, chunk=rng.choice([5, 64]), together=rng.random() < 0.5
+                )
+                assert_same(got, want, (config, stored, size))
+                worked += 1
+            else:
+                listed = ", ".join(map(str, [1, *working]))
+                with pytest.raises(UsageError, match=rf"tensor_parallel_size={size}: .* works with {listed}$"):
+                    parallel.parallel(teams[size], path, texts, chunk=64)
+                refused += 1
+    assert worked >= 10 and refused >= 10, (worked, refused)
+
+
+def _holds_something(config: dict[str, Any], rank: int, size: int) -> bool:
+    """Whether a rank has a head, a column of the MLP and a row of the vocabulary, by DESIGN's words."""
+
+    def span(count: int, unit: int) -> int:
+        block = 256 if count % 256 == 0 else 32 if count % 32 == 0 else 1
+        units = count // math.lcm(block, unit)
+        return (rank + 1) * 8 // size * units // 8 - rank * 8 // size * units // 8
+
+    heads = config["num_attention_heads"] * config["head_dim"]
+    return span(heads, config["head_dim"]) > 0 and span(config["intermediate_size"], 1) > 0
+
+
+@pytest.mark.parametrize("stored", ["F32", "Q4_0"])
+def test_the_reference_executor_shares_out_too(stored: str, teams: Teams, tmp_path: Path) -> None:
+    """Not the same bits: NumPy sums as it likes. In float64 the difference is of its roundings."""
+    path = parallel.write(tmp_path, parallel.config_of("qwen3"), stored)
+    texts = texts_for(601, "reference")
+    how: dict[str, Any] = {"executor": "reference", "dtype": "float64", "kv_dtype": "float64", "chunk": 16}
+    want = parallel.single(path, texts, **how)
+    got = parallel.parallel(teams[4], path, texts, **how)
+    for a, b in zip(got, want, strict=True):
+        assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()  # the logits are kept as float32 here
+
+
+def test_op_by_op_has_the_same_bits(teams: Teams, tmp_path: Path) -> None:
+    path = parallel.write(tmp_path, parallel.config_of("qwen2"), "Q4_K")
+    texts = texts_for(601, "guard")
+    want = parallel.single(path, texts, chunk=512)
+    assert_same(parallel.parallel(teams[2], path, texts, chunk=9, guard=True), want, "guard")
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_every_kernel_build_has_the_same_bits(isa: str, teams: Teams, tmp_path: Path) -> None:
+    path = parallel.write(tmp_path, parallel.config_of("llama"), "Q6_K")
+    texts = texts_for(601, "isa")
+    want = parallel.single(path, texts, chunk=512)
+    assert_same(parallel.parallel(teams[2], path, texts, chunk=512, isa=isa), want, isa)
+
+
+def test_a_number_that_one_rank_cannot_store_ends_the_step_and_not_the_ranks(teams: Teams, tmp_path: Path) -> None:
+    """A V beyond float16 in the second rank's head: its error is raised, with the rank; then all goes on."""
+    config = parallel.config_of("llama", attention_bias=True)
+    path = parallel.write(tmp_path, config, "F32")
+    spoil(path / "model.safetensors", "model.layers.0.self_attn.v_proj.bias", 128 + 3, 1e6)
+    with pytest.raises(
+        NumericsError, match="rank 1: V of layer 0, KV head 0, token 0 of the step: 1e[+]06 does not fit"
+    ):
+        parallel.parallel(teams[2], path, [[5, 6, 7]], chunk=512)
+    want = parallel.single(path, [[5, 6, 7]], chunk=512, kv_dtype="float32")
+    assert_same(parallel.parallel(teams[2], path, [[5, 6, 7]], chunk=512, kv_dtype="float32"), want, "float32")
+
+
+def test_a_rank_that_stops_at_a_number_lets_the_others_give_up(teams: Teams, tmp_path: Path) -> None:
+    """With --guard a rank raises in the middle of a step, and the others wait for its part in vain."""
+    config = parallel.config_of("llama", attention_bias=True, num_hidden_layers=2)
+    path = parallel.write(tmp_path, config, "F32")
+    spoil(path / "model.safetensors", "model.layers.1.self_attn.q_proj.bias", 9 * 128, np.nan)
+    with pytest.raises(NumericsError, match=r"rank 2: model\.layers\.1\.self_attn\.q_proj\[0, 1, 0\]: nan"):
+        parallel.parallel(teams[4], path, [[5, 6, 7]], chunk=512, guard=True)
+    fine = parallel.write(tmp_path / "fine", config, "F32", seed=1)
+    want = parallel.single(fine, [[5, 6, 7]], chunk=512)
+    assert_same(parallel.parallel(teams[4], fine, [[5, 6, 7]], chunk=512), want, "after a step that was given up")
+
+
+def spoil(file: Path, tensor: str, index: int, value: float) -> None:
+    """Overwrite one number of a float32 tensor in a safetensors file."""
+    begin = read_header(file).entries[tensor].begin
+    data = bytearray(file.read_bytes())
+    data[begin + 4 * index : begin + 4 * index + 4] = np.float32(value).tobytes()
+    file.write_bytes(data)
+
+
+def test_a_rank_that_cannot_load_is_told_and_another_model_loads(teams: Teams, tmp_path: Path) -> None:
+    path = parallel.write(tmp_path, parallel.config_of("qwen2"), "F32")
+    texts = [[1, 2, 3]]
+    file = path / "model.safetensors"
+    whole = file.read_bytes()
+    config = read_config(open_model(path).config)
+    file.write_bytes(whole[:-100])
+    with pytest.raises(CheckpointError, match="truncated"):
+        teams[2].load(parallel.load_of(path, 601, texts, chunk=8), config)
+    file.write_bytes(whole)
+    assert_same(parallel.parallel(teams[2], path, texts, chunk=8), parallel.single(path, texts, chunk=8), "repaired")

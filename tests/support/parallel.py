@@ -1,0 +1,171 @@
+"""Models in every stored type for tensor-parallel tests, written as files, and their logits on one process or many."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import TensorSpec, serialize
+
+from karat.bench.shapes import _tokenizer as made_up_tokenizer
+from karat.checkpoint import open_model
+from karat.checkpoint.gguf.names import gguf_name
+from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.config import FloatName
+from karat.convert.metadata import model_pairs
+from karat.engine.engine import Engine, EngineConfig
+from karat.engine.parallel import ParallelModel
+from karat.engine.rank_messages import Load
+from karat.engine.step import model_runner
+from karat.models.decoder import weight_specs
+from karat.models.registry import build, read_config
+from karat.ops import registry
+from karat.ops.api import CacheSpec, Runner
+from karat.quant import FORMATS
+
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+}  # fmt: skip
+BLOCK_SIZE = 16
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "NVFP4": ()}  # float16 scales of a block
+
+
+def config_of(family: str, **changes: Any) -> dict[str, Any]:
+    """A config.json with sizes that any power of two up to 8 divides the tree by, in any stored type."""
+    config = {
+        "model_type": family, "architectures": [ARCHITECTURES[family]], "vocab_size": 601, "hidden_size": 256,
+        "intermediate_size": 2304, "num_hidden_layers": 1, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return config | changes
+
+
+def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0) -> Path:
+    """A model of random weights: a folder for F32, F16 and BF16, else a GGUF file in it, whose path is returned.
+
+    Rows that are no whole blocks of the type, and vectors, are float32.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    read = read_config(config)
+    tensors = {}
+    for spec in weight_specs(read):
+        dtype = stored
+        if stored in FORMATS and (len(spec.shape) == 1 or spec.shape[-1] % FORMATS[stored].block_size):
+            dtype = "F32"
+        tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=float("norm" in spec.source)))
+    if stored not in FORMATS:
+        specs = {
+            name: TensorSpec(
+                dtype=_TORCH_NAMES[dtype], shape=list(shape), data_ptr=data.ctypes.data, data_len=data.nbytes
+            )
+            for name, (dtype, shape, data) in tensors.items()
+        }
+        (folder / "model.safetensors").write_bytes(bytes(serialize(specs)))
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+    pairs = [*model_pairs(read, "random"), ("general.file_type", scalar("UINT32", 0))]
+    named = [
+        NewTensor(str(gguf_name(name)), dtype, shape, partial(list, [data]))
+        for name, (dtype, shape, data) in tensors.items()
+    ]
+    path = folder / f"{stored}.gguf"
+    write_gguf(path, pairs, named)
+    return path
+
+
+def _draw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], mean: float) -> NDArray[np.uint8]:
+    """Stored bytes of numbers whose rows, multiplied with normal ones, give a deviation of about 1."""
+    deviation = 0.3 if len(shape) == 1 else 1.5 / np.sqrt(shape[-1])
+    if dtype not in FORMATS:
+        values = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+        if dtype == "BF16":
+            return (values.reshape(-1).view(np.uint32) >> 16).astype("<u2").view(np.uint8)
+        return values.reshape(-1).astype("<f2" if dtype == "F16" else "<f4").view(np.uint8)
+    format_ = FORMATS[dtype]
+    blocks = rng.integers(0, 256, (prod(shape) // format_.block_size, format_.block_bytes), np.uint8)
+    for at in _SCALES_AT[dtype]:
+        blocks[:, at : at + 2] = np.array([1.0], "<f2").view(np.uint8)
+    typical = float(np.abs(format_.dequantize(blocks[:64])).mean())
+    scales = deviation / typical * rng.uniform(0.5, 1.5, (len(blocks), 1)) * rng.choice([-1, 1], (len(blocks), 1))
+    for at in _SCALES_AT[dtype]:
+        blocks[:, at : at + 2] = scales.astype("<f2").view(np.uint8)
+    return blocks.reshape(-1)
+
+
+def logits_of(
+    run: Runner, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, together: bool = True
+) -> list[NDArray[np.floating]]:
+    """Logits [tokens, vocab] of each text, computed in chunks, all texts together or one by one."""
+    sizes = sizes_for(vocab_size, texts, chunk)
+    engine = Engine(run, made_up_tokenizer(vocab_size), sizes)
+    readers = []
+    for text in texts:
+        readers.append(engine.add_logits(tuple(text), np.empty((len(text), vocab_size), np.float32)))
+        while not together and not readers[-1].done:
+            engine.step()
+    while not all(reader.done for reader in readers):
+        engine.step()
+    for reader in readers:
+        if reader.error:
+            raise reader.error
+    return [reader.logits for reader in readers]
+
+
+def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
+    num_blocks = sum(-(-len(text) // BLOCK_SIZE) for text in texts)
+    return EngineConfig(
+        vocab_size=vocab_size, max_model_len=max(map(len, texts)), num_blocks=num_blocks,
+        block_size=BLOCK_SIZE, max_num_seqs=min(len(texts), chunk), max_num_batched_tokens=chunk,
+    )  # fmt: skip
+
+
+def single(
+    path: Path, texts: Sequence[Sequence[int]], *, chunk: int, executor: str = "native", threads: int = 1,
+    dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True,
+) -> list[NDArray[np.floating]]:  # fmt: skip
+    """Logits of the texts in this process."""
+    checkpoint = open_model(path)
+    config = read_config(checkpoint.config)
+    ops = registry.create(executor, dtype, threads)
+    model = build(config, ops, checkpoint, num_positions=max(map(len, texts)))
+    sizes = sizes_for(config.vocab_size, texts, chunk)
+    cache = ops.new_cache(CacheSpec(
+        num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
+        num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+    ))  # fmt: skip
+    run = model_runner(model, cache, sizes.step_limits)
+    return logits_of(run, config.vocab_size, texts, chunk=chunk, together=together)
+
+
+def parallel(
+    ranks: ParallelModel, path: Path, texts: Sequence[Sequence[int]], *, chunk: int, executor: str = "native",
+    threads: int = 1, dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True,
+    isa: str | None = None, guard: bool = False,
+) -> list[NDArray[np.floating]]:  # fmt: skip
+    """Logits of the texts, computed by ranks."""
+    config = read_config(open_model(path).config)
+    ranks.load(load_of(path, config.vocab_size, texts, chunk=chunk, executor=executor, threads=threads, dtype=dtype,
+                       kv_dtype=kv_dtype, isa=isa, guard=guard), config)  # fmt: skip
+    return logits_of(ranks, config.vocab_size, texts, chunk=chunk, together=together)
+
+
+def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> Load:
+    sizes = sizes_for(vocab_size, texts, chunk)
+    limits = sizes.step_limits
+    given: dict[str, Any] = {
+        "executor": "native", "dtype": "float32", "isa": None, "threads": 1, "kv_dtype": "float16", "quantize": None,
+        "guard": False,
+    } | changes  # fmt: skip
+    return Load(
+        path=str(path), num_positions=sizes.max_model_len, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
+        max_tokens=limits.num_tokens, max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs,
+        max_context=limits.context_len, **given,
+    )  # fmt: skip
