@@ -166,7 +166,7 @@ def test_a_number_that_one_rank_cannot_store_ends_the_step_and_not_the_ranks(tea
     path = parallel.write(tmp_path, config, "F32")
     spoil(path / "model.safetensors", "model.layers.0.self_attn.v_proj.bias", 128 + 3, 1e6)
     with pytest.raises(
-        NumericsError, match="rank 1: V of layer 0, KV head 0, token 0 of the step: 1e[+]06 does not fit"
+        NumericsError, match=r"rank 1: V of layer 0, KV head 0, token 0 of the step: 1e\+06 does not fit"
     ):
         parallel.parallel(teams[2], path, [[5, 6, 7]], chunk=512)
     want = parallel.single(path, [[5, 6, 7]], chunk=512, kv_dtype="float32")

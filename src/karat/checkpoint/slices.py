@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,21 @@ def cut_block(weight: Weight, spec: WeightSpec) -> Piece | None:
     return next((piece for piece in spec.pieces if piece[0] % size or piece[1] % size), None)
 
 
+def part_shape(weight: Weight, spec: WeightSpec) -> tuple[int, ...]:
+    """The shape of what `spec` asks for of a stored tensor."""
+    if spec.pieces is None or spec.shard_axis is None:
+        return weight.shape
+    shape = list(weight.shape)
+    shape[spec.shard_axis] = sum(stop - start for start, stop in spec.pieces)
+    return tuple(shape)
+
+
+def part_bytes(weight: Weight, spec: WeightSpec) -> int:
+    """The stored bytes of what `spec` asks for; nothing is read."""
+    values, num_bytes = block_of(weight.dtype)
+    return math.prod(part_shape(weight, spec)) // values * num_bytes
+
+
 def sliced(weight: Weight, spec: WeightSpec) -> Weight:
     """The part of a stored tensor that `spec` asks for; the weight itself where that is all of it.
 
@@ -45,15 +60,13 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
             f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
             f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
         )
-    shape = list(weight.shape)
-    shape[spec.shard_axis] = sum(stop - start for start, stop in spec.pieces)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
         stored = _rows(weight, spec.pieces)
     else:
         assert weight.row_order is None, "row-parallel weights are stored in their own order"
         stored = _columns(weight, spec.pieces)
     stored.flags.writeable = False
-    return replace(weight, shape=tuple(shape), stored=stored, row_order=None, whole_shape=weight.shape)
+    return replace(weight, shape=part_shape(weight, spec), stored=stored, row_order=None, whole_shape=weight.shape)
 
 
 def _rows(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
@@ -62,9 +75,12 @@ def _rows(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     part: NDArray[np.uint8]
     if weight.row_order is not None:
         order = weight.row_order()
-        part = rows[np.concatenate([order[start:stop] for start, stop in pieces])]
+        taken = [order[start:stop] for start, stop in pieces]
+        _announce(rows[own.min() : own.max() + 1] for own in taken)  # rows change places within a head
+        part = rows[np.concatenate(taken)]
     elif len(pieces) == 1:
         part = rows[slice(*pieces[0])]
+        _announce([part])
     else:
         part = np.concatenate([rows[start:stop] for start, stop in pieces])
     return part.reshape(-1)
@@ -76,19 +92,25 @@ def _columns(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
     spans = [(start // values * num_bytes, stop // values * num_bytes) for start, stop in pieces]
     rows = weight.stored.reshape(math.prod(weight.shape[:-1]), -1)
     if rows.shape[1] >= 2 * mmap.PAGESIZE:
-        # Read-ahead would fetch what lies between, which other ranks hold.
-        for row in rows:
-            for start, stop in spans:
-                _announce(row[start:stop])
+        _announce(row[start:stop] for row in rows for start, stop in spans)
+    else:  # every page has columns of several ranks
+        _announce([weight.stored])
     columns: NDArray[np.uint8] = np.concatenate([rows[:, start:stop] for start, stop in spans], axis=1)
     return columns.reshape(-1)
 
 
-def _announce(stored: NDArray[np.uint8]) -> None:
-    """Tell the system that these bytes of a mapped file are about to be read, and no others."""
-    if (found := mapping_of(stored)) is not None and hasattr(mmap, "MADV_RANDOM"):
-        base, start = found
-        page = start - start % mmap.PAGESIZE
-        num_bytes = start + stored.nbytes - page
-        base.madvise(mmap.MADV_RANDOM, page, num_bytes)
-        base.madvise(mmap.MADV_WILLNEED, page, num_bytes)
+def without_read_ahead(weights: Iterable[Weight]) -> None:
+    """Tell the system to fetch no more of the weights' files than is asked for: what lies around is for other ranks."""
+    mappings = {id(found[0]): found[0] for weight in weights if (found := mapping_of(weight.stored)) is not None}
+    for mapping in mappings.values():
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapping.madvise(mmap.MADV_RANDOM)
+
+
+def _announce(parts: Iterable[NDArray[np.uint8]]) -> None:
+    """Tell the system that these parts of a mapped file are about to be read."""
+    for part in parts:
+        if (found := mapping_of(part)) is not None and hasattr(mmap, "MADV_WILLNEED"):
+            mapping, start = found
+            page = start - start % mmap.PAGESIZE
+            mapping.madvise(mmap.MADV_WILLNEED, page, start + part.nbytes - page)

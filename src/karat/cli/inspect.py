@@ -22,6 +22,7 @@ Examples
   karat inspect                      the embedded model
   karat inspect ./my-model --tensors
   karat inspect org/name --json | jq .memory
+  karat inspect ./my-model --tensor-parallel-size 4      and what each of four ranks would hold
 """
 
 _KV_DTYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")
@@ -39,15 +40,27 @@ def inspect(
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="One line for each tensor, not for each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with every tensor.")] = False,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Show also what each of N ranks would hold of every tensor.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Show a model's configuration, tensors, tokenizer, and the memory it needs.
 
     Everything is checked as if to run it, but no weight is read: a model that cannot run ends in the same error.
     """
     from karat.checkpoint import open_model, resolve
+    from karat.cli.inspect_ranks import ranks_of, ranks_text
 
-    facts = gather(open_model(resolve(model) if model is not None else embedded_model_path()))
+    checkpoint = open_model(resolve(model) if model is not None else embedded_model_path())
+    facts = gather(checkpoint)
+    if tensor_parallel_size is not None:
+        facts["ranks"] = ranks_of(checkpoint, tensor_parallel_size)
     emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts, tensors))
+    if tensor_parallel_size is not None and not as_json:
+        emit("\n" + ranks_text(facts["ranks"], tensors))
 
 
 def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:

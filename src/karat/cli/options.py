@@ -60,6 +60,9 @@ class LoadOptions:
     threads: Annotated[
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
+    tensor_parallel_size: Annotated[
+        int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8 where it can be.")
+    ] = None
     guard: Annotated[
         bool | None, _flag("Model", "--guard", "Stop at the first NaN or infinity, with op, layer and token.")
     ] = None

@@ -25,8 +25,8 @@ def obstacle(config: ModelConfig, weights: Mapping[str, Weight], size: int) -> s
                 continue
             if not all(start < stop for start, stop in pieces):
                 return (
-                    f"of the {spec.shape[axis]} {'columns' if axis else 'rows'} of {spec.source} none would be left "
-                    f"for rank {rank}"
+                    f"the {spec.shape[axis]} {'columns' if axis else 'rows'} of {spec.source} are shared out in whole "
+                    f"heads and blocks, and none would be left for rank {rank}"
                 )
             if weight is not None and (cut := cut_block(weight, spec)) is not None:
                 return (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from karat.checkpoint.assign import assign
+from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.dist.group import SINGLE, Group
@@ -114,6 +115,8 @@ def build(
     """
     weights = find_weights(config, checkpoint)
     check_degree(config, weights, group.size)
+    if group.size > 1:
+        without_read_ahead(weights.values())
     loader = WeightLoader(ops, weights, prepare)
     decoder = Decoder(loader, config, group)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)

@@ -1,0 +1,81 @@
+"""What each tensor-parallel rank would hold of a model, for `karat inspect --tensor-parallel-size N`."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from karat.cli.terminal import bytes_text, columns
+
+if TYPE_CHECKING:
+    from karat.checkpoint import ModelCheckpoint
+
+_LAYER = re.compile(r"\.\d+\.")
+
+
+def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
+    """One object a rank, as JSON has it; UsageError, with the degrees that work, for one that does not."""
+    from karat.checkpoint.slices import part_bytes, part_shape
+    from karat.dist.group import Seat
+    from karat.layers.shards import own_heads, own_kv_heads
+    from karat.models.decoder import weight_specs
+    from karat.models.degrees import check_degree
+    from karat.models.registry import find_weights, read_config
+
+    config = read_config(checkpoint.config)
+    weights = find_weights(config, checkpoint)
+    check_degree(config, weights, size)
+    ranks = []
+    for rank in range(size):
+        seat = Seat(rank, size)
+        tensors: list[dict[str, Any]] = [
+            {
+                "name": spec.source,
+                "dtype": weights[spec.source].dtype,
+                "axis": spec.shard_axis if spec.pieces else None,
+                "pieces": spec.pieces,
+                "shape": part_shape(weights[spec.source], spec),
+                "bytes": part_bytes(weights[spec.source], spec),
+            }
+            for spec in weight_specs(config, seat)
+        ]
+        kv_heads = own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, seat)
+        ranks.append({
+            "rank": rank,
+            "heads": own_heads(config.num_heads, config.head_dim, seat),
+            "kv_heads": kv_heads,
+            "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
+            "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
+            "kv_bytes_per_token": {
+                dtype: config.kv_bytes_per_token(dtype, len(kv_heads)) for dtype in ("float16", "float32")
+            },
+            "tensors": tensors,
+        })  # fmt: skip
+    return ranks
+
+
+def ranks_text(ranks: Sequence[dict[str, Any]], all_tensors: bool) -> str:
+    """A line a tensor (or a line for all layers' tensors that are cut alike), a column a rank."""
+    groups: dict[tuple[str, ...], int] = defaultdict(int)
+    for parts in zip(*(rank["tensors"] for rank in ranks), strict=True):
+        name = parts[0]["name"] if all_tensors else _LAYER.sub(".*.", parts[0]["name"])
+        what = {None: "whole", 0: "rows", 1: "columns"}[parts[0]["axis"]]
+        groups[name, what, *(_pieces(part) for part in parts)] += sum(part["bytes"] for part in parts)
+    head = ("tensor", "cut", *(f"rank {rank['rank']}" for rank in ranks), "bytes in all")
+    rows = [head, *((*key, bytes_text(total)) for key, total in groups.items())]
+    rows += [
+        ("query heads", "", *(f"{start}–{stop - 1}" for start, stop in (rank["heads"] for rank in ranks)), ""),
+        ("KV heads", "", *(", ".join(map(str, rank["kv_heads"])) for rank in ranks), ""),
+        _totals("weights", [rank["weight_bytes"] for rank in ranks]),
+        _totals("of these on every rank", [rank["replicated_bytes"] for rank in ranks]),
+        _totals("16-bit KV cache of a token", [rank["kv_bytes_per_token"]["float16"] for rank in ranks]),
+    ]
+    return f"what each of {len(ranks)} ranks would hold\n\n{columns(rows)}\n"
+
+
+def _totals(what: str, sizes: Sequence[int]) -> tuple[str, ...]:
+    return (what, "", *map(bytes_text, sizes), bytes_text(sum(sizes)))
+
+
+def _pieces(part: dict[str, Any]) -> str:
+    return ", ".join(f"{start}–{stop - 1}" for start, stop in part["pieces"] or ()) or "all"

@@ -1,0 +1,275 @@
+"""What happens when ranks die, stop or hang, and when who started them does: a clear error, and nothing left behind."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from karat import LLM, SamplingParams
+from karat.dist.processes import Ranks
+from karat.errors import CapacityError, ExecutorError, KaratError, RankError
+from karat.ops.native import unavailable_reason
+from tests.engine import tiny
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip("ranks are watched through /proc", allow_module_level=True)
+
+LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+NOTICED_S = 2.5  # two seconds, and half a one for a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that 4 ranks can share, with a context that takes long to fill."""
+    path = tmp_path_factory.mktemp("model")
+    return tiny.write_model(
+        path, hidden_size=72, num_attention_heads=12, intermediate_size=50, max_position_embeddings=8192
+    )
+
+
+@pytest.fixture
+def llm(folder: Path) -> Iterator[LLM]:
+    made = LLM(folder, tensor_parallel_size=2, threads=1, max_num_seqs=2)
+    yield made
+    made.close()
+
+
+def pids(llm: LLM) -> tuple[int, ...]:
+    assert llm._ranks is not None
+    return llm._ranks.process_ids
+
+
+def gone(process_ids: tuple[int, ...], within_s: float = NOTICED_S) -> bool:
+    """Whether all processes have ended, a zombie among them being none."""
+    deadline = time.monotonic() + within_s
+    while (alive := [pid for pid in process_ids if is_alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (signal.SIGKILL, r"rank 1 \(process \d+\) was killed \(SIGKILL\), so all 2 ranks were ended; .*memory"),
+        (signal.SIGSEGV, r"rank 1 \(process \d+\) was killed \(SIGSEGV\)"),
+        (signal.SIGSTOP, r"rank 1 \(process \d+\) is stopped"),
+    ],
+)
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+def test_a_rank_that_dies_or_stops_while_generating(
+    sent: signal.Signals, message: str, delay_s: float, llm: LLM
+) -> None:
+    """Between two steps, and somewhere in one."""
+    chunks = llm.stream("Once upon a time", LONG)
+    next(chunks)
+    processes = pids(llm)
+    timer = threading.Timer(delay_s, os.kill, (processes[1], sent))
+    before = time.monotonic()
+    if delay_s:
+        timer.start()
+    else:
+        os.kill(processes[1], sent)
+    with pytest.raises(RankError, match=message):
+        for _ in chunks:
+            pass
+    assert time.monotonic() - before < NOTICED_S + delay_s
+    assert gone(processes, 0)
+    with pytest.raises(RankError, match=r"the ranks of this model have ended: rank 1 .*; load it again"):
+        llm.generate("again", LONG)
+
+
+def test_a_rank_that_was_stopped_for_a_moment_goes_on(llm: LLM) -> None:
+    want = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    chunks = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    first = next(chunks)
+    os.kill(pids(llm)[0], signal.SIGSTOP)
+    threading.Timer(0.4, os.kill, (pids(llm)[0], signal.SIGCONT)).start()
+    assert first.text + "".join(chunk.text for chunk in chunks) == want[0].outputs[0].text
+
+
+def test_the_ranks_end_with_the_object_and_nothing_is_left(folder: Path) -> None:
+    before = left_behind()
+    llm = LLM(folder, tensor_parallel_size=4, threads=1)
+    processes = pids(llm)
+    assert len(processes) == 4 and all(map(is_alive, processes))
+    assert left_behind()[0] == before[0], "shared memory with a name"
+    del llm
+    assert gone(processes)
+    assert left_behind() == before
+
+
+def left_behind() -> tuple[set[Path], int]:
+    """Shared memory with a name, and the number of open descriptors."""
+    return set(Path("/dev/shm").iterdir()), len(list(Path("/proc/self/fd").iterdir()))
+
+
+def run_karat(folder: Path, *options: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2",
+         "--max-tokens", "4000", "--ignore-eos", "--temperature", "0", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)  # it generates
+    return process
+
+
+def children(pid: int) -> tuple[int, ...]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return tuple(int(child) for task in tasks for child in task.read_text().split())
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_ranks_end_when_who_started_them_is_ended(sent: signal.Signals, folder: Path) -> None:
+    process = run_karat(folder)
+    ranks = children(process.pid)
+    assert len(ranks) == 2
+    process.send_signal(sent)
+    process.communicate(timeout=10)
+    assert process.returncode != 0
+    assert gone(ranks)
+
+
+def test_the_command_says_which_rank_died_and_how_in_one_line(folder: Path) -> None:
+    process = run_karat(folder, "-q")
+    ranks = children(process.pid)
+    os.kill(ranks[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == RankError.exit_code
+    assert re.fullmatch(rf"karat: error: rank \d \(process {ranks[0]}\) was killed \(SIGKILL\), .*\n", errors)
+    assert gone(ranks)
+
+
+def test_an_interrupt_in_a_step_leaves_the_ranks_at_work(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply of the step that nobody waited for is passed over."""
+    want = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    assert llm._ranks is not None
+    sent, ranks = llm._ranks._ranks._send, llm._ranks._ranks
+
+    def interrupted(rank: int, message: bytes) -> None:
+        sent(rank, message)
+        ranks._owed[rank] += 1
+        if rank == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks, "_send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Something else", LONG)
+        ranks._owed[0] -= 1  # counted by who sends, too
+    again = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    assert again[0].outputs[0].text == want[0].outputs[0].text
+
+
+def test_no_room_for_shared_memory(folder: Path) -> None:
+    """A limit on files stands for a system without memory; /dev/shm, which may be small, is not used at all."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(
+            CapacityError, match=r"the ranks need [0-9]+ bytes of shared memory, which the system refuses"
+        ):
+            LLM(folder, tensor_parallel_size=2, threads=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_dev_shm_does_not_matter(folder: Path) -> None:
+    script = (
+        "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full; "
+        f"exec {sys.executable} -m karat run -q {folder} Once --tensor-parallel-size 2 --max-tokens 5 --ignore-eos"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+HANGING = """
+import socket, time
+from karat.dist.connection import Connection
+from karat.dist.lifeline import end_with_parent
+
+def main(arguments):
+    rank, size, end, lifeline, shared = arguments
+    end_with_parent(lifeline)
+    connection = Connection(socket.socket(fileno=end))
+    while True:
+        message = connection.receive()
+        if message == b"hang" and rank == 1:
+            time.sleep(100)
+        if message == b"work":
+            until = time.process_time() + 2.5
+            while time.process_time() < until:
+                pass
+        connection.send(message)
+"""
+
+
+def test_a_rank_that_hangs_is_told_from_one_that_works_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hanging_rank.py").write_text(HANGING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    ranks = Ranks("hanging_rank", 2, [0])
+    assert ranks.exchange([b"a", b"b"], is_waiting=lambda rank: False) == [b"a", b"b"]
+    assert ranks.exchange([b"work", b"b"], is_waiting=lambda rank: rank == 1) == [b"work", b"b"]
+    before = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 .* has done nothing for 1\.5 s"):
+        ranks.exchange([b"hang", b"hang"], is_waiting=lambda rank: rank == 0)
+    assert time.monotonic() - before < NOTICED_S
+    assert gone(ranks.process_ids, 0)
+
+
+def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks("karat.no_such_module", 2, [0])
+    with pytest.raises(RankError, match=r"rank \d \(process \d+\) ended with exit code 1"):
+        ranks.exchange([b"", b""])
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(RankError, match="only 0 of 2 ranks could be started"):
+        Ranks("karat.engine.rank", 2, [0])
+
+
+def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("karat.dist.shared_memory._CHANNEL", None)
+    with pytest.raises(ExecutorError, match="tensor parallelism needs the C\\+\\+ extension"):
+        LLM(folder, tensor_parallel_size=2, executor="reference")
+
+
+def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
+    from karat.engine.parallel import ParallelModel
+    from karat.engine.rank_messages import Done, Step
+    from karat.models.registry import read_config
+    from tests.support import parallel
+
+    team = ParallelModel(2)
+    try:
+        config = read_config(json.loads((folder / "config.json").read_text()))
+        team.load(parallel.load_of(folder, config.vocab_size, [[1, 2]], chunk=8), config)
+        empty = b""
+        with pytest.raises(KaratError, match=r"Traceback[\s\S]*in do"):
+            team.command(
+                lambda number: Step(
+                    number=number, token_ids=b"\0", positions=empty, slots=empty, query_starts=empty,
+                    context_lens=empty, block_tables=empty, logit_rows=empty, block_size=16,
+                ),
+                Done,
+            )  # fmt: skip
+    finally:
+        team.close()
