@@ -1,18 +1,23 @@
 """Traces of tensor-parallel engines: the arrays of ranks, `name@r`, joined to whole ones.
 
 Heads and inner features are split over ranks; hidden states, norms and logits are whole on each, and have to be equal.
-KV heads may be held by several ranks.
+KV heads may be held by several ranks. `….partial`, a rank's part of a sum, and `lm_head.part`, its columns of the
+logits, are no results of the whole model and are left out.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from karat.check.graph import Graph, Node
 from karat.check.trace import Array, Trace
+from karat.config import ModelConfig
+from karat.dist.group import Seat
 from karat.errors import TraceError
+from karat.layers.shards import own_kv_heads
+from karat.models.degrees import DEGREES
 
 _SPLIT = frozenset(
     "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
@@ -34,7 +39,8 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     for name, array in trace.arrays.items():
         base, at, rank = name.rpartition("@")
         if at and rank.isdigit():
-            parts[base][int(rank)] = array
+            if not is_part(base):
+                parts[base][int(rank)] = array
         else:
             arrays[name] = array
     differing = []
@@ -51,6 +57,26 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     return Trace(replace(trace.info, ranks=1), arrays, trace.path), differing
 
 
+def is_part(name: str) -> bool:
+    """Whether an array is a rank's part of a result, which the trace has whole as well."""
+    return name.endswith((".partial", ".part"))
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """One trace of the traces that ranks 0, 1, … wrote of the same steps."""
+    arrays = {f"{name}@{rank}": array for rank, trace in enumerate(traces) for name, array in trace.arrays.items()}
+    return Trace(replace(traces[0].info, ranks=len(traces)), arrays)
+
+
+def _held_kv_heads(config: ModelConfig, size: int) -> list[tuple[int, ...]] | None:
+    """The KV heads of each rank as Karat shares them out, None for a number of ranks that it does not have."""
+    if size not in DEGREES:
+        return None
+    return [
+        own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, Seat(rank, size)) for rank in range(size)
+    ]
+
+
 def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array]) -> Array:
     """The parts side by side; copies of KV heads that several ranks hold are taken once."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
@@ -58,6 +84,12 @@ def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array]) -> Array:
     config = graph.config
     if node.role in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope"):
         parts = [part.reshape(len(part), -1, config.head_dim) for part in parts]
+        held = _held_kv_heads(config, len(parts))
+        if held and [part.shape[1] for part in parts] == [len(heads) for heads in held]:
+            whole = np.zeros((len(parts[0]), config.num_kv_heads, config.head_dim), parts[0].dtype)
+            for part, heads in zip(parts, held, strict=True):
+                whole[:, list(heads)] = part
+            return whole if by_rank[0].ndim == 3 else whole.reshape(len(whole), -1)
         copies = sum(part.shape[1] for part in parts) / config.num_kv_heads
         if copies > 1 and copies == int(copies):
             parts = parts[:: int(copies)]

@@ -20,6 +20,7 @@ Examples
   karat check ./my-model --tokens 64 --against reference
   karat check org/name --json --report check.html
   karat check --invariance               logits under every setting that must not change them
+  karat check ./my-model --tensor-parallel-size 4     ranks against one process: shards, logits, every op
 
 Exit code 0: exact, numerics or quantisation. 1: bug. Any other: it could not be checked.
 """
@@ -52,6 +53,10 @@ def check(
     invariance: Annotated[
         bool, typer.Option("--invariance", help="Only the same-bits table of the native executor.")
     ] = False,
+    save_trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --tensor-parallel-size: write the traces of all ranks, in one file."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
@@ -76,9 +81,16 @@ def check(
         if value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
     options: dict[str, Any] = load.given()
+    size = options.pop("tensor_parallel_size", None)
     unknown = set(options) - {"dtype", "kv_dtype", "executor", "threads"}
     if unknown:
         raise UsageError(f"--{sorted(unknown)[0].replace('_', '-')} has no meaning for a check")
+    if save_trace is not None and size is None:
+        raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
+    if size is not None:
+        from karat.cli.check_ranks import show_ranks
+
+        raise typer.Exit(show_ranks(model, size, tokens, options, trace=save_trace, as_json=as_json))
     if invariance:
         raise typer.Exit(_show_invariance(model, tokens, options, as_json=as_json))
     if hybrid and not has_transformers():

@@ -16,7 +16,7 @@ class Tap:
     """Ops that behave as `inner` does, bit for bit, and keep a copy of each result whose name `keep` accepts.
 
     `records` maps a name to its arrays in the order they were made (one a step; attention scores and weights, named
-    `….scores` and `….weights`, one a sequence).
+    `….scores` and `….weights`, one a sequence). Of a sum over ranks this rank's part is kept too, as `….partial`.
     """
 
     def __init__(self, inner: Ops, keep: Callable[[str], bool] = lambda name: True) -> None:
@@ -73,6 +73,8 @@ class Tap:
         self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
         group: Group | None = None, name: str,
     ) -> Tensor:  # fmt: skip
+        if group is not None and self._keep(f"{name}.partial"):
+            self._record(f"{name}.partial", self._inner.linear(x, weight, leaves=leaves, name=name))
         return self._record(name, self._inner.linear(x, weight, bias, leaves=leaves, group=group, name=name))
 
     def gather_columns(self, x: Tensor, share: Share, *, name: str) -> Tensor:

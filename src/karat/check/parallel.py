@@ -1,0 +1,171 @@
+"""Tensor parallelism checked: what ranks hold, the bits of their logits, and their traces, against one process.
+
+One process is the control: a difference is of loading, of a layer, or of the exchange between ranks, and the first op
+that differs says which.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from karat.check.graph import Graph
+from karat.check.rank import HeldPart, Hold, Holds, Record
+from karat.check.ranks import gathered, merged
+from karat.check.record import Steps
+from karat.check.trace import Array, Trace, read_trace
+from karat.checkpoint.slices import block_of
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName
+from karat.dist.group import tree_sum
+from karat.engine.parallel import ParallelModel
+from karat.engine.rank_messages import Done
+
+Kind = Literal["loading", "layer", "exchange"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Where ranks first differ from one process, and what is to blame: loading, a layer, or the exchange of results."""
+
+    kind: Kind
+    name: str
+    what: str
+
+
+def shards_of(ranks: ParallelModel) -> list[tuple[HeldPart, ...]]:
+    """What each rank holds, read back from its executor."""
+    return [holds.parts for holds in ranks.command(lambda number: Hold(), Holds)]
+
+
+def shard_faults(held: Sequence[Sequence[HeldPart]], weights: Mapping[str, Weight]) -> list[Blame]:
+    """Gather the shards and compare them with the checkpoint, byte by byte: what is wrong, missing or left over.
+
+    The checkpoint's bytes are cut here by what the ranks say they hold, without the code that ranks cut by.
+    """
+    faults = []
+    for source, weight in weights.items():
+        covered: dict[int | None, list[tuple[int, int]]] = {}
+        for rank, parts in enumerate(held):
+            own = [part for part in parts if part.source == source]
+            if not own:
+                if weight.name == source:  # else a tied head, which is held under another name
+                    faults.append(Blame("loading", source, f"rank {rank} holds nothing of it"))
+                continue
+            for part in own:
+                covered.setdefault(part.axis, []).extend(part.pieces)
+                if part.digest != _digest(weight, part):
+                    faults.append(
+                        Blame("loading", source, f"rank {rank}'s {_place(part)} is not what the file has there")
+                    )
+        for axis, pieces in covered.items():
+            if axis is not None and (lost := _uncovered(pieces, weight.shape[axis])) is not None:
+                faults.append(Blame("loading", source, f"no rank holds {'row' if axis == 0 else 'column'} {lost}"))
+    return faults
+
+
+def _digest(weight: Weight, part: HeldPart) -> str:
+    """Of the checkpoint's bytes, in the part's type."""
+    if part.dtype == weight.dtype:
+        dtype, data = weight.dtype, weight.data
+    else:
+        wide: np.dtype[np.floating] = np.dtype(np.float64) if part.dtype == "F64" else np.dtype(np.float32)
+        dtype, data = part.dtype, np.ascontiguousarray(weight.to_array(wide)).reshape(-1).view(np.uint8)
+    if part.axis is None:
+        return hashlib.sha256(data.data).hexdigest()
+    if part.axis == 0 or len(weight.shape) == 1:
+        rows = data.reshape(weight.shape[0], -1)
+        chosen = np.concatenate([np.arange(*piece) for piece in part.pieces])
+        return hashlib.sha256(rows[chosen].tobytes()).hexdigest()
+    size, num_bytes = (1, wide.itemsize) if dtype != weight.dtype else block_of(dtype)
+    blocks = data.reshape(weight.shape[0], weight.shape[1] // size, num_bytes)
+    if any(end % size for piece in part.pieces for end in piece):
+        return "a block was cut"
+    chosen = np.concatenate([np.arange(start // size, stop // size) for start, stop in part.pieces])
+    return hashlib.sha256(blocks[:, chosen].tobytes()).hexdigest()
+
+
+def _place(part: HeldPart) -> str:
+    if part.axis is None:
+        return "copy"
+    spans = ", ".join(f"{start} to {stop - 1}" for start, stop in part.pieces)
+    return f"{'rows' if part.axis == 0 else 'columns'} {spans}"
+
+
+def _uncovered(pieces: Sequence[tuple[int, int]], length: int) -> int | None:
+    """The first index that no piece has; None if there is none."""
+    end = 0
+    for start, stop in sorted(pieces):
+        if start > end:
+            break
+        end = max(end, stop)
+    return end if end < length else None
+
+
+def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, attention: bool = False) -> Trace:
+    """The traces of all ranks over a text, in one: the arrays of rank r are called `name@r`."""
+    with tempfile.TemporaryDirectory(prefix="karat-ranks-") as folder:
+        ranks.command(
+            lambda number: Record(
+                number=number, token_ids=steps.prompt, cuts=steps.cuts, decode=steps.decode, kv_dtype=kv_dtype,
+                folder=folder, attention=attention,
+            ),
+            Done, num_steps=len(steps.cuts) + steps.decode,
+        )  # fmt: skip
+        traces = [read_trace(Path(folder) / f"rank-{rank}.trace") for rank in range(ranks.size)]
+    return merged(traces)
+
+
+def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping[str, Array]) -> Blame | None:
+    """The first result of the ranks that has other bits than the control's, and what is to blame; None: all are equal.
+
+    `biases` has the bias of each row-parallel layer that has one, by the layer's name, in the compute dtype.
+    """
+    whole, differing = gathered(graph, trace)
+    for name, node in graph.nodes.items():
+        want, got = control.arrays.get(name), whole.arrays.get(name)
+        if want is None or got is None:
+            continue
+        if name in differing:
+            return Blame("exchange", name, "ranks have different results, which should be one and the same")
+        if _same(want, got):
+            continue
+        where = _first_place(want, got)
+        parts = [trace.arrays.get(f"{name}.partial@{rank}") for rank in range(trace.info.ranks)]
+        known = [part for part in parts if part is not None]
+        if node.kind == "linear" and len(known) == trace.info.ranks:
+            total = tree_sum(known)
+            if name in biases:
+                total = total + biases[name]
+            if _same(want, total):
+                return Blame("exchange", name, f"{where}: the ranks' parts are right, their sum is not")
+            return Blame("layer", name, f"{where}: the ranks' parts do not add up to it")
+        columns = [trace.arrays.get(f"{name}.part@{rank}") for rank in range(trace.info.ranks)]
+        shown = [part for part in columns if part is not None]
+        if len(shown) == trace.info.ranks:
+            right = _same(want, np.concatenate(shown, axis=1))
+            return Blame("exchange" if right else "layer", name, f"{where}: the ranks' columns are {_word(right)}")
+        if node.kind == "embedding":
+            return Blame("exchange", name, f"{where}: a row is not its owner's")
+        return Blame("layer", name, where)
+    return None
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.size == b.size and a.reshape(-1).tobytes() == np.asarray(b, a.dtype).reshape(-1).tobytes()
+
+
+def _word(right: bool) -> str:
+    return "right, what was made of them is not" if right else "not those of one process"
+
+
+def _first_place(want: Array, got: Array) -> str:
+    a, b = want.reshape(len(want), -1), got.reshape(len(got), -1)
+    if a.shape != b.shape:
+        return f"{list(got.shape)} where {list(want.shape)} is right"
+    row, column = np.argwhere(a.view(f"u{a.itemsize}") != b.astype(a.dtype).view(f"u{a.itemsize}"))[0]
+    return f"row {row}, column {column} is {b[row, column]:.9g} and should be {a[row, column]:.9g}"

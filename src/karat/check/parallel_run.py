@@ -1,0 +1,169 @@
+"""`karat check --tensor-parallel-size`: the stages of checking ranks against one process."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.invariance import BLOCK_SIZE, digest
+from karat.check.model import CheckedModel
+from karat.check.parallel import first_difference, record_ranks, shard_faults, shards_of
+from karat.check.record import Steps, record_model
+from karat.check.selection import Selection
+from karat.check.trace import write_trace
+from karat.config import FloatName
+from karat.engine.engine import Engine, EngineConfig
+from karat.engine.parallel import ParallelModel
+from karat.engine.rank_messages import Load
+from karat.engine.step import model_runner
+from karat.models.degrees import check_degree
+from karat.models.registry import Model, build
+from karat.ops import registry
+from karat.ops.api import CacheSpec, Ops
+from karat.text import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelStage:
+    """What one stage found: "exact" or "bug", and lines that say what was compared."""
+
+    name: str
+    verdict: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """`model` on `size` ranks, over a text of `num_tokens` random tokens. `trace`, if given, gets the ranks' traces.
+
+    `module` is what the ranks run.
+    """
+
+    model: CheckedModel
+    size: int
+    num_tokens: int
+    executor: str = "auto"
+    dtype: FloatName = "float32"
+    kv_dtype: FloatName | None = None
+    threads: int | None = None
+    trace: Path | None = None
+    seed: int = 0
+    module: str = "karat.check.rank"
+
+
+def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
+    """The stages, one by one: shards, logits, trace. Raises what loading raises, and UsageError for a wrong degree."""
+    model, size = plan.model, plan.size
+    check_degree(model.config, model.stored, size)
+    ops = registry.create(plan.executor, plan.dtype, plan.threads)
+    kv_dtype = plan.kv_dtype or ops.default_kv_dtype
+    rng = np.random.default_rng(plan.seed)
+    tokens = [int(i) for i in rng.integers(0, model.config.vocab_size, plan.num_tokens)]
+    control = build(model.config, ops, model.checkpoint, num_positions=plan.num_tokens)
+    ranks = ParallelModel(size, plan.module)
+    try:
+        ranks.load(_load(plan, ops, kv_dtype), model.config)
+        yield _shards(plan, ranks)
+        yield _logits(plan, control, ranks, tokens, kv_dtype)
+        yield _trace(plan, control, ranks, tokens, kv_dtype)
+    finally:
+        ranks.close()
+
+
+def _load(plan: ParallelPlan, ops: Ops, kv_dtype: FloatName) -> Load:
+    return Load(
+        path=str(plan.model.path.absolute()), executor=ops.executor, dtype=plan.dtype, isa=None, threads=plan.threads,
+        kv_dtype=kv_dtype, quantize=None, guard=False, num_positions=plan.num_tokens,
+        num_blocks=-(-plan.num_tokens // BLOCK_SIZE), block_size=BLOCK_SIZE, max_tokens=plan.num_tokens,
+        max_rows=plan.num_tokens, max_seqs=1, max_context=plan.num_tokens,
+    )  # fmt: skip
+
+
+def _shards(plan: ParallelPlan, ranks: ParallelModel) -> ParallelStage:
+    held = shards_of(ranks)
+    faults = shard_faults(held, plan.model.stored)
+    total = sum(weight.num_bytes for weight in {w.name: w for w in plan.model.stored.values()}.values())
+    read = ", ".join(f"{100 * holding.bytes_read / total:.1f} %" for holding in ranks.holdings)
+    lines = [
+        f"{sum(map(len, held))} parts of {len(plan.model.stored)} tensors gathered; ranks read {read} of the bytes"
+    ]
+    lines += [f"{fault.kind}: {fault.name}: {fault.what}" for fault in faults]
+    return ParallelStage("shards", "bug" if faults else "exact", tuple(lines))
+
+
+def _logits(
+    plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName
+) -> ParallelStage:
+    """Digests of all logits: whole and in chunks. The reference executor is judged by its roundings."""
+    lines, verdict = [], "exact"
+    config = control.config
+    for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
+        sizes = EngineConfig(
+            vocab_size=config.vocab_size, max_model_len=plan.num_tokens, num_blocks=-(-plan.num_tokens // BLOCK_SIZE),
+            block_size=BLOCK_SIZE, max_num_seqs=1, max_num_batched_tokens=chunk,
+        )  # fmt: skip
+        cache = control.ops.new_cache(CacheSpec(
+            num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
+            num_kv_heads=control.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+        ))  # fmt: skip
+        tokenizer = Tokenizer.of(plan.model.checkpoint)
+        want = _compute(Engine(model_runner(control, cache, sizes.step_limits), tokenizer, sizes), tokens)
+        got = _compute(Engine(ranks, tokenizer, sizes), tokens)
+        same, how = _judged(control.ops, want, got)
+        verdict = verdict if same else "bug"
+        lines.append(
+            f"chunks of {chunk}: 1 process {digest([want])[:16]}, {plan.size} ranks {digest([got])[:16]}: {how}"
+        )
+    return ParallelStage("logits", verdict, tuple(lines))
+
+
+def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[bool, str]:
+    if want.tobytes() == got.tobytes():
+        return True, "the same bits"
+    off = float(np.abs(want - got).max() / np.abs(want).max())
+    if ops.executor != "native" and off < 1e-4:
+        return True, f"within roundings ({off:.1e}); only the native executor promises bits"
+    return False, f"DIFFERENT by up to {off:.1e} of the largest"
+
+
+def _compute(engine: Engine, tokens: Sequence[int]) -> NDArray[np.floating]:
+    reader = engine.add_logits(tuple(tokens), np.empty((len(tokens), engine.config.vocab_size), np.float32))
+    while not reader.done:
+        engine.step()
+    if reader.error:
+        raise reader.error
+    return reader.logits
+
+
+def _trace(
+    plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName
+) -> ParallelStage:
+    """Every result op by op, on one process and on all ranks; the first that differs is blamed."""
+    steps = Steps.chunked(tokens, max(1, (plan.num_tokens + 1) // 2))
+    alone = record_model(control, steps, selection=Selection(attention=False), kv_dtype=kv_dtype)
+    trace = record_ranks(ranks, steps, kv_dtype)
+    lines = []
+    if plan.trace is not None:
+        write_trace(plan.trace, trace)
+        lines.append(f"the traces of all ranks are in {plan.trace}")
+    if control.ops.executor != "native":
+        return ParallelStage("trace", "exact", (*lines, "not compared: only the native executor promises bits"))
+    blame = first_difference(plan.model.graph, alone, trace, _biases(plan.model))
+    if blame is None:
+        lines.append(f"{len(alone.arrays)} results, op by op: the same bits")
+        return ParallelStage("trace", "exact", tuple(lines))
+    lines.append(f"{blame.kind}: the first result that differs is {blame.name}, {blame.what}")
+    return ParallelStage("trace", "bug", tuple(lines))
+
+
+def _biases(model: CheckedModel) -> dict[str, Any]:
+    """Biases of row-parallel layers, by the layers' names."""
+    ends = (".o_proj.bias", ".down_proj.bias")
+    return {
+        name.removesuffix(".bias"): weight.to_array(np.dtype(np.float32))
+        for name, weight in model.stored.items()
+        if name.endswith(ends)
+    }

@@ -1,0 +1,86 @@
+"""A rank that can also be checked: it tells what it holds, and records what it computes."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from karat.check.record import Steps, record_model
+from karat.check.selection import Selection
+from karat.check.trace import write_trace
+from karat.config import FloatName
+from karat.engine.rank import Rank, serve
+from karat.engine.rank_messages import Done, Load, Step
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Tell what is held; answered by Holds."""
+
+
+class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's part of a tensor: the pieces [start, stop) of an axis (none: all of it), read back from the executor.
+
+    digest is the SHA-256 of its bytes, which are of stored type `dtype`.
+    """
+
+    source: str
+    axis: int | None
+    pieces: tuple[tuple[int, int], ...]
+    dtype: str
+    digest: str
+
+
+class Holds(msgspec.Struct, frozen=True, tag=True):
+    parts: tuple[HeldPart, ...]
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Compute a text op by op and write this rank's trace as `rank-R.trace` into a folder; answered by Done."""
+
+    number: int
+    token_ids: tuple[int, ...]
+    cuts: tuple[int, ...]
+    decode: int
+    kv_dtype: FloatName
+    folder: str
+    attention: bool
+
+
+def main(arguments: Sequence[int]) -> None:
+    """As karat.engine.rank's."""
+    serve(arguments, CheckedRank)
+
+
+class CheckedRank(Rank):
+    COMMANDS = Load | Step | Hold | Record
+
+    def do(self, command: msgspec.Struct) -> msgspec.Struct:
+        match command:
+            case Hold():
+                return self._hold()
+            case Record():
+                return self._record(command)
+        return super().do(command)
+
+    def _hold(self) -> Holds:
+        model = self._model
+        assert model is not None, "nothing is loaded"
+        parts = []
+        for spec, loaded in model.parts.items():
+            held = model.ops.held(loaded)
+            parts.append(HeldPart(
+                source=spec.source, axis=spec.shard_axis if spec.pieces else None, pieces=spec.pieces or (),
+                dtype=held.dtype, digest=hashlib.sha256(held.data.data).hexdigest(),
+            ))  # fmt: skip
+        return Holds(tuple(parts))
+
+    def _record(self, record: Record) -> Done:
+        model, group = self._model, self._group
+        assert model is not None and group is not None, "nothing is loaded"
+        group.begin(record.number)
+        steps = Steps(record.token_ids, record.cuts, record.decode)
+        selection = Selection(attention=record.attention)
+        trace = record_model(model, steps, selection=selection, kv_dtype=record.kv_dtype)
+        write_trace(Path(record.folder) / f"rank-{self.rank}.trace", trace)
+        return Done()

@@ -1,0 +1,276 @@
+"""Each parallel layer against its unsharded self, in float64; mistakes that only sharding can have are seen here."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight, WeightSpec
+from karat.dist.group import SINGLE, Group, Seat, tree_sum
+from karat.errors import ExecutorError
+from karat.layers import linear, merged, shards, vocabulary
+from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
+from karat.layers.merged import QKVParallelLinear
+from karat.layers.mlp import GatedMLP
+from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
+from karat.layers.weights import WeightLoader
+from karat.models.registry import read_config
+from karat.ops.api import Ops, Tensor
+from karat.ops.leaves import leaf_ends
+from karat.ops.reference import ReferenceOps
+from tests.support import parallel
+from tests.support.thread_group import ThreadGroup, on_all_ranks
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+SIZES = (2, 4, 8)
+HIDDEN, ROWS = 6, 3
+
+
+class RandomWeights(dict[str, Weight]):
+    """Any float32 tensor that is asked for by a spec, always the same one for a name."""
+
+    def take(self, ops: Ops) -> Callable[[WeightSpec], Any]:
+        def take(spec: WeightSpec) -> Any:
+            if spec.source not in self:
+                rng = np.random.default_rng(list(spec.source.encode()))
+                values = rng.standard_normal(spec.shape).astype(np.float32)
+                self[spec.source] = Weight(
+                    spec.source, "F32", spec.shape, values.reshape(-1).view(np.uint8), Path("memory")
+                )
+            return WeightLoader(ops, {spec.source: self[spec.source]}, lambda weight: weight)(spec)
+
+        return take
+
+
+def compare(
+    size: int, make: Callable[[Callable[[WeightSpec], Any], Group], Any],
+    call: Callable[[Any, Ops, Group], tuple[Array, ...]],
+    join: Callable[[list[tuple[Array, ...]]], tuple[Array, ...]],
+) -> float:  # fmt: skip
+    """The largest relative difference of a layer on `size` ranks from itself on one."""
+    weights = RandomWeights()
+    ops = ReferenceOps()
+    want = call(make(weights.take(ops), SINGLE), ops, SINGLE)
+
+    def on_rank(group: ThreadGroup) -> tuple[Array, ...]:
+        return call(make(weights.take(ops), group), ops, group)
+
+    got = join(on_all_ranks(size, on_rank))
+    assert [a.shape for a in got] == [b.shape for b in want]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(got, want, strict=True))
+
+
+def side_by_side(parts: list[tuple[Array, ...]]) -> tuple[Array, ...]:
+    return tuple(np.concatenate(part, axis=1) for part in zip(*parts, strict=True))
+
+
+def the_same(parts: list[tuple[Array, ...]]) -> tuple[Array, ...]:
+    for part in parts[1:]:
+        for a, b in zip(part, parts[0], strict=True):
+            np.testing.assert_array_equal(a, b, err_msg="ranks differ")
+    return parts[0]
+
+
+def x_of(columns: int) -> Array:
+    return np.random.default_rng(columns).standard_normal((ROWS, columns))
+
+
+def column(size: int, out: int = 40, bias: bool = True) -> float:
+    def make(take: Any, group: Group) -> ColumnParallelLinear:
+        pieces = None if group.size == 1 else (shards.part(shards.tree_ends(out, 1, group), group),)
+        return ColumnParallelLinear(take, "layer", out, HIDDEN, bias=bias, pieces=pieces)
+
+    return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN)),), side_by_side)
+
+
+def row(size: int, columns: int = 40, unit: int = 1, bias: bool = True) -> float:
+    def call(layer: RowParallelLinear, ops: Ops, group: Group) -> tuple[Array, ...]:
+        start, stop = shards.part(shards.tree_ends(columns, unit, group), group)
+        return (layer(ops, x_of(columns)[:, start:stop]),)
+
+    make = lambda take, group: RowParallelLinear(take, "layer", HIDDEN, columns, bias=bias, unit=unit, group=group)  # noqa: E731
+    return compare(size, make, call, the_same)
+
+
+def mlp(size: int, inner: int = 40, bias: bool = True) -> float:
+    """gate and up, and down after them."""
+    config = read_config(parallel.config_of("llama", hidden_size=HIDDEN, intermediate_size=inner, mlp_bias=bias))
+
+    def make(take: Any, group: Group) -> GatedMLP:
+        return GatedMLP(take, "mlp", config, group)
+
+    return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN)),), the_same)
+
+
+def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias: bool = True) -> float:
+    """q, and for each query head the k and v that it reads: whole KV heads are not compared, their use is."""
+
+    def make(take: Any, group: Group) -> QKVParallelLinear:
+        return QKVParallelLinear(
+            take, "attention", HIDDEN, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=bias, group=group
+        )
+
+    def call(layer: QKVParallelLinear, ops: Ops, group: Group) -> tuple[Array, ...]:
+        q, k, v = layer(ops, x_of(HIDDEN))  # [rows, heads, head_dim]
+        assert q.shape[1] % k.shape[1] == 0, "heads do not divide"
+        per_kv = q.shape[1] // k.shape[1]
+        return q, np.repeat(k, per_kv, axis=1), np.repeat(v, per_kv, axis=1)
+
+    return compare(size, make, call, side_by_side)
+
+
+def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
+    """Embedding and head."""
+
+    def make(take: Any, group: Group) -> tuple[VocabParallelEmbedding, ParallelLMHead]:
+        embedding = VocabParallelEmbedding(take, "embedding", vocab, HIDDEN, group)
+        return embedding, ParallelLMHead(take, embedding, vocab, HIDDEN, tied=tied, group=group)
+
+    def call(layers: tuple[VocabParallelEmbedding, ParallelLMHead], ops: Ops, group: Group) -> tuple[Array, ...]:
+        ids = np.arange(vocab, dtype=np.int32)
+        zeros = np.zeros(vocab, np.int32)
+        batch = ForwardBatch(
+            token_ids=ids, positions=zeros, slots=zeros, query_starts=np.array([0, vocab], np.int32),
+            context_lens=np.array([vocab], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=zeros[:0],
+            block_size=vocab,
+        )  # fmt: skip
+        return layers[0](ops, ops.begin(batch)), layers[1](ops, x_of(HIDDEN))
+
+    return compare(size, make, call, the_same)
+
+
+@settings(max_examples=40)
+@given(size=st.sampled_from(SIZES), data=st.data(), bias=st.booleans())
+def test_layers_over_random_shapes(size: int, data: st.DataObject, bias: bool) -> None:
+    columns = data.draw(st.sampled_from([8, 9, 40, 77, 130, 288, 2304]))
+    assert column(size, columns, bias) < 1e-13
+    assert row(size, columns, bias=bias) < 1e-13
+    assert mlp(size, columns, bias) < 1e-13
+    kv_heads = data.draw(st.sampled_from([1, 2, 3, 4, 5]))
+    heads = kv_heads * data.draw(st.sampled_from([1, 2, 3, 5, 7]))
+    head_dim = data.draw(st.sampled_from([6, 10, 128]))
+    assume(all(start < stop for start, stop in (shards.own_heads(heads, head_dim, Seat(r, size)) for r in range(size))))
+    assert qkv(size, heads, kv_heads, head_dim, bias) < 1e-13
+    assert row(size, heads * head_dim, unit=head_dim, bias=bias) < 1e-13
+    assert ends_of_vocabulary(size, data.draw(st.sampled_from([8, 61, 127, 700])), bias) < 1e-13
+
+
+@given(columns=st.integers(1, 3000), unit=st.sampled_from([1, 2, 6, 64, 128]), size=st.sampled_from((1, *SIZES)))
+def test_parts_cover_the_axis_and_leaves_are_those_of_the_tree(columns: int, unit: int, size: int) -> None:
+    columns *= unit
+    whole = leaf_ends(columns, unit)
+    joined: list[int] = []
+    end = 0
+    for rank in range(size):
+        group = Seat(rank, size)
+        start, stop = shards.part(shards.tree_ends(columns, unit, group), group)
+        assert start == end and start % unit == 0
+        joined += [start + leaf for leaf in shards.own_leaves(columns, unit, group)]
+        end = stop
+    assert end == columns and tuple(joined) == whole
+
+
+@given(
+    kv_heads=st.integers(1, 8), per_kv=st.integers(1, 8), head_dim=st.sampled_from([6, 32, 64]),
+    size=st.sampled_from((1, *SIZES)),
+)  # fmt: skip
+def test_every_query_head_reads_its_own_kv_head(kv_heads: int, per_kv: int, head_dim: int, size: int) -> None:
+    heads = kv_heads * per_kv
+    for rank in range(size):
+        group = Seat(rank, size)
+        start, stop = shards.own_heads(heads, head_dim, group)
+        if start == stop:
+            continue
+        held = shards.own_kv_heads(heads, kv_heads, head_dim, group)
+        local = stop - start
+        assert local % len(held) == 0
+        assert [held[h // (local // len(held))] for h in range(local)] == [h // per_kv for h in range(start, stop)]
+        if local % per_kv == 0 and start % per_kv == 0:
+            assert len(set(held)) == len(held), "whole groups need no copy"
+
+
+# ---- what must be seen
+
+
+def sharded_along_the_other_dim(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(linear, "COLUMN", 1)
+
+
+def row_sharded_along_the_other_dim(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(linear, "ROW", 0)
+
+
+def not_reduced(patch: pytest.MonkeyPatch) -> None:
+    right = ReferenceOps.linear
+    patch.setattr(ReferenceOps, "linear", lambda self, *args, group=None, **given: right(self, *args, **given))
+
+
+def reduced_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("karat.ops.reference.tree_sum", lambda parts: 2 * tree_sum(parts))
+
+
+def bias_on_every_rank(patch: pytest.MonkeyPatch) -> None:
+    def call(self: RowParallelLinear, ops: Ops, x: Tensor) -> Tensor:
+        part = ops.linear(x, self.weight, self.bias, name=self.name)
+        return part if self._group is None else tree_sum(self._group.all_gather(part))
+
+    patch.setattr(RowParallelLinear, "__call__", call)
+
+
+def kv_heads_shared_out_like_query_heads(patch: pytest.MonkeyPatch) -> None:
+    def wrong(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> tuple[int, ...]:
+        return (group.rank % num_kv_heads,)
+
+    patch.setattr(merged, "own_kv_heads", wrong)
+
+
+def qkv_cut_a_head_too_late(patch: pytest.MonkeyPatch) -> None:
+    right = shards.own_heads
+    patch.setattr(merged, "own_heads", lambda *args: tuple(min(head + 1, 14) for head in right(*args)))
+
+
+def qkv_heads_dealt_in_turn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(merged, "rows_of", lambda heads, head_dim: shards.rows_of(heads[::-1], head_dim))
+
+
+def gate_and_up_cut_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    right = shards.tree_ends
+    patch.setattr(merged, "tree_ends", lambda *args: (*(end + 1 for end in right(*args)[:-1]), 40))
+
+
+def vocabulary_cut_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    right = shards.part
+    patch.setattr(vocabulary, "part", lambda ends, group: tuple(min(e + 1, 61) for e in right(ends, group)))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "seen_by"),
+    [
+        (sharded_along_the_other_dim, column),
+        (row_sharded_along_the_other_dim, row),
+        (not_reduced, row),
+        (reduced_twice, row),
+        (bias_on_every_rank, row),
+        (kv_heads_shared_out_like_query_heads, qkv),
+        (qkv_cut_a_head_too_late, qkv),
+        (qkv_heads_dealt_in_turn, partial(qkv, kv_heads=14)),
+        (gate_and_up_cut_elsewhere, mlp),
+        (vocabulary_cut_elsewhere, ends_of_vocabulary),
+    ],
+)
+def test_mistakes_of_sharding_are_seen(
+    mistake: Callable[[pytest.MonkeyPatch], None], seen_by: Callable[[int], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert seen_by(4) < 1e-13
+    mistake(monkeypatch)
+    try:
+        difference = seen_by(4)
+    except (ExecutorError, AssertionError, ValueError, IndexError):  # refused by a shape: seen as well
+        return
+    assert difference > 1e-3
