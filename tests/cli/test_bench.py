@@ -31,6 +31,7 @@ class KaratFacts(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
     kv_dtype: str
     threads: int
+    tensor_parallel_size: int
     isa: str | None
     max_num_batched_tokens: int
 
@@ -102,6 +103,7 @@ class Result(msgspec.Struct, forbid_unknown_fields=True):
     repeat: int
     karat: KaratFacts
     peer: dict[str, Any] | None
+    exchange: dict[str, Any] | None
     limits: Limits | None
     rows: list[Row]
 
@@ -160,6 +162,19 @@ def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
         assert all(re.search(r"\*\d+%", line) for line in lines[head + 1 :])
 
 
+@pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
+def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None:
+    done = karat_here("bench", "--shape", "tiny", "--weights", "q4_0", *QUICK, "-p", "20", "--context", "0",
+                      "--tensor-parallel-size", "2", "--threads", "2", "--json")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    result = parsed(done.stdout)
+    assert result.karat.tensor_parallel_size == 2 and result.karat.threads == 2
+    assert result.peer is not None
+    assert result.peer["name"] == "1 process" and result.peer["logits_deviation"] == 0
+    assert result.exchange and result.exchange["floats"] == 64 and result.exchange["all_reduce_s"] < 0.05
+    assert all(row.peer and row.peer.ratio > 0 for row in result.rows)
+
+
 def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -202,6 +217,8 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--shape", "tiny", "--context", "-1"), 2, "decode after -1: "),
         (("--shape", "tiny", "--threads", "0"), 2, "--threads 0: expected at least 1"),
         (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
+        (("--shape", "tiny", "--tensor-parallel-size", "1"), 2, "--tensor-parallel-size 1: expected 2, 4 or 8"),
+        (("--shape", "tiny", "--tensor-parallel-size", "8", *QUICK, "-p", "20"), 2, "this model works with 1, 2"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
         (("/no/such/folder",), 6, "/no/such/folder"),
         (("--shape", "tiny", "--executor", "gpu"), 9, "gpu"),

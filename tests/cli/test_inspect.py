@@ -105,3 +105,26 @@ def test_the_embedded_model_is_the_default(karat: Karat) -> None:
     assert facts["path"] == str(embedded_model_path())
     assert facts["config"]["model_type"] == "qwen2" and facts["config"]["tie_word_embeddings"]
     assert facts["tokenizer"]["chat_example"]
+
+
+def test_what_each_rank_would_hold(alphabet: Path, karat: Karat) -> None:
+    """Every byte of a sharded tensor is held once, replicated ones by both; the text says the same in columns."""
+    done = karat("inspect", str(alphabet), "--json", "--tensor-parallel-size", "2")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    whole = {tensor["name"]: tensor["bytes"] for tensor in facts["tensors"]}
+    for name, size in whole.items():
+        parts = [part for rank in facts["ranks"] for part in rank["tensors"] if part["name"] == name]
+        held = sum(part["bytes"] for part in parts)
+        if parts[0]["axis"] is None:
+            assert held == 2 * size
+        elif "k_proj" in name or "v_proj" in name:
+            assert size <= held <= 2 * size
+        else:
+            assert held == size
+    heads = [head for rank in facts["ranks"] for head in range(*rank["heads"])]
+    assert heads == list(range(facts["config"]["num_heads"]))
+    text = karat("inspect", str(alphabet), "--tensor-parallel-size", "2").stdout
+    assert "what each of 2 ranks would hold" in text and "model.layers.*.mlp.down_proj.weight" in text
+    refused = karat("inspect", str(alphabet), "--tensor-parallel-size", "3")
+    assert refused.returncode == 2 and "one of 1, 2, 4, 8; this model works with 1, 2" in refused.stderr

@@ -15,11 +15,13 @@ from karat.ops.native import supported_isas, unavailable_reason
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
 
+from karat import LLM
 from karat.checkpoint import open_model
 from karat.checkpoint.safetensors import read_header
 from karat.engine.parallel import ParallelModel
 from karat.errors import CheckpointError, NumericsError, UsageError
 from karat.models.registry import read_config
+from tests.engine import tiny
 from tests.support import parallel
 
 SEED = os.environ.get("KARAT_SEED", "0")
@@ -204,3 +206,30 @@ def test_a_rank_that_cannot_load_is_told_and_another_model_loads(teams: Teams, t
         teams[2].load(parallel.load_of(path, 601, texts, chunk=8), config)
     file.write_bytes(whole)
     assert_same(parallel.parallel(teams[2], path, texts, chunk=8), parallel.single(path, texts, chunk=8), "repaired")
+
+
+@pytest.mark.parametrize("family", parallel.ARCHITECTURES)
+def test_ranks_agree_with_transformers(family: str, teams: Teams, tmp_path: Path) -> None:
+    """Within 1e-4 of the logits' deviation, as one process does (tests/models/test_exactness.py)."""
+    torch = pytest.importorskip("torch", reason="transformers needs torch")
+    transformers = pytest.importorskip("transformers")
+    config = parallel.config_of(family, num_hidden_layers=2, vocab_size=300, tie_word_embeddings=False)
+    path = parallel.write(tmp_path, config, "F32")
+    hf = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    text = texts_for(300, family)[0]
+    with torch.no_grad():
+        want = hf.eval()(torch.tensor([text])).logits[0].numpy()
+    (got,) = parallel.parallel(teams[4], path, [text], chunk=16, kv_dtype="float32")
+    assert want.std() > 0.5 and np.abs(got - want).max() <= 1e-4 * want.std()
+
+
+def test_what_comes_through_the_python_interface(tmp_path: Path) -> None:
+    """LLM on ranks: the answers, logprobs and logits of LLM on one process, also after a preemption."""
+    folder = tiny.write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
+    found = []
+    for size in (1, 4):
+        llm = LLM(folder, tensor_parallel_size=size, threads=1, num_blocks=9)
+        outputs = llm.generate(tiny.PROMPTS[:3], [tiny.GREEDY, tiny.SAMPLED, tiny.SAMPLED])
+        found.append(([o.outputs for o in outputs], llm.logits(list(range(60))).tobytes(), llm.executor, llm.kv_dtype))
+        llm.close()
+    assert found[0] == found[1]

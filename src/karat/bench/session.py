@@ -1,5 +1,6 @@
 """One measurement from beginning to end: load the model, measure workload by workload, put the figures together."""
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,11 +12,12 @@ import numpy as np
 
 import karat
 from karat.bench.accounting import Account
+from karat.bench.exchange import all_reduce_seconds
 from karat.bench.limits import LimitMeter
 from karat.bench.peers import Peer, PeerModel, load_peer, require_peer
 from karat.bench.peers.process import PeerProcess
 from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
-from karat.bench.shapes import random_model
+from karat.bench.shapes import random_model, written
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
 from karat.checkpoint import ModelCheckpoint, Weight, open_model
@@ -35,7 +37,8 @@ class BenchOptions:
     """What to measure: `model`, a folder or a GGUF file, on weights as stored or quantised at load; or `shape`, made as
     `stored` says.
 
-    threads is how many Karat, the limits and the peer have each, at most at a time (None: one a physical core).
+    threads is how many Karat, the limits and the peer have each, at most at a time (None: one a physical core). With
+    tensor_parallel_size, that many ranks share them, and one process with all of them is measured beside, as the peer.
     `loading` goes to LLM as it is.
     """
 
@@ -50,6 +53,7 @@ class BenchOptions:
     repeat: int = 3
     max_num_batched_tokens: int | None = None
     peer: str | None = None
+    tensor_parallel_size: int = 1
     threads: int | None = None
     loading: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,6 +93,7 @@ def run_bench(
         "repeat": options.repeat,
         "karat": described[0],
         "peer": described[1] if len(described) > 1 else None,
+        "exchange": session.exchange,
         "limits": limits_object(limits) if limits else None,
         "rows": rows,
     }
@@ -100,7 +105,9 @@ class _Session:
     def __init__(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
         if options.peer is not None:
             require_peer(options.peer)  # before anything that takes time
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         checkpoint, tokenizer = _open(options, progress)
+        name = str(checkpoint.path)
         self.config = read_config(checkpoint.config)
         weights = find_weights(self.config, checkpoint)
         budget = options.max_num_batched_tokens or max(_DEFAULT_BUDGET, 2 * options.batch)
@@ -112,16 +119,31 @@ class _Session:
         lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
         blocks = (w.batch * (-(-n // _CACHE_BLOCK) + 2) for w, n in zip(self.workloads, lengths, strict=True))
         given = {"quantize": options.quantize, "threads": options.num_threads, **options.loading}
+        sizes: dict[str, Any] = {
+            "tokenizer": tokenizer, "max_model_len": max(lengths), "max_num_seqs": options.batch,
+            "max_num_batched_tokens": budget, "num_blocks": max(blocks), "generation_config": "none",
+        }  # fmt: skip
+        ranks = options.tensor_parallel_size
         progress("loading the model")
-        llm = LLM(
-            checkpoint, tokenizer=tokenizer, max_model_len=max(lengths), max_num_seqs=options.batch,
-            max_num_batched_tokens=budget, num_blocks=max(blocks), generation_config="none",
-            **given,
-        )  # fmt: skip
+        self.exchange: dict[str, Any] | None = None
+        alone = None
+        if ranks > 1:
+            progress("measuring the exchange between ranks")
+            seconds, has_cores = all_reduce_seconds(ranks, self.config.hidden_size)
+            self.exchange = {"all_reduce_s": seconds, "floats": self.config.hidden_size, "own_cores": has_cores}
+            progress("loading the model")
+            alone = LLM(checkpoint, **sizes, **given)
+            if options.shape is not None:  # ranks read files
+                self._folder = tempfile.TemporaryDirectory(prefix="karat-bench-")
+                checkpoint = written(checkpoint, Path(self._folder.name) / "random.gguf")
+            share = {"tensor_parallel_size": ranks, "threads": max(1, options.num_threads // ranks)}
+            llm = LLM(checkpoint, **sizes, **{**given, **share})
+        else:
+            llm = LLM(checkpoint, **sizes, **given)
         account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype)
         types = _stored_types(weights, options.quantize)
         self.facts: dict[str, Any] = {
-            "model": str(checkpoint.path),
+            "model": name,
             "shape": options.shape,
             "quantize": options.quantize,
             "parameters": sum(prod(weight.shape) for weight in _each_once(weights)),
@@ -129,6 +151,10 @@ class _Session:
             "stored_bytes": sum(types.values()),
         }
         self.sides: list[Side] = [KaratSide(llm, account, karat.__version__, num_threads=options.num_threads)]
+        if alone is not None:
+            side = KaratSide(alone, account, karat.__version__, num_threads=options.num_threads, name="1 process")
+            side.details["logits_deviation"] = _difference(llm, alone)
+            self.sides.append(side)
         if options.peer is not None:
             progress(f"loading the model into {options.peer}")
             peer = PeerProcess(partial(_load_peer, options))
@@ -138,6 +164,8 @@ class _Session:
     def close(self) -> None:
         for side in self.sides:
             side.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _load_peer(options: BenchOptions) -> Peer:
@@ -158,12 +186,23 @@ def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:
 
     Root mean squares; that it is small says that both compute the same model. None where the peer shows no logits.
     """
-    prompt = [(7 * i + 3) % llm.config.vocab_size for i in range(min(8, llm.max_model_len))]
+    prompt = _short_prompt(llm)
     theirs = peer.logits(prompt)
     if theirs is None:
         return None
     ours = llm.logits(prompt)[-1].astype(np.float64)
     return float(np.sqrt(np.mean((theirs - ours) ** 2)) / ours.std())
+
+
+def _difference(ranks: LLM, alone: LLM) -> float:
+    """The same for ranks and one process."""
+    prompt = _short_prompt(ranks)
+    ours, theirs = (llm.logits(prompt)[-1].astype(np.float64) for llm in (ranks, alone))
+    return float(np.sqrt(np.mean((theirs - ours) ** 2)) / ours.std())
+
+
+def _short_prompt(llm: LLM) -> list[int]:
+    return [(7 * i + 3) % llm.config.vocab_size for i in range(min(8, llm.max_model_len))]
 
 
 def stored_bytes(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:

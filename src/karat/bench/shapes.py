@@ -7,7 +7,7 @@ checkpoint is. Block formats are drawn as blocks, so nothing is quantised.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from karat.checkpoint import FolderCheckpoint, Weight
+from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
+from karat.checkpoint.gguf import open_gguf
+from karat.checkpoint.gguf.names import gguf_name
+from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
+from karat.convert.job import rope_factors
+from karat.convert.metadata import model_pairs
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
@@ -108,6 +113,19 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
             data = _draw(rng, dtype, sizes[source], mean=1.0)
         weights[source] = Weight(source, dtype, shape, data, path)
     return RandomModel(FolderCheckpoint(path, raw, None, weights), _tokenizer(config.vocab_size))
+
+
+def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCheckpoint:
+    """The weights of a checkpoint as a GGUF file without a tokenizer, opened: for ranks, which read files."""
+    config = read_config(checkpoint.config)
+    tensors = [
+        NewTensor(str(gguf_name(name)), weight.dtype, weight.shape, partial(list, [weight.data]))
+        for name, weight in checkpoint.weights.items()
+    ]
+    if config.rope.rope_type == "llama3":
+        tensors.append(rope_factors(config))
+    write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
+    return open_gguf(path)
 
 
 def _stored_type(shape: tuple[int, ...], wanted: str) -> str:

@@ -85,15 +85,16 @@ def extra_tokens(prompt_lens: Sequence[int], max_num_batched_tokens: int) -> int
 class KaratSide:
     """Karat through its engine: what is timed is `Engine.step`, with scheduling, sampling (greedy) and detokenising."""
 
-    name = "karat"
-
-    def __init__(self, llm: LLM, account: Account, version: str, *, num_threads: int) -> None:
+    def __init__(self, llm: LLM, account: Account, version: str, *, num_threads: int, name: str = "karat") -> None:
+        self.name = name
         self.version = version
         self.details: dict[str, object] = {
             "executor": llm.executor, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype, "threads": num_threads,
             "isa": (Settings.from_env().isa or supported_isas()[-1]) if llm.executor == "native" else None,
             "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,
+            "tensor_parallel_size": llm.tensor_parallel_size,
         }  # fmt: skip
+        self._llm = llm
         self._engine = llm.engine
         self._account = account
         self._watch = Watch(llm.engine.run)
@@ -129,6 +130,7 @@ class KaratSide:
 
     def close(self) -> None:
         self.stop()
+        self._llm.close()
 
     def _add(self, prompt: Prompt, max_tokens: int) -> None:
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=max_tokens)

@@ -22,6 +22,7 @@ Examples
   karat bench ./my-model -p 512 -p 8192 --context 8192
   karat bench --shape llama-3.2-1b --quantize q8_0 --peer llama.cpp
   karat bench --shape qwen2.5-0.5b --plot roofline.svg
+  karat bench --shape qwen2.5-0.5b --weights q4_0 --tensor-parallel-size 2
 """
 
 
@@ -54,6 +55,10 @@ def bench(
         str | None,
         typer.Option(metavar="NAME", help="Measure another engine, too: llama.cpp, transformers or openvino."),
     ] = None,
+    tensor_parallel_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="N ranks share the threads, in turns with one process that has all of them."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: the cores there are).")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a step, so the chunk of a prefill (default: 512).")
@@ -84,6 +89,11 @@ def bench(
     for name, value in (("--threads", threads), ("--max-num-batched-tokens", max_num_batched_tokens)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: expected at least 1")
+    if tensor_parallel_size is not None and (tensor_parallel_size < 2 or peer is not None):
+        raise UsageError(
+            f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: what is measured "
+            "beside the ranks is one process"
+        )
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
     from karat.bench.plot import roofline
@@ -100,6 +110,7 @@ def bench(
         stored=weights or quantize or "bf16", quantize=quantize if shape is None else None,
         prompt_tokens=tuple(prompt_tokens or ()), gen_tokens=gen_tokens, batch=batch,
         context=context, repeat=repeat, max_num_batched_tokens=max_num_batched_tokens, peer=peer,
+        tensor_parallel_size=tensor_parallel_size or 1,
         loading={name: value for name, value in loading.items() if value is not None},
     )  # fmt: skip
     progress = _Progress(quiet=quiet)
@@ -162,6 +173,11 @@ def as_text(result: dict[str, Any]) -> str:
     ]
     if peer:
         facts.append((peer["name"], _peer_text(peer)))
+    if exchange := result["exchange"]:
+        cores = "a core for each rank" if exchange["own_cores"] else "fewer cores than ranks"
+        facts.append(
+            ("all-reduce", f"{1e6 * exchange['all_reduce_s']:.1f} µs for {exchange['floats']} numbers, {cores}")
+        )
     if limits:
         peak = f"{limits['fma_peak_flops_per_s'] / 1e9:,.1f} GFLOP/s"
         bandwidth = f"{limits['bandwidth_bytes_per_s'] / 1e9:,.2f} GB/s"
@@ -195,7 +211,8 @@ def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
 def _karat_text(karat: dict[str, Any]) -> str:
     build = f" ({karat['isa']})" if karat["isa"] else ""
     parts = [karat["version"], karat["executor"] + build, karat["dtype"], f"cache {karat['kv_dtype']}"]
-    return ", ".join([*parts, f"{karat['threads']} threads"])
+    ranks = f" over {karat['tensor_parallel_size']} ranks" if karat["tensor_parallel_size"] > 1 else ""
+    return ", ".join([*parts, f"{karat['threads']} threads{ranks}"])
 
 
 def _peer_text(peer: dict[str, Any]) -> str:

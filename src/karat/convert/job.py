@@ -86,7 +86,7 @@ def convert(
         done += report.num_bytes
         tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, partial(progress, report, done, total)))
     if config.rope.rope_type == "llama3":
-        tensors.append(_rope_factors(config))
+        tensors.append(rope_factors(config))
     pairs, warnings = _pairs(source, config)
     is_quantised = any(report.dtype in FORMATS for report in reports)
     pairs.append(("general.file_type", scalar("UINT32", mix.file_type)))
@@ -187,7 +187,8 @@ def _told(chunks: Callable[[], Iterable[NDArray[np.uint8]]], tell: Callable[[], 
     tell()
 
 
-def _rope_factors(config: ModelConfig) -> NewTensor:
+def rope_factors(config: ModelConfig) -> NewTensor:
+    """The tensor that says llama3's scaling."""
     rope = config.rope
     factors = llama3_factors(
         rope.theta, config.head_dim, rope.factor, rope.low_freq_factor, rope.high_freq_factor,

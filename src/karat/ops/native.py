@@ -202,7 +202,7 @@ class NativeOps:
         recorder = PlanRecorder(self.isa, self.threads)
         handles = [recorder.input(x.shape[1:]) for x in inputs]
         results = list(op(recorder, *handles))
-        batch = step if step is not None else _plain_batch(len(inputs[0]))
+        batch = step if step is not None else plain_batch(len(inputs[0]))
         recorder.finish(
             StepLimits(
                 num_tokens=batch.num_tokens, num_logit_rows=len(batch.logit_rows), num_seqs=batch.num_seqs,
@@ -216,7 +216,7 @@ class NativeOps:
         return [recorder.value(result).copy() for result in results]
 
 
-def _plain_batch(rows: int) -> ForwardBatch:
+def plain_batch(rows: int) -> ForwardBatch:
     """A batch for ops that know only rows."""
     zeros = np.zeros(rows, np.int32)
     return ForwardBatch(

@@ -1,0 +1,101 @@
+"""What it costs ranks to add up one token's hidden state: an all-reduce between processes, by the kernels' own plan."""
+
+import os
+import socket
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from karat.dist.connection import Connection, ConnectionEndedError
+from karat.dist.group import Group
+from karat.dist.lifeline import end_with_parent
+from karat.dist.placement import cores_of_ranks
+from karat.dist.processes import Ranks
+from karat.dist.shared_memory import SharedMemoryGroup, Watcher, create_file, make_room
+from karat.ops.api import StepLimits
+from karat.ops.native import NativeOps, plain_batch
+from karat.ops.native_plan import PlanRecorder, native
+
+_COLUMNS = 16  # of the layer whose result is added up: next to nothing to compute
+_LAYERS = 200
+_RUNS = 30
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """Add up `floats` numbers over and over, on these CPUs (none: any)."""
+
+    number: int
+    floats: int
+    slot_bytes: int
+    cpus: tuple[int, ...]
+
+
+def all_reduce_seconds(size: int, floats: int) -> tuple[float, bool]:
+    """Seconds of an all-reduce of `floats` numbers over `size` ranks of one thread, and whether each had a core.
+
+    The median of runs of 200, less what the same layers take without adding up. Raises RankError and CapacityError.
+    """
+    placed = cores_of_ranks(size, 1)
+    slot_bytes = 4 * floats
+    descriptor = create_file()
+    try:
+        make_room(descriptor, size, slot_bytes=slot_bytes, whole_bytes=1)
+        watcher = Watcher(descriptor, size, slot_bytes=slot_bytes, whole_bytes=1)
+        ranks = Ranks("karat.bench.exchange", size, [descriptor])
+        try:
+            number = watcher.next_number(_RUNS + 1)
+            messages = [
+                msgspec.msgpack.encode(
+                    Measure(
+                        number=number, floats=floats, slot_bytes=slot_bytes, cpus=tuple(placed[rank]) if placed else ()
+                    )
+                )
+                for rank in range(size)
+            ]
+            replies = ranks.exchange(messages, is_waiting=watcher.is_waiting)
+        finally:
+            ranks.close()
+    finally:
+        os.close(descriptor)
+    return max(msgspec.msgpack.decode(reply, type=float) for reply in replies), placed is not None
+
+
+def main(arguments: Sequence[int]) -> None:
+    """A rank: measures once, and answers with seconds."""
+    rank, size, end, lifeline, shared = arguments
+    end_with_parent(lifeline)
+    connection = Connection(socket.socket(fileno=end))
+    try:
+        measure = msgspec.msgpack.decode(connection.receive(), type=Measure)
+        if measure.cpus:
+            os.sched_setaffinity(0, measure.cpus)
+        group = SharedMemoryGroup(shared, rank, size, slot_bytes=measure.slot_bytes, whole_bytes=1)
+        group.begin(measure.number)
+        weight = native().pack("F32", measure.floats, _COLUMNS, np.zeros(4 * measure.floats * _COLUMNS, np.uint8), 1)
+        alone = _seconds(weight, None)
+        together = _seconds(weight, group)
+        connection.send(msgspec.msgpack.encode((together - alone) / _LAYERS))
+        connection.receive()
+    except ConnectionEndedError:
+        os._exit(0)
+
+
+def _seconds(weight: Any, group: Group | None) -> float:
+    """Of a plan of _LAYERS layers, each a weight times the same input."""
+    recorder = PlanRecorder(NativeOps().isa, 1)
+    x = recorder.input((_COLUMNS,))
+    results = [recorder.linear(x, weight, group=group, name="layer") for _ in range(_LAYERS)]
+    batch = plain_batch(1)
+    limits = StepLimits(num_tokens=1, num_logit_rows=0, num_seqs=1, context_len=1)
+    recorder.finish(limits, results[-1:])
+    recorder.fill(x, np.zeros((1, _COLUMNS), np.float32))
+    recorder.run(batch)
+    times = []
+    for _ in range(_RUNS // 2):
+        before = perf_counter()
+        recorder.run(batch)
+        times.append(perf_counter() - before)
+    return float(np.median(times))

@@ -1,0 +1,123 @@
+"""Cores, vital signs and messages of rank processes; their faults are in tests/engine/test_rank_faults.py."""
+
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from karat.dist import placement
+from karat.dist.connection import Connection, ConnectionEndedError
+from karat.dist.vitals import Vitals
+
+
+def machine(root: Path, siblings: dict[int, str], nodes: dict[int, str]) -> Path:
+    for cpu, listed in siblings.items():
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{listed}\n")
+    for node, cpus in nodes.items():
+        folder = root / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cpus}\n")
+    return root
+
+
+@pytest.fixture
+def eight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores of two hardware threads on two nodes, numbered so that neighbours are of different nodes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    siblings = {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}
+    return machine(tmp_path, siblings, {0: "0,2,4,6", 1: "1,3,5,7"})
+
+
+def test_ranks_get_whole_cores_of_one_node(eight: Path) -> None:
+    assert placement.cores_of_ranks(2, 2, eight) == [frozenset({0, 2, 4, 6}), frozenset({1, 3, 5, 7})]
+    assert placement.cores_of_ranks(4, 1, eight) == [{0, 4}, {2, 6}, {1, 5}, {3, 7}]
+
+
+def test_more_threads_than_cores_are_left_to_the_system(eight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placement.cores_of_ranks(2, 3, eight) is None
+    assert placement.cores_of_ranks(8, 1, eight) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 5, 3}, raising=False)
+    assert placement.cores_of_ranks(2, 1, eight) == [{1, 5}, {3}]
+    assert placement.cores_of_ranks(4, 1, eight) is None
+
+
+def test_a_system_that_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert placement.cores_of_ranks(2, 1, tmp_path) == [{0}, {1}]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert placement.cores_of_ranks(2, 1, tmp_path) is None
+
+
+def thread(root: Path, number: int, state: str, cpu_time: int) -> None:
+    folder = root / f"77/task/{number}"
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = [state, *["0"] * 10, str(cpu_time), "0", *["0"] * 5]
+    (folder / "stat").write_text(f"{number} (a name) with ) in it) {' '.join(fields)}")
+
+
+@pytest.mark.parametrize(
+    ("states", "spent", "idle", "stopped"),
+    [
+        ("SS", 0, True, False),
+        ("SS", 3, False, False),  # it computed in between
+        ("SR", 0, False, False),  # a thread that waits for a core
+        ("DS", 0, False, False),  # for a disk
+        ("TT", 0, True, True),
+        ("tS", 0, True, True),
+    ],
+)
+def test_vital_signs(
+    states: str, spent: int, idle: bool, stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    vitals = Vitals(77, tmp_path)
+    for step in range(4):
+        for number, state in enumerate(states):
+            thread(tmp_path, number, state, spent * step)
+        now += 0.5
+        vitals.look()
+    assert (vitals.idle_s >= 1.5, vitals.stopped_s >= 2.0) == (idle, stopped)
+
+
+def test_where_there_is_no_proc_nothing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", iter(range(0, 100, 10)).__next__)
+    vitals = Vitals(77, tmp_path)
+    vitals.look()
+    vitals.look()
+    assert vitals.idle_s == vitals.stopped_s == 0
+
+
+def test_messages_arrive_whole_and_in_order() -> None:
+    ours, theirs = (Connection(end) for end in socket.socketpair())
+    sent = [b"", b"x", os.urandom(3_000_000), b"y" * 70_000]
+    sender = threading.Thread(target=lambda: [ours.send(message) for message in sent])
+    sender.start()
+    assert [theirs.receive() for _ in sent] == sent
+    sender.join()
+    ours.close()
+    with pytest.raises(ConnectionEndedError):
+        theirs.receive()
+    with pytest.raises(ConnectionEndedError):
+        for _ in range(100):
+            theirs.send(b"z" * 100_000)
+
+
+def test_an_end_within_a_message_is_an_end() -> None:
+    end, other = socket.socketpair()
+    end.sendall((100).to_bytes(8, "little") + b"half")
+    end.close()
+    with pytest.raises(ConnectionEndedError):
+        Connection(other).receive()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_vital_signs_of_this_process() -> None:
+    vitals = Vitals(os.getpid())
+    vitals.look()
+    assert vitals.idle_s == 0 and vitals.stopped_s == 0

@@ -1,0 +1,138 @@
+"""Exchange between processes: what arrives is what was sent, however ranks are delayed; a step that is given up ends."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat.dist.group import Seat, Share, SingleGroup, tree_sum
+from karat.dist.processes import Ranks
+from karat.dist.shared_memory import (
+    NUMBERS_OF_A_STEP, SharedMemoryGroup, Watcher, create_file, make_room, unavailable_reason,
+)  # fmt: skip
+from karat.errors import RankError
+
+if unavailable_reason():
+    pytest.skip(str(unavailable_reason()), allow_module_level=True)
+
+SLOT, WHOLE = 4096, 8192
+# Sends b"ok" if many exchanges, at random moments, gave what every rank must have put there.
+STRESS = f"""
+import random, socket, time
+import numpy as np
+from karat.dist.connection import Connection
+from karat.dist.group import Share
+from karat.dist.lifeline import end_with_parent
+from karat.dist.shared_memory import SharedMemoryGroup
+
+def sent(rank, number):
+    return np.random.default_rng([rank, number]).standard_normal((1 + number % 3, 7))
+
+def main(arguments):
+    rank, size, end, lifeline, shared = arguments
+    end_with_parent(lifeline)
+    connection = Connection(socket.socket(fileno=end))
+    group = SharedMemoryGroup(shared, rank, size, slot_bytes={SLOT}, whole_bytes={WHOLE})
+    rng = random.Random(rank)
+    while True:
+        first, count = map(int, connection.receive().split())
+        group.begin(first)
+        answer = b"ok"
+        for number in range(count):
+            if rng.random() < 0.02:
+                time.sleep(rng.random() * 0.002)
+            if number % 5 == 4:
+                share = Share(group, tuple(3 * (r + 1) for r in range(size)))
+                whole = group.gather_columns(sent(rank, number)[:, :3], share)
+                right = np.concatenate([sent(r, number)[:, :3] for r in range(size)], axis=1)
+                parts, right = [np.array(whole)], [right]
+                group.all_gather(np.zeros(1))  # nobody writes the next whole before all have read this one
+            else:
+                parts = group.all_gather(sent(rank, number))
+                right = [sent(r, number) for r in range(size)]
+            if not all(np.array_equal(a, b) for a, b in zip(parts, right, strict=True)):
+                answer = b"wrong in %d" % number
+                break
+        connection.send(answer)
+"""
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = create_file()
+    make_room(made, 8, slot_bytes=SLOT, whole_bytes=WHOLE)
+    yield made
+    os.close(made)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Across steps whose numbers wrap around, too."""
+    (tmp_path / "stress.py").write_text(STRESS)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    ranks = Ranks("stress", size, [descriptor])
+    try:
+        for first in (1 << 12, 1 << 31, (1 << 32) - 300, 5000):  # each less than 2^31 after the one before
+            answers = ranks.exchange([b"%d 160" % first] * size, is_waiting=lambda rank: False)
+            assert answers == [b"ok"] * size
+    finally:
+        ranks.close()
+
+
+def test_a_step_that_is_given_up_ends_the_waiting(descriptor: int) -> None:
+    """One rank alone waits for another that never comes."""
+    sizes = {"slot_bytes": SLOT, "whole_bytes": WHOLE}
+    group, watcher = SharedMemoryGroup(descriptor, 0, 2, **sizes), Watcher(descriptor, 2, **sizes)
+    number = watcher.next_number()
+    group.begin(number)
+    watcher.abandon(number)
+    with pytest.raises(RankError, match="abandoned"):
+        group.all_gather(np.zeros(3))
+    assert group.abandoned
+    group.begin(watcher.next_number())
+    assert not group.abandoned and not watcher.is_waiting(0)
+
+
+def test_numbers_of_steps_never_begin_at_zero(descriptor: int) -> None:
+    watcher = Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
+    assert watcher.next_number(3) == NUMBERS_OF_A_STEP and watcher.next_number() == 4 * NUMBERS_OF_A_STEP
+    watcher._next = (1 << 32) - NUMBERS_OF_A_STEP
+    assert [watcher.next_number() for _ in range(2)] == [(1 << 32) - NUMBERS_OF_A_STEP, NUMBERS_OF_A_STEP]
+
+
+def test_who_watches_takes_no_part(descriptor: int) -> None:
+    watcher = Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
+    with pytest.raises(ValueError, match="none of them"):
+        watcher._channel.publish(1)
+
+
+def test_sizes_that_make_no_sense_are_refused(descriptor: int) -> None:
+    from karat._native import SharedMemory
+
+    for rank, size, slot in ((0, 9, SLOT), (2, 2, SLOT), (-2, 2, SLOT), (0, 2, 0), (0, 2, 1 << 50)):
+        with pytest.raises(ValueError, match=r"rank|shared memory"):
+            SharedMemory(descriptor, rank, size, slot, WHOLE)
+    with pytest.raises(ValueError, match="too short"):
+        SharedMemory(descriptor, 0, 8, SLOT * 100, WHOLE)
+
+
+def test_the_file_has_no_name() -> None:
+    if sys.platform != "linux":
+        pytest.skip("descriptors are listed by Linux")
+    descriptor = create_file()
+    try:
+        assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:") and os.fstat(descriptor).st_nlink == 0
+    finally:
+        os.close(descriptor)
+
+
+def test_sums_follow_the_tree() -> None:
+    parts = [np.float32([x]) for x in (1e8, 1.0, -1e8, 1.0)]
+    assert tree_sum(parts)[0] == (parts[0] + parts[1] + (parts[2] + parts[3]))[0]
+    assert tree_sum(parts)[0] != ((parts[0] + parts[2]) + (parts[1] + parts[3]))[0]
+    single = SingleGroup()
+    assert single.all_gather(parts[0]) == [parts[0]]
+    assert Share(Seat(1, 2), (3, 9)).first == 3 and Share(single, (9,)).total == 9
