@@ -77,8 +77,8 @@ std::size_t SharedMemory::bytes(int size, std::size_t slot_bytes, std::size_t wh
     return kPage + 2 * static_cast<std::size_t>(size) * pages(slot_bytes) + pages(whole_bytes);
 }
 
-SharedMemory::SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes)
-    : rank_(rank), size_(size), slot_bytes_(slot_bytes), whole_bytes_(whole_bytes),
+SharedMemory::SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes, bool spins)
+    : rank_(rank), size_(size), spins_(spins ? kSpins : 1), slot_bytes_(slot_bytes), whole_bytes_(whole_bytes),
       mapped_bytes_(bytes(size, slot_bytes, whole_bytes)) {
     if (rank < -1 || rank >= size) throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
     struct stat status;
@@ -134,11 +134,11 @@ Outcome SharedMemory::wait(std::uint32_t number) {
     for (int rank = 0; rank < size_; ++rank) {
         std::atomic<std::uint32_t>& word = all.lines[rank].published;
         int spin = 0;
-        while (spin < kSpins && !reached(word.load(std::memory_order_acquire), number)) {
+        while (spin < spins_ && !reached(word.load(std::memory_order_acquire), number)) {
             relax();
             ++spin;
         }
-        if (spin < kSpins) continue;
+        if (spin < spins_) continue;
         all.lines[rank].sleepers.fetch_add(1);
         all.lines[rank_].waits.fetch_add(1);
         std::uint32_t seen;

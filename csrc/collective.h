@@ -44,9 +44,10 @@ public:
     // Bytes of the file. Slots and the whole are rounded up to pages.
     static std::size_t bytes(int size, std::size_t slot_bytes, std::size_t whole_bytes);
 
-    // Throws std::invalid_argument for sizes that make no sense or a file that is too short, std::runtime_error if it
-    // cannot be mapped. The descriptor may be closed afterwards.
-    SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes);
+    // With `spins` a rank looks for some tens of microseconds before it sleeps: right where each has a core of its own, and
+    // where they have not it would keep the others from working. Throws std::invalid_argument for sizes that make no sense
+    // or a file that is too short, std::runtime_error if it cannot be mapped. The descriptor may be closed afterwards.
+    SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes, bool spins);
     ~SharedMemory();
     SharedMemory(const SharedMemory&) = delete;
     SharedMemory& operator=(const SharedMemory&) = delete;
@@ -78,7 +79,7 @@ private:
     struct Control;
     Control& control() const { return *reinterpret_cast<Control*>(memory_); }
 
-    int rank_, size_;
+    int rank_, size_, spins_;
     std::size_t slot_bytes_, whole_bytes_, mapped_bytes_;
     std::uint8_t* memory_ = nullptr;
     std::uint32_t begun_ = 0, next_ = 0;  // of the step

@@ -219,8 +219,8 @@ NB_MODULE(_native, m) {
           nb::arg("head_dim"));
 
     nb::class_<SharedMemory>(m, "SharedMemory")
-        .def(nb::init<int, int, int, std::size_t, std::size_t>(), nb::arg("descriptor"), nb::arg("rank"),
-             nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
+        .def(nb::init<int, int, int, std::size_t, std::size_t, bool>(), nb::arg("descriptor"), nb::arg("rank"),
+             nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"), nb::arg("spins"))
         .def_static("num_bytes", &SharedMemory::bytes, nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
         .def_prop_ro("rank", &SharedMemory::rank)
         .def_prop_ro("size", &SharedMemory::size)

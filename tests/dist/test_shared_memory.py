@@ -35,7 +35,7 @@ def main(arguments):
     rank, size, end, lifeline, shared = arguments
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
-    group = SharedMemoryGroup(shared, rank, size, slot_bytes={SLOT}, whole_bytes={WHOLE})
+    group = SharedMemoryGroup(shared, rank, size, slot_bytes={SLOT}, whole_bytes={WHOLE}, spins=False)
     rng = random.Random(rank)
     while True:
         first, count = map(int, connection.receive().split())
@@ -85,7 +85,7 @@ def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch:
 def test_a_step_that_is_given_up_ends_the_waiting(descriptor: int) -> None:
     """One rank alone waits for another that never comes."""
     sizes = {"slot_bytes": SLOT, "whole_bytes": WHOLE}
-    group, watcher = SharedMemoryGroup(descriptor, 0, 2, **sizes), Watcher(descriptor, 2, **sizes)
+    group, watcher = SharedMemoryGroup(descriptor, 0, 2, spins=True, **sizes), Watcher(descriptor, 2, **sizes)
     number = watcher.next_number()
     group.begin(number)
     watcher.abandon(number)
@@ -114,9 +114,9 @@ def test_sizes_that_make_no_sense_are_refused(descriptor: int) -> None:
 
     for rank, size, slot in ((0, 9, SLOT), (2, 2, SLOT), (-2, 2, SLOT), (0, 2, 0), (0, 2, 1 << 50)):
         with pytest.raises(ValueError, match=r"rank|shared memory"):
-            SharedMemory(descriptor, rank, size, slot, WHOLE)
+            SharedMemory(descriptor, rank, size, slot, WHOLE, True)
     with pytest.raises(ValueError, match="too short"):
-        SharedMemory(descriptor, 0, 8, SLOT * 100, WHOLE)
+        SharedMemory(descriptor, 0, 8, SLOT * 100, WHOLE, True)
 
 
 def test_the_file_has_no_name() -> None:

@@ -72,7 +72,9 @@ def main(arguments: Sequence[int]) -> None:
         measure = msgspec.msgpack.decode(connection.receive(), type=Measure)
         if measure.cpus:
             os.sched_setaffinity(0, measure.cpus)
-        group = SharedMemoryGroup(shared, rank, size, slot_bytes=measure.slot_bytes, whole_bytes=1)
+        group = SharedMemoryGroup(
+            shared, rank, size, slot_bytes=measure.slot_bytes, whole_bytes=1, spins=bool(measure.cpus)
+        )
         group.begin(measure.number)
         weight = native().pack("F32", measure.floats, _COLUMNS, np.zeros(4 * measure.floats * _COLUMNS, np.uint8), 1)
         alone = _seconds(weight, None)

@@ -31,12 +31,17 @@ class StepAbandonedError(RankError):
 
 
 class SharedMemoryGroup:
-    """A rank's view of its group (karat.dist.group.Group). `descriptor` is of a file that `create_file` made."""
+    """A rank's view of its group (karat.dist.group.Group). `descriptor` is of a file that `create_file` made.
 
-    def __init__(self, descriptor: int, rank: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
+    With `spins` a rank looks for its neighbours' parts for a while before it sleeps, for which it needs its own core.
+    """
+
+    def __init__(
+        self, descriptor: int, rank: int, size: int, *, slot_bytes: int, whole_bytes: int, spins: bool
+    ) -> None:
         assert _CHANNEL is not None, "who starts ranks has looked"
         try:
-            self.channel = _CHANNEL.SharedMemory(descriptor, rank, size, slot_bytes, whole_bytes)
+            self.channel = _CHANNEL.SharedMemory(descriptor, rank, size, slot_bytes, whole_bytes, spins)
         except RuntimeError as refusal:
             raise CapacityError(f"{refusal}; raise the limit of address space (ulimit -v), or use fewer ranks") from None
         self.rank, self.size = rank, size
@@ -73,7 +78,7 @@ class Watcher:
 
     def __init__(self, descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
         assert _CHANNEL is not None, "who starts ranks has looked"
-        self._channel = _CHANNEL.SharedMemory(descriptor, -1, size, slot_bytes, whole_bytes)
+        self._channel = _CHANNEL.SharedMemory(descriptor, -1, size, slot_bytes, whole_bytes, False)
         self._next = NUMBERS_OF_A_STEP
 
     def next_number(self, num_steps: int = 1) -> int:

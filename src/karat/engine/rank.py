@@ -90,8 +90,9 @@ class Rank:
             os.sched_setaffinity(0, load.cpus)
         with _warnings() as warnings:
             self._group = group = SharedMemoryGroup(
-                self._descriptor, self.rank, self.size, slot_bytes=load.slot_bytes, whole_bytes=load.whole_bytes
-            )
+                self._descriptor, self.rank, self.size, slot_bytes=load.slot_bytes, whole_bytes=load.whole_bytes,
+                spins=bool(load.cpus),
+            )  # fmt: skip
             checkpoint = open_model(Path(load.path))
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
