@@ -108,6 +108,15 @@ def test_messages_arrive_whole_and_in_order() -> None:
             theirs.send(b"z" * 100_000)
 
 
+def test_messages_that_came_with_others_are_known_of() -> None:
+    ours, theirs = (Connection(end) for end in socket.socketpair())
+    ours.send(b"one")
+    ours.send(b"two")
+    assert not theirs.has_more
+    assert theirs.receive() == b"one" and theirs.has_more
+    assert theirs.receive() == b"two" and not theirs.has_more
+
+
 def test_an_end_within_a_message_is_an_end() -> None:
     end, other = socket.socketpair()
     end.sendall((100).to_bytes(8, "little") + b"half")

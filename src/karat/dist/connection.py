@@ -5,6 +5,7 @@ import struct
 
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 32  # bytes of a message
+_PIECE = 1 << 16
 
 
 class ConnectionEndedError(Exception):
@@ -16,6 +17,7 @@ class Connection:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._received = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -29,22 +31,30 @@ class Connection:
 
     def receive(self) -> bytes:
         """The next message, waiting for it. Raises ConnectionEndedError."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        self._fill(_LENGTH.size)
+        (length,) = _LENGTH.unpack_from(self._received)
         assert length < _MOST, f"a message of {length} bytes"
-        return self._exactly(length)
+        end = _LENGTH.size + length
+        self._fill(end)
+        message = bytes(memoryview(self._received)[_LENGTH.size : end])
+        del self._received[:end]
+        return message
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message, or the beginning of one, came with the last: then `receive` before waiting for the socket."""
+        return bool(self._received)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
+    def _fill(self, count: int) -> None:
+        """Read until so many bytes are there, and what comes with them; mostly a whole message comes at once."""
+        while len(self._received) < count:
             try:
-                part = self._socket.recv(min(count, 1 << 20))
+                part = self._socket.recv(max(_PIECE, min(count - len(self._received), 1 << 20)))
             except ConnectionResetError as fault:
                 raise ConnectionEndedError from fault
             if not part:
                 raise ConnectionEndedError
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            self._received += part

@@ -36,6 +36,7 @@ class Ranks:
         self.size = size
         self._ended: str | None = None
         self._owed = [0] * size  # replies that nobody waits for any more
+        self._selector = selectors.DefaultSelector()
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         root = str(Path(__file__).parents[2])
@@ -59,6 +60,8 @@ class Ranks:
             raise
         finally:
             os.close(lifeline)
+        for rank, connection in enumerate(self._connections):
+            self._selector.register(connection, selectors.EVENT_READ, rank)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -81,22 +84,20 @@ class Ranks:
             self._owed[rank] += 1
         replies: list[bytes | None] = [None] * self.size
         vitals = [Vitals(process.pid) for process in self._processes]
-        with selectors.DefaultSelector() as selector:
-            for rank, connection in enumerate(self._connections):
-                selector.register(connection, selectors.EVENT_READ, rank)
-            looked = time.monotonic()
-            while None in replies:
-                for key, _ in selector.select(_LOOK_S):
-                    rank = key.data
+        looked = time.monotonic()
+        while None in replies:
+            for key, _ in self._selector.select(_LOOK_S):
+                rank, more = key.data, True
+                while more:
                     reply = self._receive(rank)
                     self._owed[rank] -= 1
-                    if self._owed[rank] == 0:
-                        replies[rank] = reply
-                        selector.unregister(self._connections[rank])
-                        on_reply(reply)
-                if time.monotonic() - looked >= _LOOK_S:
-                    self._look([r for r in range(self.size) if replies[r] is None], vitals, is_waiting)
-                    looked = time.monotonic()
+                    more = self._connections[rank].has_more
+                if self._owed[rank] == 0:
+                    replies[rank] = reply
+                    on_reply(reply)
+            if time.monotonic() - looked >= _LOOK_S:
+                self._look([r for r in range(self.size) if replies[r] is None], vitals, is_waiting)
+                looked = time.monotonic()
         return [reply for reply in replies if reply is not None]
 
     def close(self) -> None:
@@ -162,6 +163,7 @@ class Ranks:
         if self._ended:
             return
         self._ended = reason
+        self._selector.close()
         for connection in self._connections:
             connection.close()
         os.close(self._lifeline)

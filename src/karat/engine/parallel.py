@@ -5,6 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -109,13 +110,16 @@ class ParallelModel:
     def _exchange(
         self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher | None = None, number: int = 0
     ) -> list[Answer]:
-        decoder: Any = msgspec.msgpack.Decoder(answer | Failed)
+        decoder = _decoder(answer)
 
         def give_up(reply: bytes) -> None:
             if watcher is not None and isinstance(decoder.decode(reply), Failed):
                 watcher.abandon(number)
 
-        encoded = [msgspec.msgpack.encode(command) for command in commands]
+        last, encoded = None, []
+        for command in commands:
+            encoded.append(encoded[-1] if command is last else msgspec.msgpack.encode(command))
+            last = command
         replies = self._ranks.exchange(encoded, is_waiting=watcher.is_waiting if watcher else None, on_reply=give_up)
         decoded = [decoder.decode(reply) for reply in replies]
         failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
@@ -123,6 +127,12 @@ class ParallelModel:
             rank, failure = min(failures, key=lambda failed: (failed[1].abandoned, failed[0]))
             raise _raised(rank, failure, of_all=len({failed.message for _, failed in failures}) == 1 < len(failures))
         return decoded
+
+
+@cache
+def _decoder(answer: type[msgspec.Struct]) -> Any:
+    """Of the replies to commands that are answered so, or by Failed."""
+    return msgspec.msgpack.Decoder(answer | Failed)
 
 
 def _close(ranks: Ranks, file: int) -> None:
