@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from karat.check.graph import build_graph
+from karat.check.invariance import invariance_of
 from karat.check.model import CheckedModel, open_model
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
@@ -253,3 +254,9 @@ def test_the_command(model: CheckedModel, tmp_path: Path, capfd: pytest.CaptureF
     assert code == 0 and json.loads(out)["verdict"] == "exact" and json.loads(out)["ranks"] == 2
     code, _ = run("--tensor-parallel-size", "3")
     assert code == 2
+
+
+def test_the_same_bits_table_has_a_row_for_each_degree(model: CheckedModel) -> None:
+    rows = list(invariance_of(model.checkpoint, num_tokens=12, threads=1, kv_dtype=None))
+    assert [row.setting.ranks for row in rows][-4:] == [1, 2, 4, 8]
+    assert all(row.same for row in rows) and len({row.digest for row in rows}) == 1

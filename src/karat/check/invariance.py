@@ -11,8 +11,10 @@ from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName
 from karat.engine.choice import LogitsReader
 from karat.engine.engine import Engine, EngineConfig
+from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.step import model_runner
-from karat.models.registry import Model, build, read_config
+from karat.models.degrees import working_degrees
+from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.api import CacheSpec, Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
@@ -32,6 +34,7 @@ class Setting:
     preempt       take every sequence's blocks away once, midway, so that it starts anew
     tap           run op by op, recording every result, instead of a recorded plan
     isa, threads  of the native executor
+    ranks         processes that share the model
     """
 
     name: str
@@ -43,6 +46,7 @@ class Setting:
     share: bool = False
     preempt: bool = False
     tap: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,17 @@ def invariance_of(
     model = build(config, NativeOps(threads=threads), checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
-    yield from invariance(model, Tokenizer.of(checkpoint), texts, kv_dtype=kv_dtype)
+    tokenizer = Tokenizer.of(checkpoint)
+    expected = ""
+    for row in invariance(model, tokenizer, texts, kv_dtype=kv_dtype):
+        expected = expected or row.digest
+        yield row
+    for size in working_degrees(config, find_weights(config, checkpoint))[1:]:
+        setting = Setting(
+            name=f"{size} processes, chunks of 64", isa=supported_isas()[-1], threads=1, chunk=64, ranks=size
+        )
+        found = digest(logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or model.ops.default_kv_dtype))
+        yield Row(setting, found, found == expected)
 
 
 def invariance(
@@ -109,17 +123,12 @@ def logits_under(
     ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads)
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
-    num_blocks = sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts)
+    sizes = _sizes(config.vocab_size, setting, texts)
     cache = ops.new_cache(
         CacheSpec(
-            num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+            num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
             num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
         )
-    )  # fmt: skip
-    sizes = EngineConfig(
-        vocab_size=config.vocab_size, max_model_len=max(map(len, texts)), num_blocks=num_blocks, block_size=BLOCK_SIZE,
-        max_num_seqs=min(len(texts), setting.chunk), max_num_batched_tokens=setting.chunk,
-        enable_prefix_caching=setting.share,
     )  # fmt: skip
     engine = Engine(model_runner(model.on(ops), cache, sizes.step_limits), tokenizer, sizes)
     readers: dict[int, LogitsReader] = {}
@@ -135,6 +144,35 @@ def logits_under(
             again.sequence.num_read = len(reader.logits) // 2  # rows that nobody wants again
             _finish(engine, [again], setting)
     return [readers[index].logits for index in range(len(texts))]
+
+
+def logits_on_ranks(
+    setting: Setting, checkpoint: ModelCheckpoint, tokenizer: Tokenizer, texts: Sequence[Sequence[int]],
+    kv_dtype: FloatName,
+) -> list[NDArray[np.floating]]:  # fmt: skip
+    """Logits [tokens, vocab] of each text from ranks, all texts together."""
+    config = read_config(checkpoint.config)
+    sizes = _sizes(config.vocab_size, setting, texts)
+    ranks = ParallelModel(setting.ranks)
+    try:
+        ranks.load(
+            load_command(checkpoint, sizes, executor="native", kv_dtype=kv_dtype, threads=setting.threads), config
+        )
+        engine = Engine(ranks, tokenizer, sizes)
+        readers = [engine.add_logits(tuple(t), np.empty((len(t), config.vocab_size), np.float32)) for t in texts]
+        _finish(engine, readers, setting)
+    finally:
+        ranks.close()
+    return [reader.logits for reader in readers]
+
+
+def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:
+    return EngineConfig(
+        vocab_size=vocab_size, max_model_len=max(map(len, texts)),
+        num_blocks=sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts), block_size=BLOCK_SIZE,
+        max_num_seqs=min(len(texts), setting.chunk), max_num_batched_tokens=setting.chunk,
+        enable_prefix_caching=setting.share,
+    )  # fmt: skip
 
 
 def _finish(engine: Engine, readers: list[LogitsReader], setting: Setting) -> None:

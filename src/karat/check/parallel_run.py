@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +17,7 @@ from karat.check.selection import Selection
 from karat.check.trace import write_trace
 from karat.config import FloatName
 from karat.engine.engine import Engine, EngineConfig
-from karat.engine.parallel import ParallelModel
-from karat.engine.rank_messages import Load
+from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.step import model_runner
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build
@@ -65,7 +65,11 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     control = build(model.config, ops, model.checkpoint, num_positions=plan.num_tokens)
     ranks = ParallelModel(size, plan.module)
     try:
-        ranks.load(_load(plan, ops, kv_dtype), model.config)
+        load = load_command(
+            model.checkpoint, _sizes(plan, plan.num_tokens), executor=ops.executor, dtype=plan.dtype,
+            threads=plan.threads, kv_dtype=kv_dtype,
+        )  # fmt: skip
+        ranks.load(msgspec.structs.replace(load, max_rows=plan.num_tokens), model.config)  # traces have all rows
         yield _shards(plan, ranks)
         yield _logits(plan, control, ranks, tokens, kv_dtype)
         yield _trace(plan, control, ranks, tokens, kv_dtype)
@@ -73,12 +77,11 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
         ranks.close()
 
 
-def _load(plan: ParallelPlan, ops: Ops, kv_dtype: FloatName) -> Load:
-    return Load(
-        path=str(plan.model.path.absolute()), executor=ops.executor, dtype=plan.dtype, isa=None, threads=plan.threads,
-        kv_dtype=kv_dtype, quantize=None, guard=False, num_positions=plan.num_tokens,
-        num_blocks=-(-plan.num_tokens // BLOCK_SIZE), block_size=BLOCK_SIZE, max_tokens=plan.num_tokens,
-        max_rows=plan.num_tokens, max_seqs=1, max_context=plan.num_tokens,
+def _sizes(plan: ParallelPlan, chunk: int) -> EngineConfig:
+    return EngineConfig(
+        vocab_size=plan.model.config.vocab_size, max_model_len=plan.num_tokens,
+        num_blocks=-(-plan.num_tokens // BLOCK_SIZE), block_size=BLOCK_SIZE, max_num_seqs=1,
+        max_num_batched_tokens=chunk,
     )  # fmt: skip
 
 
@@ -101,10 +104,7 @@ def _logits(
     lines, verdict = [], "exact"
     config = control.config
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
-        sizes = EngineConfig(
-            vocab_size=config.vocab_size, max_model_len=plan.num_tokens, num_blocks=-(-plan.num_tokens // BLOCK_SIZE),
-            block_size=BLOCK_SIZE, max_num_seqs=1, max_num_batched_tokens=chunk,
-        )  # fmt: skip
+        sizes = _sizes(plan, chunk)
         cache = control.ops.new_cache(CacheSpec(
             num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
             num_kv_heads=control.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,

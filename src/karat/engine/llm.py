@@ -18,7 +18,7 @@ from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import preparation
 from karat.engine.memory import num_cache_blocks
-from karat.engine.parallel import ParallelModel
+from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.rank_messages import Load
 from karat.engine.step import model_runner
 from karat.errors import CapacityError, UsageError
@@ -146,16 +146,13 @@ class LLM:
             block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
-        limits = sizes.step_limits
         self._ranks: ParallelModel | None = None
         if loaded is None:
             self._ranks = _started(
                 tensor_parallel_size,
-                Load(
-                    path=str(checkpoint.path.absolute()), executor=ops.executor, dtype=dtype, isa=None, threads=threads,
-                    kv_dtype=self.kv_dtype, quantize=quantize, guard=guard, num_positions=self.max_model_len,
-                    num_blocks=num_blocks, block_size=BLOCK_SIZE, max_tokens=limits.num_tokens,
-                    max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs, max_context=limits.context_len,
+                load_command(
+                    checkpoint, sizes, executor=ops.executor, dtype=dtype, threads=threads, kv_dtype=self.kv_dtype,
+                    quantize=quantize, guard=guard,
                 ),
                 self.config,
             )  # fmt: skip
@@ -166,7 +163,7 @@ class LLM:
                     num_kv_heads=loaded.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
                 )
             )  # fmt: skip
-            run: Runner = model_runner(loaded.on(Guard(ops)) if guard else loaded, cache, limits)
+            run: Runner = model_runner(loaded.on(Guard(ops)) if guard else loaded, cache, sizes.step_limits)
         self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from karat import errors
 from karat.batch import ForwardBatch
-from karat.config import FLOAT_BYTES, ModelConfig
+from karat.checkpoint import ModelCheckpoint
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.dist.placement import cores_of_ranks
 from karat.dist.processes import Ranks
 from karat.dist.shared_memory import Watcher, create_file, make_room
+from karat.engine.engine import EngineConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import KaratError, RankError
 from karat.ops.threads import num_physical_cores
@@ -133,6 +135,20 @@ class ParallelModel:
 def _decoder(answer: type[msgspec.Struct]) -> Any:
     """Of the replies to commands that are answered so, or by Failed."""
     return msgspec.msgpack.Decoder(answer | Failed)
+
+
+def load_command(
+    checkpoint: ModelCheckpoint, sizes: EngineConfig, *, executor: str, kv_dtype: FloatName, threads: int | None,
+    dtype: FloatName = "float32", quantize: str | None = None, guard: bool = False,
+) -> Load:  # fmt: skip
+    """What ranks are told to load for an engine of these sizes."""
+    limits = sizes.step_limits
+    return Load(
+        path=str(checkpoint.path.absolute()), executor=executor, dtype=dtype, isa=None, threads=threads,
+        kv_dtype=kv_dtype, quantize=quantize, guard=guard, num_positions=sizes.max_model_len,
+        num_blocks=sizes.num_blocks, block_size=sizes.block_size, max_tokens=limits.num_tokens,
+        max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs, max_context=limits.context_len,
+    )  # fmt: skip
 
 
 def _close(ranks: Ranks, file: int) -> None:
