@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from karat.ops.native import supported_isas, unavailable_reason
 
@@ -23,6 +24,7 @@ from karat.errors import CheckpointError, NumericsError, UsageError
 from karat.models.registry import read_config
 from tests.engine import tiny
 from tests.support import parallel
+from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 SEED = os.environ.get("KARAT_SEED", "0")
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
@@ -233,3 +235,18 @@ def test_what_comes_through_the_python_interface(tmp_path: Path) -> None:
         found.append(([o.outputs for o in outputs], llm.logits(list(range(60))).tobytes(), llm.executor, llm.kv_dtype))
         llm.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("stored", ["F32", "Q4_K"])
+@pytest.mark.parametrize("size", [2, 8])
+def test_a_transport_that_needs_the_host_has_the_same_bits(stored: str, size: int, tmp_path: Path) -> None:
+    """Ranks that are threads, which exchange NumPy arrays: nothing but the group is another."""
+    path = parallel.write(tmp_path, parallel.config_of("llama", attention_bias=stored == "F32"), stored)
+    texts = texts_for(601, "threads")
+    want = parallel.single(path, texts, chunk=512)
+
+    def on_rank(group: ThreadGroup) -> list[NDArray[np.floating]]:
+        return parallel.single(path, texts, chunk=16, group=group)
+
+    for got in on_all_ranks(size, on_rank):
+        assert_same(got, want, size)

@@ -17,6 +17,7 @@ from karat.checkpoint.gguf.names import gguf_name
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
+from karat.dist.group import SINGLE, Group
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.parallel import ParallelModel
 from karat.engine.rank_messages import Load
@@ -129,17 +130,17 @@ def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> En
 
 def single(
     path: Path, texts: Sequence[Sequence[int]], *, chunk: int, executor: str = "native", threads: int = 1,
-    dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True,
+    dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True, group: Group = SINGLE,
 ) -> list[NDArray[np.floating]]:  # fmt: skip
-    """Logits of the texts in this process."""
+    """Logits of the texts in this process, or of a rank of `group` in it."""
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
     ops = registry.create(executor, dtype, threads)
-    model = build(config, ops, checkpoint, num_positions=max(map(len, texts)))
+    model = build(config, ops, checkpoint, num_positions=max(map(len, texts)), group=group)
     sizes = sizes_for(config.vocab_size, texts, chunk)
     cache = ops.new_cache(CacheSpec(
         num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-        num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
+        num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
     ))  # fmt: skip
     run = model_runner(model, cache, sizes.step_limits)
     return logits_of(run, config.vocab_size, texts, chunk=chunk, together=together)

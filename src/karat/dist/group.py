@@ -84,6 +84,16 @@ class Share:
     def total(self) -> int:
         return self.ends[-1]
 
+    def owners(self, indices: NDArray[np.integer]) -> NDArray[np.intp]:
+        """The rank that has each of these places of the axis."""
+        return np.searchsorted(self.ends, indices, side="right")
+
+    def rows_of_owners(self, indices: NDArray[np.integer], rows: Array) -> Array:
+        """Row i from the rank that has place indices[i]; `rows` are this rank's, of which others' places mean nothing."""
+        parts = self.group.all_gather(rows)
+        whole: Array = np.stack(parts)[self.owners(indices), np.arange(len(indices))]
+        return whole
+
 
 def tree_sum(parts: Sequence[Array]) -> Array:
     """The sum along the binary tree over all parts (a power of two of them), ((0 + 1) + (2 + 3)): a new array."""

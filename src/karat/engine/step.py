@@ -55,4 +55,7 @@ def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
 
     Writes K and V of the batch's tokens to its slots. Raises NumericsError for what the cache cannot hold.
     """
-    return model.ops.runner(lambda ops, step: model.on(ops).forward(step, cache), limits)
+    ops, group = model.ops, model.group
+    if group.size > 1 and group.channel is None:  # between two ops the transport needs the host: nothing to record
+        return lambda batch: ops.read(model.forward(ops.begin(batch), cache))
+    return ops.runner(lambda ops, step: model.on(ops).forward(step, cache), limits)

@@ -1,11 +1,13 @@
 """The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/kernels.h).
 
 Two faces of one thing: `NativeOps` runs op by op on arrays, each op as a plan of its own; `NativeOps.runner` records a
-whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits.
+whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits. Ranks whose
+transport needs the host (a group without a channel) run op by op and exchange between two ops.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
-from karat.dist.group import Group, Share
+from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError
 from karat.ops.api import CacheSpec, Held, Loaded, Observer, Runner, StepLimits
 from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
@@ -128,7 +130,11 @@ class NativeOps:
         return run
 
     def embedding(self, step: ForwardBatch, table: Loaded, *, share: Share | None = None, name: str) -> Array:
-        return self._now([], lambda ops: ops.embedding(step, table, share=share, name=name), step)
+        if share is None or share.group.channel is not None:
+            return self._now([], lambda ops: ops.embedding(step, table, share=share, name=name), step)
+        own = share.group.rank == share.owners(step.token_ids)
+        local = replace(step, token_ids=np.where(own, step.token_ids - share.first, 0).astype(np.int32))
+        return share.rows_of_owners(step.token_ids, self.embedding(local, table, name=name))
 
     def rms_norm(self, x: Array, weight: Loaded, eps: float, *, name: str) -> Array:
         return self._now([x], lambda ops, h: ops.rms_norm(h, weight, eps, name=name))
@@ -137,9 +143,14 @@ class NativeOps:
         self, x: Array, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
         group: Group | None = None, name: str,
     ) -> Array:  # fmt: skip
-        return self._now([x], lambda ops, h: ops.linear(h, weight, bias, leaves=leaves, group=group, name=name))
+        if group is None or group.channel is not None:
+            return self._now([x], lambda ops, h: ops.linear(h, weight, bias, leaves=leaves, group=group, name=name))
+        whole = tree_sum(group.all_gather(self.linear(x, weight, leaves=leaves, name=name)))
+        return whole if bias is None else whole + bias.values()
 
     def gather_columns(self, x: Array, share: Share, *, name: str) -> Array:
+        if share.group.channel is None:
+            return share.group.gather_columns(x, share)
         return self._now([x], lambda ops, h: ops.gather_columns(h, share, name=name))
 
     def qkv(

@@ -78,11 +78,10 @@ class ReferenceOps:
     def embedding(self, step: ForwardBatch, table: Array, *, share: Share | None = None, name: str) -> Array:
         if share is None:
             return table[step.token_ids]
-        owner = np.searchsorted(share.ends, step.token_ids, side="right")  # rank of each token
-        own = owner == share.group.rank
+        own = share.owners(step.token_ids) == share.group.rank
         rows = np.zeros((step.num_tokens, table.shape[1]), self._dtype)
         rows[own] = table[step.token_ids[own] - share.first]
-        return np.stack(share.group.all_gather(rows))[owner, np.arange(step.num_tokens)]
+        return share.rows_of_owners(step.token_ids, rows)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
         _require(x.shape[-1:] == weight.shape, name, f"weight {weight.shape} for rows of {x.shape[-1]}")
