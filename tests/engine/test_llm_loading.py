@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from karat import LLM
+from karat.checkpoint import open_folder
 from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
+from karat.models.registry import find_weights, read_config
+from karat.ops import registry
 from tests.engine.tiny import write, write_model
 
 
@@ -78,10 +81,30 @@ def test_the_cache_is_as_large_as_told(folder: Path) -> None:
 
 
 def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 100 * block_bytes)
+    """Of what the weights leave."""
+    block_bytes, ops = 16 * 2 * 2 * 2 * 8 * 4, registry.create("auto", "float32")
+    checkpoint = open_folder(folder)
+    weights = find_weights(read_config(checkpoint.config), checkpoint).values()
+    weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: weight_bytes + 100 * block_bytes)
     assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: 10 * block_bytes)
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: weight_bytes + 10 * block_bytes)
     with pytest.raises(CapacityError, match=r"40% of the 40\.0 KiB of memory that are available.*64 tokens"):
         LLM(folder, kv_dtype="float32")
     assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4
+
+
+def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("karat.engine.llm.available_bytes", lambda: 1000)
+    monkeypatch.setattr("karat.models.registry.Decoder", None)  # nothing is built
+    with pytest.raises(CapacityError, match=r"the weights take .* and 1\.0 KiB are available"):
+        LLM(folder)
+
+
+def test_progress_counts_the_bytes_of_the_weights(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    LLM(folder, progress=lambda done, total: seen.append((done, total)))
+    (total,) = {total for _, total in seen}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1] == (total, total)
+    stored = (folder / "model.safetensors").stat().st_size
+    assert 0.9 * stored < total < stored

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from karat.engine.memory import available_bytes
+from karat.engine.memory import available_bytes, require_room
+from karat.errors import CapacityError
 
 GIB = 1024**3
 
@@ -51,3 +52,11 @@ def test_where_the_system_does_not_say(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert 2**20 < available_bytes() < 2**50
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_figures() -> None:
+    require_room(2 * GIB, 2 * GIB)
+    with pytest.raises(
+        CapacityError, match=r"the weights take 3\.0 GiB of memory, and 2\.0 GiB are available; .*--quantize"
+    ):
+        require_room(3 * GIB, 2 * GIB)

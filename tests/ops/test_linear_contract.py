@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from karat.checkpoint.weights import Weight
+from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.ops.native_plan import native
@@ -220,3 +220,17 @@ def test_types_without_kernels_are_held_as_float32_and_told_once(caplog: pytest.
     np.testing.assert_array_equal(got, want)
     ops.load(weight)
     assert len([r for r in caplog.records if "weights of TQ2_0 are held as float32" in r.getMessage()]) == 1
+
+
+@given(
+    stored=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"]), rows=st.integers(1, 70),
+    blocks=st.integers(1, 3), vector=st.booleans(),
+)  # fmt: skip
+def test_the_memory_of_a_weight_is_known_before_it_is_loaded(stored: str, rows: int, blocks: int, vector: bool) -> None:
+    block = FORMATS[stored].block_size if stored in FORMATS else 5
+    shape = (rows,) if vector and stored not in FORMATS else (rows, blocks * block)
+    data = np.zeros(num_stored_bytes(stored, shape), np.uint8)
+    ops = NativeOps()
+    loaded = ops.load(Weight("weight", stored, shape, data, Path("in-memory")))
+    held = 4 * len(loaded) if len(shape) == 1 else loaded.num_bytes
+    assert held - 64 < ops.bytes_of(stored, shape) <= held

@@ -20,7 +20,8 @@ from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
 from karat.bench.shapes import random_model, written
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
-from karat.checkpoint import ModelCheckpoint, Weight, open_model
+from karat.checkpoint import ModelCheckpoint, Weight, open_model, requantized_type
+from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
@@ -207,19 +208,11 @@ def _short_prompt(llm: LLM) -> list[int]:
 
 def stored_bytes(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:
     """Bytes of each weight as it is computed on: as stored, or as `quantize` (q8_0, q4_0) makes it at load."""
-    return {source: _bytes_as(weight, _type_as(weight, quantize)) for source, weight in weights.items()}
+    return {source: num_stored_bytes(_type_as(weight, quantize), weight.shape) for source, weight in weights.items()}
 
 
 def _type_as(weight: Weight, quantize: str | None) -> str:
-    """Vectors, and rows that are no whole number of blocks, are kept; so is what is quantised already."""
-    if quantize is None or weight.is_quantised or len(weight.shape) < 2:
-        return weight.dtype
-    format_ = FORMATS[quantize.upper()]
-    return weight.dtype if weight.shape[-1] % format_.block_size else format_.name
-
-
-def _bytes_as(weight: Weight, dtype: str) -> int:
-    return weight.num_bytes if dtype == weight.dtype else FORMATS[dtype].num_bytes(prod(weight.shape))
+    return weight.dtype if quantize is None else requantized_type(weight, FORMATS[quantize.upper()])
 
 
 def _stored_types(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:
@@ -227,7 +220,7 @@ def _stored_types(weights: Mapping[str, Weight], quantize: str | None) -> dict[s
     totals: dict[str, int] = {}
     for weight in _each_once(weights):
         dtype = _type_as(weight, quantize)
-        totals[dtype] = totals.get(dtype, 0) + _bytes_as(weight, dtype)
+        totals[dtype] = totals.get(dtype, 0) + num_stored_bytes(dtype, weight.shape)
     return totals
 
 

@@ -5,7 +5,7 @@ from karat.checkpoint.folder import FolderCheckpoint, open_folder
 from karat.checkpoint.gguf import GgufCheckpoint, open_gguf
 from karat.checkpoint.locate import resolve
 from karat.checkpoint.opening import ModelCheckpoint, open_model
-from karat.checkpoint.requantizing import Requantized, requantize
+from karat.checkpoint.requantizing import Requantized, requantize, requantized_type
 from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
 from karat.checkpoint.strict_json import read_json
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
@@ -28,5 +28,6 @@ __all__ = [
     "read_json",
     "read_safetensors",
     "requantize",
+    "requantized_type",
     "resolve",
 ]

@@ -48,6 +48,11 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
     return Requantized(replace(weight, dtype=format_.name, stored=stored, row_order=None))
 
 
+def requantized_type(weight: Weight, format_: Format) -> str:
+    """The type of what `requantize` would make of a weight, which is not read."""
+    return weight.dtype if _reason_to_keep(weight, format_) else format_.name
+
+
 def _reason_to_keep(weight: Weight, format_: Format) -> str | None:
     if weight.is_quantised:
         return "it is quantised already, and what that lost cannot be had back"

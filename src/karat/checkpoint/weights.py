@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,13 @@ from karat.quant import FORMATS
 
 # Plain types; any other type of a weight is the name of a block format (karat.quant).
 PLAIN_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def num_stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor as a file stores it."""
+    if (format_ := FORMATS.get(dtype)) is not None:
+        return format_.num_bytes(prod(shape))
+    return PLAIN_BYTES[dtype] * prod(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

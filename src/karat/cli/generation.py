@@ -5,6 +5,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
 from karat.errors import KaratError, NumericsError
@@ -23,7 +24,8 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
 
     try:
         folder = None if model is None else resolve(model, progress=not quiet)
-        return LLM(folder, **options.given())
+        with LoadingBar() as bar:
+            return LLM(folder, progress=None if quiet else bar, **options.given())
     except KaratError as error:
         if reading is not None:
             error.add_note(reading)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,8 +16,8 @@ from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_pat
 from karat.engine.defaults import read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
-from karat.engine.loading import preparation
-from karat.engine.memory import num_cache_blocks
+from karat.engine.loading import Preparation
+from karat.engine.memory import available_bytes, num_cache_blocks, require_room
 from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.rank_messages import Load
 from karat.engine.step import model_runner
@@ -56,7 +56,8 @@ class LLM:
     End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
     finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
     processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
-    with this object or this process.
+    with this object or this process. progress is called with the bytes of weights that are loaded, and of all of them
+    (only in one process).
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -80,6 +81,7 @@ class LLM:
         quantize: Quantization | None = None,
         threads: int | None = None,
         guard: bool = False,
+        progress: Callable[[int, int], None] | None = None,
         tensor_parallel_size: int = 1,
     ) -> None:
         if quantize is not None and quantize not in get_args(Quantization):
@@ -127,15 +129,12 @@ class LLM:
         self.executor, self.dtype = ops.executor, ops.dtype
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
         self.tensor_parallel_size = tensor_parallel_size
-        loaded, weight_bytes = None, 0
-        if tensor_parallel_size > 1:
-            weights = find_weights(self.config, checkpoint)
-            check_degree(self.config, weights, tensor_parallel_size)
-            weight_bytes = sum(weight.num_bytes for weight in weights.values())
-        else:
-            loaded = build(
-                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=preparation(quantize)
-            )
+        weights = find_weights(self.config, checkpoint)
+        check_degree(self.config, weights, tensor_parallel_size)
+        prepare = Preparation(quantize)
+        each_once = {weight.name: weight for weight in weights.values()}.values()
+        weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
+        require_room(weight_bytes, available_bytes())
         num_blocks = num_cache_blocks(
             self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
@@ -147,7 +146,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
         self._ranks: ParallelModel | None = None
-        if loaded is None:
+        if tensor_parallel_size > 1:
             self._ranks = _started(
                 tensor_parallel_size,
                 load_command(
@@ -157,6 +156,9 @@ class LLM:
                 self.config,
             )  # fmt: skip
         else:
+            loaded = build(
+                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare, progress=progress
+            )
             cache = ops.new_cache(
                 CacheSpec(
                     num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,

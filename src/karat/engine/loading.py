@@ -1,31 +1,30 @@
 """What happens to weights between the file and the executor."""
 
 import logging
-from collections.abc import Callable
 
-from karat.checkpoint import Weight, requantize
-from karat.quant import FORMATS, Format
+from karat.checkpoint import Weight, requantize, requantized_type
+from karat.quant import FORMATS
 
 _log = logging.getLogger(__name__)
 
 
-def preparation(quantize: str | None) -> Callable[[Weight], Weight]:
-    """What is done to each weight: nothing, or quantising to the format of that name."""
-    return _Quantizer(FORMATS[quantize.upper()]) if quantize else _as_stored
+class Preparation:
+    """What is done to each weight on its way: nothing, or quantising matrices to the format of that name.
 
+    Says which matrices stay as they are.
+    """
 
-def _as_stored(weight: Weight) -> Weight:
-    return weight
-
-
-class _Quantizer:
-    """Quantises matrices on their way to the executor; says which stay as they are."""
-
-    def __init__(self, format_: Format) -> None:
-        self._format = format_
+    def __init__(self, quantize: str | None) -> None:
+        self._format = FORMATS[quantize.upper()] if quantize else None
 
     def __call__(self, weight: Weight) -> Weight:
+        if self._format is None:
+            return weight
         done = requantize(weight, self._format)
         if done.kept_because and len(weight.shape) > 1:
             _log.warning("%s", done.kept_because)
         return done.weight
+
+    def stored_type(self, weight: Weight) -> str:
+        """The type that the weight will have; nothing is read."""
+        return weight.dtype if self._format is None else requantized_type(weight, self._format)

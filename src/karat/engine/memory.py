@@ -28,6 +28,15 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(available, 0)
 
 
+def require_room(weight_bytes: int, available: int) -> None:
+    """CapacityError, with the figures, for weights that take more memory than there is."""
+    if weight_bytes > available:
+        raise CapacityError(
+            f"the weights take {_size(weight_bytes)} of memory, and {_size(available)} are available; take a file of "
+            "fewer bits a weight, quantise on the way (--quantize q4_0), free memory, or take a machine with more"
+        )
+
+
 def num_cache_blocks(
     config: ModelConfig, kv_dtype: FloatName, *, block_size: int, max_model_len: int, max_num_seqs: int,
     num_bytes: int | None, num_blocks: int | None, num_kv_heads: int | None = None, weight_bytes: int = 0,

@@ -18,7 +18,7 @@ from karat.checkpoint import open_model
 from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.lifeline import end_with_parent
 from karat.dist.shared_memory import SharedMemoryGroup
-from karat.engine.loading import preparation
+from karat.engine.loading import Preparation
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.step import model_runner
 from karat.errors import KaratError
@@ -97,7 +97,7 @@ class Rank:
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
             model = build(
-                config, ops, checkpoint, num_positions=load.num_positions, prepare=preparation(load.quantize),
+                config, ops, checkpoint, num_positions=load.num_positions, prepare=Preparation(load.quantize),
                 group=group,
             )  # fmt: skip
             cache = ops.new_cache(CacheSpec(

@@ -33,10 +33,15 @@ class WeightLoader:
     `parts` are what was loaded for which spec.
     """
 
-    def __init__(self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight]) -> None:
+    def __init__(
+        self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
         self._ops = ops
         self._weights = weights
         self._prepare = prepare
+        self._progress = progress
+        self._num_bytes = sum({weight.name: weight.num_bytes for weight in weights.values()}.values())
         self._loaded: dict[str, Loaded] = {}
         self.parts: dict[WeightSpec, Loaded] = {}
         self.bytes_read = 0
@@ -49,4 +54,6 @@ class WeightLoader:
             self._loaded[spec.source] = self.parts[spec] = self._ops.load(self._prepare(weight))
             if weight is not whole:
                 whole.release()
+            if self._progress is not None:
+                self._progress(self.bytes_read, self._num_bytes)
         return self._loaded[spec.source]

@@ -106,18 +106,20 @@ def build(
     num_positions: int,
     prepare: Callable[[Weight], Weight] = lambda weight: weight,
     group: Group = SINGLE,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
 
     `num_positions` is the longest sequence that will be run; RoPE tables are that long. `prepare` may change a weight
     on its way (quantise it); it is called once for each, just before the executor loads it. Of a `group` of ranks each
-    builds what it holds, and reads no more than that; UsageError for a number of ranks that the model cannot have.
+    builds what it holds, and reads no more than that. `progress` is called after each weight with the bytes that were
+    read, and those of all weights. UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
     check_degree(config, weights, group.size)
     if group.size > 1:
         without_read_ahead(weights.values())
-    loader = WeightLoader(ops, weights, prepare)
+    loader = WeightLoader(ops, weights, prepare, progress)
     decoder = Decoder(loader, config, group)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
     return Model(config, ops, decoder, rope, group, loader.parts, loader.bytes_read)

@@ -74,6 +74,9 @@ class Ops(Protocol):
 
     # Set-up and hand-over
 
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """Memory that a tensor of a stored type (of karat.checkpoint.Weight) takes once it is loaded."""
+
     def load(self, weight: Weight) -> Loaded:
         """Take a stored tensor into the executor's layout, without changing a value."""
 

@@ -8,12 +8,13 @@ transport needs the host (a group without a channel) run op by op and exchange b
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.checkpoint.weights import Weight
+from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError
@@ -23,6 +24,8 @@ from karat.ops.rope_table import cos_sin_table
 from karat.ops.threads import num_physical_cores
 
 Array = NDArray[np.floating]
+
+GROUP_ROWS = 16  # rows that are packed together (csrc/packed.h)
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,12 @@ class NativeOps:
     @property
     def default_kv_dtype(self) -> FloatName:
         return "float16"
+
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if len(shape) == 1 or dtype not in native().formats():
+            return 4 * prod(shape)
+        rows = -(-shape[0] // GROUP_ROWS) * GROUP_ROWS
+        return num_stored_bytes(dtype, (rows, *shape[1:]))
 
     def load(self, weight: Weight) -> Loaded:
         """A matrix is packed as it is stored; a vector (norm, bias) is held in float32.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,9 @@ class ReferenceOps:
     @property
     def default_kv_dtype(self) -> FloatName:
         return self._name
+
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        return prod(shape) * self._dtype.itemsize
 
     def load(self, weight: Weight) -> Array:
         return weight.to_array(self._dtype)

@@ -44,6 +44,9 @@ class Tap:
     def load(self, weight: Weight) -> Loaded:
         return self._inner.load(weight)
 
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        return self._inner.bytes_of(dtype, shape)
+
     def held(self, loaded: Loaded) -> Held:
         return self._inner.held(loaded)
 
