@@ -27,6 +27,7 @@ help:
 	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
 	@echo "make lint    ruff and mypy only"
+	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
 	@echo "make wheel   build a wheel into dist/"
@@ -78,6 +79,18 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
 	    && touch $(STAMPS)/peers; } || \
 	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
+
+# llama.cpp and the like, live: what `make test` knows only by the results that tests/data keeps.
+.PHONY: test-peers
+test-peers: TOTAL := 5
+test-peers: peers native $(STAMPS)/live-peers
+	$(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+
+$(STAMPS)/live-peers: requirements/live-peers.txt $(STAMPS)/dev
+	@tools/stage "[5/$(TOTAL)] installing llama.cpp, which is compiled (about 12 minutes)" $(LOGS)/live-peers.log \
+	    $(PIP) install -c constraints.txt -r requirements/live-peers.txt
+	@$(BIN)/python -c 'import llama_cpp, sentencepiece'
+	@touch $@
 
 # Builds of their own, in build/: what is installed stays as it is.
 .PHONY: sanitize

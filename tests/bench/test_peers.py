@@ -126,6 +126,7 @@ def exercise(peer: peers.Peer, prompts: Sequence[Sequence[int]]) -> None:
         ("llama.cpp", "q4_0", 0.05),
     ],
 )  # fmt: skip
+@pytest.mark.peers
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_a_peer_computes_the_same_model(name: str, stored: str, bound: float, family: str, made_of: Any) -> None:
     if any(importlib.util.find_spec(module) is None for module in PEERS[name].imports):

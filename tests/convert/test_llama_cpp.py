@@ -1,10 +1,10 @@
-"""llama.cpp on what `convert` writes: it gives the same types to the same tensors, loads the files and agrees."""
+"""llama.cpp on what `convert` writes: it gives the same types to the same tensors, loads the files and agrees.
 
-import ctypes
+What of this needs no llama.cpp is in test_llama_cpp_files.py.
+"""
+
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -12,11 +12,19 @@ from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
+from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
+from tests.convert.comparing import compare_blocks
+from tools.peers.models import FAMILIES, make_folder
 
-llama_cpp: Any = pytest.importorskip("llama_cpp", exc_type=ImportError)
+pytest.importorskip("llama_cpp", exc_type=ImportError)
+from tools.peers.llama import LlamaCpp, quantise
+
+pytestmark = pytest.mark.peers
 PROMPT = "One day a fox found a lantern"
+# Types whose blocks are ggml's bit for bit, so whole files can be the same.
+EXACT = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 
 
 @pytest.fixture(scope="module")
@@ -27,67 +35,59 @@ def f32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def loaded(path: Path) -> Any:
-    return llama_cpp.Llama(str(path), n_ctx=128, n_threads=1, logits_all=True, verbose=False)
-
-
-def logits(path: Path, ids: list[int]) -> np.ndarray[Any, Any]:
-    model = loaded(path)
-    model.eval(ids)
-    return np.array(model.scores[: len(ids)])
-
-
 @pytest.mark.parametrize("name", [name for name, mix in MIXES.items() if mix.base not in ("F32", "F16", "BF16")])
 def test_the_same_types_and_blocks(name: str, f32: Path, tmp_path: Path) -> None:
     """As llama.cpp's quantiser of the same file; the error of K formats is at most 1.02 times its."""
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.nthread = MIXES[name].file_type, 1
     theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
-    assert llama_cpp.llama_model_quantize(str(f32).encode(), str(theirs).encode(), ctypes.byref(options)) == 0
+    quantise(f32, theirs, MIXES[name].file_type)
     convert(open_model(f32), ours, MIXES[name])
-    found, expected = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (ours, theirs))
-    values = {t.name: t.data for t in gguf.GGUFReader(f32).tensors}
-    assert {n: t.tensor_type for n, t in found.items()} == {n: t.tensor_type for n, t in expected.items()}
-    errors: dict[str, list[float]] = {}
-    for tensor_name, tensor in expected.items():
-        kind = tensor.tensor_type.name
-        if not kind.endswith("_K"):
-            assert found[tensor_name].data.tobytes() == tensor.data.tobytes()
-            continue
-        for i, data in enumerate((found[tensor_name].data, tensor.data)):
-            back = gguf.quants.dequantize(data, tensor.tensor_type).astype(np.float64)
-            errors.setdefault(kind, [0.0, 0.0])[i] += float(np.square(back - values[tensor_name]).sum())
-    print(name, {kind: ours / theirs for kind, (ours, theirs) in errors.items()})
-    for own, other in errors.values():
-        assert own <= 1.02 * other
+    compare_blocks(ours, theirs, f32)
 
 
-def test_it_goes_on_with_the_same_tokens(f32: Path) -> None:
-    """Greedily, from the F32 file; its sampler is ours: the largest logit."""
-    model = loaded(f32)
+@pytest.mark.parametrize("executor", ["reference", "native"])
+def test_it_goes_on_with_the_same_tokens(executor: str, f32: Path) -> None:
+    """Greedily, from the F32 file of the embedded model."""
+    if executor == "native" and (reason := unavailable_reason()) is not None:
+        pytest.skip(reason)
     ids = Tokenizer.of(open_model(f32)).encode(PROMPT)
-    expected: list[int] = []
-    model.eval(ids)
-    for _ in range(24):
-        expected.append(int(np.argmax(model.scores[model.n_tokens - 1])))
-        model.eval(expected[-1:])
+    with LlamaCpp(f32) as model:
+        expected = model.greedy(ids, 24)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    (output,) = LLM(f32, executor="reference").generate(PROMPT, params)
+    (output,) = LLM(f32, executor=executor).generate(PROMPT, params)
     assert list(output.outputs[0].token_ids) == expected
 
 
-def test_files_of_the_same_blocks_behave_the_same(f32: Path, tmp_path: Path) -> None:
-    """In llama.cpp, bit for bit, whichever of the two wrote the file."""
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.nthread = MIXES["Q8_0"].file_type, 1
-    theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
-    assert llama_cpp.llama_model_quantize(str(f32).encode(), str(theirs).encode(), ctypes.byref(options)) == 0
-    convert(open_model(embedded_model_path()), ours, MIXES["Q8_0"])
-    ids = Tokenizer.of(open_model(f32)).encode(PROMPT)
-    np.testing.assert_array_equal(logits(ours, ids), logits(theirs, ids))
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("model", ["embedded", *FAMILIES])
+def test_files_of_the_same_blocks_behave_the_same(model: str, name: str, f32: Path, tmp_path: Path) -> None:
+    """In llama.cpp, bit for bit, whichever of the two wrote the file: logits of a text, and the tokens after it.
+
+    All matrices in the one type: in a mix the head would be of Q6_K, whose blocks are searched for.
+    """
+    folder = embedded_model_path() if model == "embedded" else make_folder(tmp_path / model, model)
+    source, theirs, ours = f32, tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
+    if model != "embedded":
+        source = tmp_path / "f32.gguf"
+        convert(open_model(folder), source, MIXES["F32"])
+    quantise(source, theirs, MIXES[name].file_type, pure=True)
+    convert(open_model(folder), ours, MIXES[name], pure=True)
+    assert compare_blocks(ours, theirs, source) >= 9
+    ids = Tokenizer.of(open_model(source)).encode("the inner thing" if model != "embedded" else PROMPT)
+    found = []
+    for path in (ours, theirs):
+        with LlamaCpp(path) as peer:
+            found.append((peer.logits(ids), peer.greedy(ids, 12)))
+    np.testing.assert_array_equal(found[0][0].view(np.uint32), found[1][0].view(np.uint32))
+    assert found[0][1] == found[1][1]
 
 
 def test_it_tokenises_the_same(f32: Path) -> None:
-    model, tokenizer = loaded(f32), Tokenizer.of(open_model(f32))
-    for text in (PROMPT, "  two  spaces\n\nand 1234 Ünïcödé 🙂", "<|im_start|>user\nHello<|im_end|>\n", "don't I'LL"):
-        assert model.tokenize(text.encode(), add_bos=False, special=True) == tokenizer.encode(text)
+    tokenizer = Tokenizer.of(open_model(f32))
+    with LlamaCpp(f32) as model:
+        for text in (
+            PROMPT,
+            "  two  spaces\n\nand 1234 Ünïcödé 🙂",
+            "<|im_start|>user\nHello<|im_end|>\n",
+            "don't I'LL",
+        ):
+            assert model.tokenise(text) == tokenizer.encode(text)

@@ -79,6 +79,13 @@ def test_every_direct_dependency_is_locked() -> None:
     assert names <= set(locked)
 
 
+def test_live_peers_are_pinned() -> None:
+    """By the file itself: they are no part of what `make lock` resolves, since that would compile llama.cpp."""
+    lines = (ROOT / "requirements" / "live-peers.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"#.*|[a-z0-9-]+==[0-9.]+", line) for line in lines)
+    assert any(line.startswith("llama-cpp-python==") for line in lines)
+
+
 def test_help_is_the_default_and_names_the_two_commands() -> None:
     done = run("make", "--no-print-directory")
     assert done.returncode == 0

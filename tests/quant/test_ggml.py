@@ -39,12 +39,14 @@ def ggml() -> Ggml:
     return Ggml()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", FORMATS)
 def test_live_values(name: str, ggml: Ggml) -> None:
     blocks = random_blocks(FORMATS[name], seed=13)
     assert_same(FORMATS[name].dequantize(blocks), ggml.dequantize(FORMATS[name], blocks))
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("deviation", [1e-6, 0.02, 100.0])
 def test_live_blocks(name: str, deviation: float, ggml: Ggml) -> None:

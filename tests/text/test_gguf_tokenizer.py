@@ -99,6 +99,7 @@ class TestOwnTokenizers:
             random_strings(NUM_STRINGS),
         )
 
+    @pytest.mark.peers
     def test_sentencepiece(self, data_dir: Path) -> None:
         """Llama 2's, by the sentencepiece library."""
         sentencepiece = pytest.importorskip("sentencepiece")
@@ -119,6 +120,7 @@ class TestOwnTokenizers:
             assert ours.decode(ids) == other.decode(ids)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
     """Live: only Qwen's texts that are not NFC, and a few of DeepSeek LLM's (docs/gguf.md)."""

@@ -1,0 +1,101 @@
+"""The native executor's promise, for every format that it computes on: no setting changes a bit of the logits.
+
+Those that test_invariance.py has, with sizes more awkward than the others allow, are not tried again.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat.check.invariance import invariance, settings_for
+from karat.checkpoint import open_model, requantize
+from karat.checkpoint.weights import Weight
+from karat.config import embedded_model_path
+from karat.models.decoder import weight_specs
+from karat.models.registry import build, find_weights, read_config
+from karat.ops.native import NativeOps, unavailable_reason
+from karat.ops.native_plan import native
+from karat.quant import FORMATS
+from karat.text import Tokenizer
+from tools.peers.models import FAMILIES, make_config
+from tools.peers.recorded import DATA, STORED
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+# Rows of 256 and, in down_proj, of three blocks of 256 for eight leaves; five heads of 64 make o_proj's rows ten of 32.
+SIZE = {
+    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 5,
+    "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 77,
+}  # fmt: skip
+ALREADY_TRIED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
+# Where the float16 factors of the formats that Karat only reads are, and the deviation of values with a factor of 1.
+READ_ONLY = {"Q2_K": ((80, 82), 18.0), "Q3_K": ((108,), 42.0), "IQ4_NL": ((0,), 69.0), "IQ4_XS": ((0,), 1270.0)}
+
+
+def stored_as(stored: str, weight: Weight) -> Weight:
+    """A float32 weight in another type: quantised, or, where Karat does not, random blocks of the same deviation."""
+    if len(weight.shape) < 2:
+        return weight
+    format_ = FORMATS[stored]
+    if format_.pack is not None or weight.shape[1] % format_.block_size:
+        return requantize(weight, format_).weight
+    values = weight.to_array(np.dtype(np.float32))
+    rng = np.random.default_rng(weight.shape)
+    blocks = rng.integers(0, 256, (values.size // format_.block_size, format_.block_bytes), np.uint8)
+    places, deviation = READ_ONLY[stored]
+    for place in places:
+        blocks[:, place : place + 2] = np.array([values.std() / deviation], "<f2").view(np.uint8)
+    return Weight(weight.name, stored, weight.shape, blocks.reshape(-1), weight.file)
+
+
+class InMemory:
+    """A Checkpoint of float32 weights drawn at random."""
+
+    def __init__(self, config: dict[str, object]) -> None:
+        rng = np.random.default_rng(3)
+        self.path = Path("in-memory")
+        self.weights = {}
+        for spec in weight_specs(read_config(config)):
+            deviation = 0.1 if len(spec.shape) == 1 else 1.5 / np.sqrt(spec.shape[1])
+            values = rng.standard_normal(spec.shape) * deviation + ("norm" in spec.source)
+            data = values.astype("<f4").reshape(-1).view(np.uint8)
+            self.weights[spec.source] = Weight(spec.source, "F32", spec.shape, data, self.path)
+
+
+def check(model: object, lengths: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(0, 32, n).tolist() for n in lengths]
+    rows = list(invariance(model, Tokenizer.from_folder(embedded_model_path()), texts))  # type: ignore[arg-type]
+    assert len(rows) == len(settings_for(NativeOps(), len(texts))) >= 11
+    assert all(row.same for row in rows), [row.setting.name for row in rows if not row.same]
+
+
+@pytest.mark.parametrize("stored", [name for name in native().formats() if name not in ALREADY_TRIED])
+def test_every_native_format(stored: str) -> None:
+    family = ("llama", "qwen3", "mistral")[native().formats().index(stored) % 3]
+    config = make_config(family, SIZE)
+    taken = set()
+
+    def prepare(weight: Weight) -> Weight:
+        result = stored_as(stored, weight)
+        taken.add(result.dtype)
+        return result
+
+    model = build(read_config(config), NativeOps(), InMemory(config), num_positions=512, prepare=prepare)
+    assert stored in taken
+    check(model, (70, 1, 9))
+
+
+@pytest.mark.parametrize("file", [f"{family}-{name}.gguf" for family, names in STORED.items() for name in names[:1]])
+def test_files_of_llama_cpp(file: str) -> None:
+    """With the mixes that it makes."""
+    checkpoint = open_model(DATA / file)
+    config = read_config(checkpoint.config)
+    assert len({weight.dtype for weight in find_weights(config, checkpoint).values()}) > 1
+    check(build(config, NativeOps(), checkpoint, num_positions=512), (20, 70))
+
+
+def test_every_family_has_a_file() -> None:
+    assert set(STORED) == set(FAMILIES)

@@ -1,0 +1,89 @@
+"""How far Karat's and llama.cpp's logits are from the float64 model of the same GGUF files, made by llama.cpp.
+
+    python -m tools.peers.distance [FOLDER_OF_STORIES260K]
+
+prints the table of docs/gguf.md: for each type of llama.cpp's quantiser, the largest difference of a logit over the
+deviation of the logits, on random models of every family (the largest of them) and, if its folder is given, on
+stories260k.
+The exact logits are those of the reference executor in float64 on the dequantised weights; all caches are float32.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint import open_model
+from karat.convert import MIXES, convert
+from karat.engine.llm import LLM
+from tools.peers.llama import VERSION, LlamaCpp, quantise
+from tools.peers.models import FAMILIES, MEDIUM, make_folder, prompt
+
+# What llama.cpp's quantiser makes without an importance matrix, by its numbers of file types.
+FILE_TYPES: Mapping[str, int] = {
+    "F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11,
+    "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ4_NL": 25,
+    "IQ4_XS": 30, "IQ3_S": 26, "IQ3_M": 27, "TQ1_0": 36, "TQ2_0": 37,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """The largest difference from the exact logits over their deviation."""
+
+    karat: float
+    llama_cpp: float
+
+
+def distance_of(path: Path, ids: Sequence[int]) -> Distance:
+    """On one file."""
+    exact = LLM(path, executor="reference", dtype="float64").logits(ids)
+    karat = LLM(path, executor="native", kv_dtype="float32").logits(ids)
+    with LlamaCpp(path) as peer:
+        theirs = peer.logits(ids)
+    return Distance(relative(karat, exact), relative(theirs, exact))
+
+
+def relative(got: NDArray[np.floating], exact: NDArray[np.floating]) -> float:
+    return float(np.abs(got - exact).max() / exact.std())
+
+
+def distances(sources: Iterable[Path], name: str, folder: Path) -> Iterable[Distance]:
+    """Of each source, a file in F32, quantised by llama.cpp to the type `name`, on `prompt()`."""
+    for path in sources:
+        target = folder / f"{path.stem}-{name}.gguf"
+        quantise(path, target, FILE_TYPES[name])
+        yield distance_of(target, prompt())
+        target.unlink()
+
+
+def random_models(folder: Path) -> list[Path]:
+    """New F32 files of a random model of every family."""
+    paths = []
+    for family in FAMILIES:
+        paths.append(folder / f"{family}.gguf")
+        convert(open_model(make_folder(folder / family, family, MEDIUM)), paths[-1], MIXES["F32"])
+    return paths
+
+
+def main() -> None:
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        groups = random_models(folder), [Path(path) / "stories260k-f32.gguf" for path in sys.argv[1:2]]
+        print(f"| {VERSION} | random models: Karat | llama.cpp | stories260k: Karat | llama.cpp |")
+        print("|---|---|---|---|---|")
+        for name in FILE_TYPES:
+            cells = []
+            for sources in groups:
+                found = list(distances(sources, name, folder))
+                for side in ("karat", "llama_cpp"):
+                    cells.append(f"{max(getattr(each, side) for each in found):.1e}" if found else "–")
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
