@@ -26,8 +26,8 @@ def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple
 def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -> Path | None:
     """The file `name` of `folder`, None if there is none; raises `error` if a link leads out of it.
 
-    Links within the folder are followed, and those of a hub cache, `<cache>/<repo>/snapshots/<commit>`, to its
-    two stores of blobs. Raises OSError if the folder cannot be searched.
+    Links within the folder are followed, and those of a hub cache, `<cache>/<repo>/snapshots/<commit>` and folders in
+    there, to its two stores of blobs. Raises OSError if the folder cannot be searched.
     """
     path = folder / name
     if not path.exists():
@@ -36,8 +36,8 @@ def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -
         return None
     home, target = folder.resolve(), path.resolve()
     homes = [home]
-    if home.parent.name == "snapshots":
-        homes += [(home.parent.parent / "blobs").resolve(), (home.parent.parent.parent / "blobs").resolve()]
+    if (snapshots := next((parent for parent in home.parents if parent.name == "snapshots"), None)) is not None:
+        homes += [(snapshots.parent / "blobs").resolve(), (snapshots.parent.parent / "blobs").resolve()]
     if not any(target.is_relative_to(home) for home in homes):
         raise error(
             f"{path}: is a link out of the folder, to {target}; a model may only use its own files: copy or "
