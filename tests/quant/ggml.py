@@ -4,6 +4,7 @@
 """
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ from numpy.typing import NDArray
 from karat.quant import FORMATS, Format
 
 DATA = Path(__file__).parents[1] / "data" / "ggml_blocks.npz"
+
+
+SHAPES: dict[str, Callable[[np.random.Generator], NDArray[np.float64]]] = {
+    "normal": lambda rng: rng.standard_normal(256),
+    "heavy tails": lambda rng: rng.standard_t(3, 256),
+    "groups of very different sizes": lambda rng: rng.standard_normal(256) * np.repeat(10.0 ** -np.arange(8), 32),
+    "positive": lambda rng: np.abs(rng.standard_normal(256)),
+    "negative": lambda rng: -np.abs(rng.standard_normal(256)),
+    "few values": lambda rng: rng.integers(-2, 3, 256) * 0.5,
+    "outliers": lambda rng: np.where(rng.random(256) < 0.02, 5.0, 0.01 * rng.standard_normal(256)),
+    "one value": lambda rng: np.full(256, rng.standard_normal()),
+}
 
 
 class _Traits(ctypes.Structure):
@@ -58,17 +71,19 @@ class Ggml:
 
 
 def sample() -> NDArray[np.float32]:
-    return (np.random.default_rng(11).standard_normal((2, 256)) * 0.02).astype(np.float32)
+    """Two rows of each shape, [n, 256]."""
+    rng = np.random.default_rng(11)
+    return np.array([0.02 * shape(rng) for shape in SHAPES.values() for _ in range(2)]).astype(np.float32)
 
 
 def main() -> None:
     ggml = Ggml()
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {"sample": sample()}
     for name, format_ in FORMATS.items():
         blocks = np.random.default_rng(12).integers(0, 256, (2, format_.block_bytes), np.uint8)
         arrays[f"{name}.blocks"], arrays[f"{name}.values"] = blocks, ggml.dequantize(format_, blocks)
         if format_.pack is not None:
-            arrays[f"{name}.quantized"] = ggml.quantize(format_, sample())
+            arrays[f"{name}.quantized"] = ggml.quantize(format_, arrays["sample"])
     np.savez_compressed(DATA, **arrays)
 
 

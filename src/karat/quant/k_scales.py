@@ -24,7 +24,8 @@ def pack_groups(values: Values, largest: int, first: float, step: float, num_ste
     The further arguments are those of `fit_with_minimum`.
     """
     groups = values.reshape(-1, 32)
-    fitted = [part.reshape(-1, 8) for part in fit_with_minimum(groups, largest, first, step, num_steps)]
+    found = fit_with_minimum(groups, largest, first, step, num_steps)
+    fitted = [part.reshape(-1, 8) for part in (found.scale, found.minimum)]
     tops = [np.maximum(part.max(axis=1, keepdims=True), 0) for part in fitted]
     factors = [half_bytes(top / np.float32(63)) for top in tops]
     six_bits = [
@@ -35,7 +36,7 @@ def pack_groups(values: Values, largest: int, first: float, step: float, num_ste
     scales, minimums = (part.reshape(-1, 1) for part in unpack_scales(head))
     divisor = np.where(scales == 0, np.float32(1), scales)
     integers = np.clip(np.rint((groups + minimums) / divisor), 0, largest)
-    integers[(scales == 0)[:, 0]] = 0
+    integers = np.where(scales == 0, found.integers, integers)  # then they say nothing, and are ggml's all the same
     return head, integers.astype(np.uint8).reshape(-1, 256)
 
 

@@ -21,7 +21,8 @@ def unpack(blocks: Blocks) -> Values:
 
 def pack(values: Values) -> Blocks:
     groups = values.reshape(-1, 16)
-    fitted = fit_symmetric(groups, 32).reshape(-1, 16)
+    found = fit_symmetric(groups, 32)
+    fitted = found.scale.reshape(-1, 16)
     largest = np.take_along_axis(fitted, np.abs(fitted).argmax(axis=1, keepdims=True), axis=1)
     is_zero = np.abs(largest) < np.float32(1e-15)
     inverse = np.where(is_zero, np.float32(0), np.float32(-128) / largest)
@@ -30,7 +31,7 @@ def pack(values: Values) -> Blocks:
     scales = (factor.view("<f2").astype(np.float32) * eight_bits.astype(np.float32)).reshape(-1, 1)
     divisor = np.where(scales == 0, np.float32(1), scales)
     integers = np.clip(np.rint(groups / divisor), -32, 31)
-    integers[(scales == 0)[:, 0]] = 0
+    integers = np.where(scales == 0, found.integers, integers)  # then they say nothing, and are ggml's all the same
     six_bits = (integers + 32).astype(np.uint8).reshape(-1, 256)
     low = (six_bits & np.uint8(15)).reshape(-1, 2, 2, 64)
     high = (six_bits >> 4).reshape(-1, 2, 4, 32)
