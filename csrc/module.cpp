@@ -18,6 +18,7 @@
 #include "collective.h"
 #include "gil.h"
 #include "isa.h"
+#include "k_fit_module.h"
 #include "limits_module.h"
 #include "plan.h"
 #include "sampling_module.h"
@@ -280,6 +281,7 @@ NB_MODULE(_native, m) {
              nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
              nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
              nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+    bind_k_fit(m);
     bind_sampling(m);
     bind_limits(m);
 }

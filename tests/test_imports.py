@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # A room imports from its own row and from the rows above.
 ROWS = [
     {"errors", "config", "request", "batch"},
+    {"_native"},  # the extension, which imports nothing
     {"quant"},
     {"checkpoint"},
     {"text"},

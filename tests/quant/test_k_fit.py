@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from karat.quant import FORMATS
+from karat.ops.native import supported_isas, unavailable_reason
+from karat.ops.native_plan import native
+from karat.quant import FORMATS, k_fit
 from karat.quant.bits import nibbles
 from tests.quant.ggml import SHAPES
 
@@ -117,6 +121,40 @@ def test_the_search_is_ggmls(name: str, first: float, num_steps: int, shape: str
     if name == "Q4_K":
         integers = nibbles(np.ascontiguousarray(blocks[:, 16:]), 32).reshape(-1, 256)
         np.testing.assert_array_equal(integers, np.array([found for _, found in expected]))
+
+
+@pytest.mark.parametrize("isa", [] if unavailable_reason() else supported_isas())
+@settings(max_examples=40)
+@given(data=st.data(), num_groups=st.integers(1, 70), seed=st.integers(0, 2**32 - 1))
+def test_every_build_has_the_bits_of_numpy(isa: str, data: st.DataObject, num_groups: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = data.draw(st.sampled_from(list(SHAPES)))
+    deviation = data.draw(st.sampled_from([1e-12, 1e-3, 1.0, 1e9]))
+    x = np.concatenate([SHAPES[shape](rng) for _ in range(9)])[: 32 * num_groups].astype(np.float32) * F(deviation)
+    for largest, first, num_steps in ((15, -1.0, 20), (31, -0.5, 15)):
+        groups = x.reshape(-1, 32)
+        with np.errstate(all="ignore"):
+            expected = k_fit.fit_with_minimum(groups, largest, first, 0.1, num_steps)
+        got = [np.empty_like(part) for part in expected]
+        native().fit_with_minimum(isa, groups, largest, first, 0.1, num_steps, *got)
+        for found, part in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(found, part)
+    groups = x.reshape(-1, 16)
+    with np.errstate(all="ignore"):
+        expected_symmetric = k_fit.fit_symmetric(groups, 32)
+    found_symmetric = [np.empty_like(part) for part in expected_symmetric]
+    native().fit_symmetric(isa, groups, 32, *found_symmetric)
+    for found, part in zip(found_symmetric, expected_symmetric, strict=True):
+        np.testing.assert_array_equal(found, part)
+
+
+def test_arrays_that_do_not_fit_together_are_refused() -> None:
+    if unavailable_reason():
+        pytest.skip(str(unavailable_reason()))
+    values, one = np.zeros((3, 16), np.float32), np.zeros((3, 1), np.float32)
+    for scales, integers in ((one[:2], np.zeros((3, 16), np.int8)), (one, np.zeros((3, 15), np.int8))):
+        with pytest.raises(ValueError, match="do not fit together"):
+            native().fit_symmetric("generic", values, 32, scales, integers)
 
 
 @pytest.mark.parametrize(("name", "most"), [("Q4_K", 0.075), ("Q5_K", 0.038), ("Q6_K", 0.0186)])

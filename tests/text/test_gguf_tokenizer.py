@@ -11,8 +11,10 @@ import pytest
 import tokenizers
 
 from karat.checkpoint.gguf import read_header
+from karat.checkpoint.gguf.writer import string, write_gguf
 from karat.errors import CheckpointError, TokenizerError
 from karat.text import Tokenizer
+from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, tiny
 
 VOCABULARIES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
@@ -81,7 +83,10 @@ class TestVectors:
 class TestOwnTokenizers:
     """10,000 random strings, as the tokenizer of the same model that other code builds or loads."""
 
-    @pytest.mark.parametrize(("name", "kind"), [("qwen2", "Qwen2Tokenizer"), ("gpt-2", "GPT2Tokenizer")])
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [("qwen2", "Qwen2Tokenizer"), ("qwen35", "Qwen3_5Tokenizer"), ("gpt-2", "GPT2Tokenizer")],
+    )
     def test_transformers(self, name: str, kind: str, data_dir: Path) -> None:
         transformers = pytest.importorskip("transformers")
         path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
@@ -96,6 +101,20 @@ class TestOwnTokenizers:
         assert_same(
             lambda text: ours.encode(text, add_special_tokens=False),
             lambda text: expected.encode(text, add_special_tokens=False),
+            random_strings(NUM_STRINGS),
+        )
+
+    @pytest.mark.parametrize("name", ["llama-bpe", "phi-3"])
+    def test_transformers_reading_gguf(self, name: str, data_dir: Path) -> None:
+        """Where no class of transformers says it all, what it builds from the same file."""
+        reading = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+        path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+        architecture, facts, _ = reading.get_gguf_tokenizer(str(path))
+        expected, _ = reading.convert_gguf_tokenizer(architecture, facts)
+        ours = loaded(path)
+        assert_same(
+            lambda text: ours.encode(text, add_special_tokens=False),
+            lambda text: expected.encode(text, add_special_tokens=False).ids,
             random_strings(NUM_STRINGS),
         )
 
@@ -120,21 +139,49 @@ class TestOwnTokenizers:
             assert ours.decode(ids) == other.decode(ids)
 
 
+def test_patterns_are_those_of_transformers() -> None:
+    """By the name that files give, as far as it knows them."""
+    reading = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
+    compared = [name for name in PRE_TOKENIZERS if name in reading.GGUF_PRE_TOKENIZER_SPLITS]
+    assert len(compared) >= 9
+    for name in compared:
+        assert PRE_TOKENIZERS[name].patterns == [reading.GGUF_PRE_TOKENIZER_SPLITS[name]], name
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("name", "vocabulary"),
+    [("dbrx", "llama-bpe"), ("smaug-bpe", "llama-bpe"), ("deepseek-r1-qwen", "qwen2"), ("refact", "gpt-2"),
+     ("starcoder", "gpt-2"), ("smollm", "gpt-2")],
+)  # fmt: skip
+def test_other_names_on_a_vocabulary_that_is_here(name: str, vocabulary: str, data_dir: Path, tmp_path: Path) -> None:
+    """Live: llama.cpp cuts as we do under names of which no vocabulary is here."""
+    pytest.importorskip("llama_cpp", exc_type=ImportError)
+    from tools.peers.llama import tokeniser
+
+    source = read_header(data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf").metadata
+    pairs = [(key, source.stored(key)) for key in source.values if key != "tokenizer.ggml.pre"]
+    path = tmp_path / f"{name}.gguf"
+    write_gguf(path, [*pairs, ("tokenizer.ggml.pre", string(name))], [])
+    theirs, ours = tokeniser(path), loaded(path)
+    strings = [text for text in random_strings(600) if unicodedata.is_normalized("NFC", text)]
+    different = [text for text in strings if theirs(text) != ours.encode(text, add_special_tokens=False)]
+    assert not different, f"{len(different)} of {len(strings)}, for example {different[0]!a}"
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
     """Live: only Qwen's texts that are not NFC, and a few of DeepSeek LLM's (docs/gguf.md)."""
-    llama_cpp: Any = pytest.importorskip("llama_cpp", exc_type=ImportError)
+    pytest.importorskip("llama_cpp", exc_type=ImportError)
+    from tools.peers.llama import tokeniser
+
     path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
-    theirs, ours = llama_cpp.Llama(str(path), vocab_only=True, verbose=False), loaded(path)
+    theirs, ours = tokeniser(path), loaded(path)
     strings = random_strings(600)
     if name.startswith("qwen"):
         strings = [text for text in strings if unicodedata.is_normalized("NFC", text)]
-    different = [
-        text
-        for text in strings
-        if theirs.tokenize(text.encode(), add_bos=False, special=True) != ours.encode(text, add_special_tokens=False)
-    ]
+    different = [text for text in strings if theirs(text) != ours.encode(text, add_special_tokens=False)]
     assert len(different) <= (len(strings) // 100 if name == "deepseek-llm" else 0), ascii(different[:3])
 
 

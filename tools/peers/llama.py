@@ -1,7 +1,8 @@
 """llama.cpp by the low-level API of llama-cpp-python: quantising a file, and logits with a cache of float32."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +30,23 @@ def quantise(source: Path, target: Path, file_type: int, *, pure: bool = False) 
     options.ftype, options.nthread, options.pure = file_type, 1, pure
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options))
     assert status == 0, f"llama.cpp does not quantise {source} to type {file_type}"
+
+
+def tokeniser(path: Path) -> Callable[[str], list[int]]:
+    """A function from a text to its ids, of a file that may be only a vocabulary; special tokens found, no BOS."""
+    params = llama_cpp.llama_model_default_params()
+    params.vocab_only = True
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert model, f"llama.cpp does not load {path}"
+    return partial(_tokenise, llama_cpp.llama_model_get_vocab(model))
+
+
+def _tokenise(vocab: object, text: str) -> list[int]:
+    data = text.encode()
+    buffer = (llama_cpp.llama_token * (len(data) + 8))()
+    count = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, len(buffer), False, True)
+    assert count >= 0
+    return list(buffer[:count])
 
 
 class LlamaCpp:
@@ -74,11 +92,7 @@ class LlamaCpp:
 
     def tokenise(self, text: str) -> list[int]:
         """The ids of a text, special tokens found in it, BOS not added."""
-        data = text.encode()
-        buffer = (llama_cpp.llama_token * (len(data) + 8))()
-        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, len(buffer), False, True)
-        assert count >= 0
-        return list(buffer[:count])
+        return _tokenise(self._vocab, text)
 
     def _decode(self, ids: Sequence[int]) -> NDArray[np.float32]:
         batch = self._batch

@@ -4,6 +4,8 @@ The search is ggml's (make_qkx2_quants and make_qx_quants, without an importance
 same float32 operations, and sums in the same order, one value of a group after the other. Where a compiler fuses
 ggml's multiplications and additions, its build may choose otherwise between near equals.
 
+karat.quant.k_native runs it in C++ where it can, with the same bits; this is the definition, and what is left without.
+
 Arrays are held as [size, n], a group in a column: a sum over groups is then a few additions of whole rows. Nothing is
 summed by a function that fuses or reorders (np.einsum does on some machines).
 """
@@ -23,7 +25,7 @@ class FittedWithMinimum(NamedTuple):
 
     scale: Floats
     minimum: Floats
-    integers: Floats
+    integers: NDArray[np.int8]
 
 
 def fit_with_minimum(values: Floats, largest: int, first: float, step: float, num_steps: int) -> FittedWithMinimum:
@@ -71,10 +73,10 @@ def fit_with_minimum(values: Floats, largest: int, first: float, step: float, nu
         sum_l, sum_xl = _sum(products), _sum(products * values)
         sum_l2 = _sum(np.multiply(products, quants, out=products))
         determinant = sum_w * sum_l2 - sum_l * sum_l
-        own_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        own_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
-        own_scale = np.where(own_minimum > 0, sum_xl / sum_l2, own_scale)
-        own_minimum = np.minimum(own_minimum, np.float32(0))
+        free_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+        free_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+        own_scale: Floats = np.where(free_minimum > 0, sum_xl / sum_l2, free_scale)
+        own_minimum: Floats = np.minimum(free_minimum, np.float32(0))
         found = error(own_scale, own_minimum)
         better = (determinant > 0) & (found < best)
         best_inverse, best_low = np.where(better, inverse, best_inverse), np.where(better, minimum, best_low)
@@ -83,14 +85,14 @@ def fit_with_minimum(values: Floats, largest: int, first: float, step: float, nu
     quantise(best_inverse, best_low)
     quants[:, is_flat] = 0
     scale, minimum = np.where(is_flat, np.float32(0), scale), np.where(is_flat, low, minimum)
-    return FittedWithMinimum(scale[:, None], -minimum[:, None], quants.T)
+    return FittedWithMinimum(scale[:, None], -minimum[:, None], quants.T.astype(np.int8, order="C"))
 
 
 class FittedSymmetric(NamedTuple):
     """Of each group: scale [n, 1], and the integers [n, size] that it was fitted to."""
 
     scale: Floats
-    integers: Floats
+    integers: NDArray[np.int8]
 
 
 def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
@@ -127,9 +129,9 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
         best_inverse = np.where(better, inverse, best_inverse)
     quantise(best_inverse)
     quants[:, is_zero] = -largest
-    return FittedSymmetric(np.where(is_zero, np.float32(0), scale)[:, None], quants.T)
+    return FittedSymmetric(np.where(is_zero, np.float32(0), scale)[:, None], quants.T.astype(np.int8, order="C"))
 
 
 def _sum(terms: Floats) -> Floats:
-    """[size, n] to [n], row after row."""
-    return np.asarray(np.add.reduce(terms, axis=0))
+    """[size, n] to [n], row after row; a single column would be summed in halves."""
+    return np.asarray(np.add.reduce(terms, axis=0) if terms.shape[1] > 1 else np.add.accumulate(terms, axis=0)[-1])

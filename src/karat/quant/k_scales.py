@@ -7,7 +7,7 @@ scales (low half) and minimums (high half) 4 to 7, whose two high bits are those
 import numpy as np
 
 from karat.quant.format import Blocks, Values, half, half_bytes
-from karat.quant.k_fit import fit_with_minimum
+from karat.quant.k_native import fit_with_minimum
 
 
 def unpack_scales(blocks: Blocks) -> tuple[Values, Values]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from karat.quant.bits import fields, nibbles
 from karat.quant.format import Blocks, Format, Values, half, half_bytes
-from karat.quant.k_fit import fit_symmetric
+from karat.quant.k_native import fit_symmetric
 
 
 def unpack(blocks: Blocks) -> Values:
