@@ -68,17 +68,18 @@ class PreTokenizer:
 _LLAMA3_KIND = PreTokenizer([_LLAMA3], takes_whole=True, adds_bos=True)
 _QWEN2_KIND = PreTokenizer([_QWEN2], nfc=True)
 _DIGITS_GPT2 = PreTokenizer([_DIGIT, _GPT2])
+# Of several names for one, `karat convert` writes the first.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-coder": PreTokenizer([_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT]),
     "dbrx": PreTokenizer([_LLAMA3]),  # Phi-4 in files that hold it as a llama
     "deepseek-llm": PreTokenizer([_NEWLINE, _letters(), _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, _DIGIT]),
-    "deepseek-r1-qwen": _QWEN2_KIND,  # the distilled Qwens
     "deepseek-v3": PreTokenizer([r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3_WORD]),
     "gpt-2": PreTokenizer([_GPT2]),
     "llama-bpe": _LLAMA3_KIND,
     "llama-v3": _LLAMA3_KIND,
     "llama3": _LLAMA3_KIND,
     "qwen2": _QWEN2_KIND,
+    "deepseek-r1-qwen": _QWEN2_KIND,  # the distilled Qwens
     "qwen35": PreTokenizer([_QWEN35], nfc=True),
     "refact": _DIGITS_GPT2,
     "smaug-bpe": PreTokenizer([_LLAMA3]),  # Llama 3's, from before its tokenizer took whole words
