@@ -43,7 +43,8 @@ def write_gguf(path: Path, model: PeerModel) -> None:
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     try:
         _write_metadata(writer, config)
-        writer.add_file_type(_FILE_TYPES[model.stored("model.embed_tokens.weight").dtype])
+        if (file_type := _FILE_TYPES.get(model.stored("model.embed_tokens.weight").dtype)) is not None:
+            writer.add_file_type(file_type)  # else it is a mix, or a name for none
         _write_vocabulary(writer, config.vocab_size, pre_tokenizer)
         names = gguf.get_tensor_name_map(arch, config.num_layers)
         if config.rope.rope_type == "llama3":
