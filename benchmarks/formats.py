@@ -1,9 +1,9 @@
 """Speed of every stored format, beside llama.cpp on the very same file: python -m benchmarks.formats [TYPE …]
 
 For each type a GGUF file with random weights is made in build/formats (BF16 first; then converted as `karat convert`
-does, or, for types that it does not write, by llama.cpp's quantiser), `karat bench FILE` is run on it, and its JSON kept
-as benchmarks.record does. Without TYPE it measures those of TYPES. At the end there is a table: tokens a second, the
-share of read bandwidth (decode) and of the FMA peak (prefill), and how many times as fast as llama.cpp.
+does, or by llama.cpp's quantiser if Karat does not write it), `karat bench FILE` is run on it, and its JSON kept as
+benchmarks.record does. Without TYPE it measures those of TYPES. At the end there is a table: tokens a second, the share
+of read bandwidth (decode) and of the FMA peak (prefill), and how many times as fast as llama.cpp.
 
     python -m benchmarks.formats --shape qwen2.5-0.5b Q4_0 Q4_K_M Q6_K Q8_0     # rows of 896 fall back in K formats
     python -m benchmarks.formats --shape qwen2.5-1.5b --pure                    # rows are multiples of 256
