@@ -32,6 +32,11 @@ class FolderCheckpoint:
     generation_config: dict[str, Any] | None
     weights: Mapping[str, Weight]
 
+    @property
+    def generation_source(self) -> str:
+        """What `generation_config` is called where it comes from."""
+        return "generation_config.json"
+
 
 def open_folder(path: Path) -> FolderCheckpoint:
     """Opens and checks the model in the folder `path`; reads the configs and headers but no weight.

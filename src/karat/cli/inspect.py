@@ -111,7 +111,7 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
     from karat.text import Tokenizer
 
     tokenizer = Tokenizer.of(checkpoint)
-    defaults = read_defaults(checkpoint.generation_config, config, tokenizer)
+    defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
     template = tokenizer.chat_template
 
     def tokens(ids: Iterable[int]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
 from karat.checkpoint.gguf.names import ROPE_FACTORS, WRITTEN_AS, gguf_name, is_paired, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors
+from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, model_pairs
@@ -203,6 +204,7 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
         return [(key, source.metadata.stored(key)) for key in keys], []
     pairs = model_pairs(config, source.path.resolve().name)
     of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config)
-    if source.generation_config:
-        warnings.append("GGUF does not carry generation_config.json: sampling will be greedy unless asked otherwise")
-    return pairs + of_tokenizer, warnings
+    sampling, left_out = sampling_values(source.generation_config or {})
+    if left_out:
+        warnings.append(f"GGUF does not carry {', '.join(left_out)} of generation_config.json")
+    return [*pairs, *((key, scalar(kind, value)) for key, kind, value in sampling), *of_tokenizer], warnings

@@ -18,7 +18,7 @@ from karat.errors import ConfigError, RequestError, TemplateError
 from karat.request import SamplingParams, shown
 from karat.text import Tokenizer
 
-_WHERE = "generation_config.json"
+_FILE = "generation_config.json"
 _TOP_K = 50  # transformers' default where it samples
 
 # Name there -> name of the field of SamplingParams.
@@ -81,23 +81,31 @@ class GenerationDefaults:
     notice: str | None
 
 
-def read_defaults(raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer) -> GenerationDefaults:
-    """Defaults from a generation_config.json (None: there is none). ConfigError for values of the wrong kind."""
+def read_defaults(
+    raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer, where: str = _FILE
+) -> GenerationDefaults:
+    """Defaults from a generation_config.json (None: there is none), or from what says the same, `where`.
+
+    ConfigError for values of the wrong kind.
+    """
     stated = {key: value for key, value in (raw or {}).items() if value is not None}
     do_sample = stated.get("do_sample", False)
     if not isinstance(do_sample, bool):
-        raise ConfigError(f"{_WHERE}: do_sample={shown(do_sample)}: expected true or false")
+        raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false")
     names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
-    params, applied = _read_params({names[key]: value for key, value in stated.items() if key in names}, do_sample)
+    params, applied = _read_params(
+        {names[key]: value for key, value in stated.items() if key in names}, do_sample, where
+    )
     ignored = [
         f"{key}={shown(value)}"
         for key, value in sorted(stated.items())
         if key not in names and key not in _HARMLESS and not any(value == off for off in _OFF.get(key, ()))
     ]
     own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    end_ids = {*(_read_ids(stated.get("eos_token_id")) or config.eos_token_ids), *own}
+    end_ids = {*(_read_ids(stated.get("eos_token_id"), where) or config.eos_token_ids), *own}
     ignored += [f"eos_token_id={i} (outside the vocabulary)" for i in sorted(end_ids) if i >= config.vocab_size]
-    notice = f"sampling without a {_WHERE}: " if raw is None else f"sampling as {_WHERE} says: "
+    article = "a " if where == _FILE else ""
+    notice = f"sampling without {article}{where}: " if raw is None else f"sampling as {where} says: "
     notice += ", ".join(applied) or "nothing that differs from the usual"
     if ignored:
         notice += f"; not applied: {', '.join(ignored)}"
@@ -117,7 +125,7 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(first) & tokenizer.special_ids
 
 
-def _read_params(values: dict[str, object], do_sample: bool) -> tuple[SamplingParams, list[str]]:
+def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tuple[SamplingParams, list[str]]:
     """The parameters, and each that was set, as the notice shows it."""
     remarks = {}
     if not do_sample:
@@ -127,7 +135,7 @@ def _read_params(values: dict[str, object], do_sample: bool) -> tuple[SamplingPa
     try:
         params = SamplingParams(**values)  # type: ignore[arg-type]
     except RequestError as error:
-        raise ConfigError(f"{_WHERE}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     usual = SamplingParams()
     return params, [
         f"{name}={shown(value)}" + (f" ({remarks[name]})" if name in remarks else "")
@@ -136,10 +144,10 @@ def _read_params(values: dict[str, object], do_sample: bool) -> tuple[SamplingPa
     ]
 
 
-def _read_ids(value: object) -> tuple[int, ...]:
+def _read_ids(value: object, where: str) -> tuple[int, ...]:
     """One id, a list of ids, or nothing."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token_id in ids:
         if type(token_id) is not int or token_id < 0:
-            raise ConfigError(f"{_WHERE}: eos_token_id={shown(value)}: expected a token id or a list of token ids")
+            raise ConfigError(f"{where}: eos_token_id={shown(value)}: expected a token id or a list of token ids")
     return tuple(ids)

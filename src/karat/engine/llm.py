@@ -120,7 +120,9 @@ class LLM:
                 "config.json); beyond them its answers mean nothing; lower it"
             )
         self.tokenizer = Tokenizer.of(checkpoint) if tokenizer is None else tokenizer
-        defaults = read_defaults(checkpoint.generation_config, self.config, self.tokenizer)
+        defaults = read_defaults(
+            checkpoint.generation_config, self.config, self.tokenizer, checkpoint.generation_source
+        )
         if generation_config == "none":
             defaults = replace(defaults, params=SamplingParams(), notice=None)
         self.end_token_ids = defaults.end_token_ids

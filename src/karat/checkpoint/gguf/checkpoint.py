@@ -13,6 +13,7 @@ from karat.checkpoint.files import member
 from karat.checkpoint.gguf.config import read_architecture, read_config, warnings
 from karat.checkpoint.gguf.header import Header, TensorInfo, read_header
 from karat.checkpoint.gguf.names import ROPE_FACTORS, Architecture, canonical_name, is_paired, paired_rows
+from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import listed, shown
@@ -35,6 +36,11 @@ class GgufCheckpoint:
     generation_config: dict[str, Any] | None
     weights: Mapping[str, Weight]
     warnings: tuple[str, ...]
+
+    @property
+    def generation_source(self) -> str:
+        """What `generation_config` is called where it comes from."""
+        return "general.sampling"
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
@@ -60,7 +66,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
         raise ConfigError(f"{path}: {fault}") from fault
     weights = _ordered(weights, architecture, config["head_dim"])
     told = warnings(metadata, architecture, weights.values())
-    return GgufCheckpoint(path, metadata, config, None, weights, tuple(told))
+    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, tuple(told))
 
 
 def _read_parts(path: Path) -> list[Header]:

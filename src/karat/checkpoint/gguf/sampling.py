@@ -1,0 +1,70 @@
+"""Default sampling in GGUF: the keys general.sampling.*, and what a generation_config.json says with them.
+
+llama.cpp's converter takes them from a generation_config.json; its programs sample by them where nothing else is asked.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from karat.checkpoint.gguf.values import Metadata
+
+PREFIX = "general.sampling."
+# Name in GGUF -> (kind, name in generation_config.json).
+_NUMBERS: Mapping[str, tuple[type[int] | type[float], str]] = {
+    "temp": (float, "temperature"),
+    "top_k": (int, "top_k"),
+    "top_p": (float, "top_p"),
+    "min_p": (float, "min_p"),
+    "penalty_repeat": (float, "repetition_penalty"),
+}
+# What Karat does not do, switched off by this value.
+_OFF: Mapping[str, tuple[type[int] | type[float], float]] = {"xtc_probability": (float, 0.0), "mirostat": (int, 0)}
+_ALL_TOKENS = -1  # penalty_last_n
+# Names whose value speaks of all tokens, or only together with one that is off.
+_SILENT = frozenset({"sequence", "xtc_threshold", "mirostat_tau", "mirostat_eta", "penalty_last_n"})
+_TOP_K = 50  # transformers' default where it samples
+
+
+def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
+    """The generation_config.json that says the same; None if the file says nothing. CheckpointError for wrong kinds.
+
+    A temperature of 0 is greedy. What Karat cannot do stays under its own name, so that it is told as not applied.
+    """
+    stated = [key.removeprefix(PREFIX) for key in metadata.values if key.startswith(PREFIX)]
+    if not stated:
+        return None
+    config: dict[str, Any] = {}
+    for name in stated:
+        if name in _NUMBERS:
+            kind, other = _NUMBERS[name]
+            config[other] = metadata.get(kind, PREFIX + name)
+        elif name not in _SILENT and not (name in _OFF and metadata.get(_OFF[name][0], PREFIX + name) == _OFF[name][1]):
+            config[name] = str(metadata.values[PREFIX + name])
+    last = metadata.get(int, f"{PREFIX}penalty_last_n", _ALL_TOKENS)
+    if last != _ALL_TOKENS and config.get("repetition_penalty", 1.0) != 1.0:
+        config["penalty_last_n"] = last
+    samples = {"temperature", "top_k", "top_p", "min_p"} & config.keys()
+    config["do_sample"] = bool(samples) and config.get("temperature", 1.0) != 0
+    if not config["do_sample"]:
+        config.pop("temperature", None)
+    return config
+
+
+def sampling_values(config: Mapping[str, Any]) -> tuple[list[tuple[str, str, float]], list[str]]:
+    """Of a generation_config.json: (key, kind, value) for a file, and the names of what a file does not carry.
+
+    Greedy sampling, which is what no keys mean to Karat, makes no keys.
+    """
+    values: list[tuple[str, str, float]] = []
+    if config.get("do_sample") is True:
+        values.append((f"{PREFIX}temp", "FLOAT32", config.get("temperature") or 1.0))
+        top_k = config.get("top_k")
+        values.append((f"{PREFIX}top_k", "INT32", _TOP_K if top_k is None else top_k))
+        values += [
+            (PREFIX + name, "FLOAT32", config[name]) for name in ("top_p", "min_p") if config.get(name) is not None
+        ]
+    if config.get("repetition_penalty") not in (None, 1.0):
+        values.append((f"{PREFIX}penalty_repeat", "FLOAT32", config["repetition_penalty"]))
+        values.append((f"{PREFIX}penalty_last_n", "INT32", _ALL_TOKENS))
+    left_out = ("max_new_tokens", "min_new_tokens", "num_return_sequences", "stop_strings")
+    return values, [name for name in left_out if config.get(name) is not None]
