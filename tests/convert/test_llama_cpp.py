@@ -16,12 +16,24 @@ from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from tests.convert.comparing import assert_same_tensors
+from tests.convert.test_convert import FAMILIES as GGUF_FAMILIES
+from tests.convert.test_convert import folder_of
 from tools.peers.models import FAMILIES, make_folder
 
 pytest.importorskip("llama_cpp", exc_type=ImportError)
 from tools.peers.llama import LlamaCpp, quantise
 
 pytestmark = pytest.mark.peers
+CONFIGS = {
+    **GGUF_FAMILIES,
+    "tied": {"tie_word_embeddings": True},
+    "yarn llama": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "linear qwen2": {"model_type": "qwen2", "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+}
+FOREIGN = {
+    "qwen3 with biases": {"model_type": "qwen3", "head_dim": 32, "attention_bias": True},
+    "qwen2 with wide heads": {"model_type": "qwen2", "head_dim": 32},
+}
 PROMPT = "One day a fox found a lantern"
 
 
@@ -71,6 +83,24 @@ def test_its_own_file_has_the_same_blocks_and_behaves_the_same(
             found.append((peer.logits(ids), peer.greedy(ids, 12)))
     np.testing.assert_array_equal(found[0][0].view(np.uint32), found[1][0].view(np.uint32))
     assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("family", [*CONFIGS, *FOREIGN])
+def test_it_computes_the_same_model(family: str, tmp_path: Path) -> None:
+    """Every kind of RoPE, biases and tied heads, from F32 files; what it does not load is told on converting."""
+    done = convert(
+        open_model(folder_of(tmp_path / "model", **{**CONFIGS, **FOREIGN}[family])), tmp_path / "a.gguf", MIXES["F32"]
+    )
+    if family in FOREIGN:
+        assert any("llama.cpp does not" in warning for warning in done.warnings)
+        with pytest.raises(AssertionError, match="does not load"):
+            LlamaCpp(tmp_path / "a.gguf")
+        return
+    assert not any("llama.cpp does not" in warning for warning in done.warnings)
+    ids = [int(token) for token in np.random.RandomState(0).randint(0, 4000, 100)]
+    exact = LLM(tmp_path / "a.gguf", executor="reference", dtype="float64").logits(ids)
+    with LlamaCpp(tmp_path / "a.gguf") as peer:
+        assert np.sqrt(np.square(peer.logits(ids) - exact).mean()) <= 3e-5 * exact.std()
 
 
 def test_it_tokenises_the_same(f32: Path) -> None:

@@ -16,7 +16,7 @@ from karat.checkpoint.gguf.rope import llama3_factors
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import ModelConfig
-from karat.convert.metadata import Pairs, model_pairs
+from karat.convert.metadata import Pairs, foreign_to_llama_cpp, model_pairs
 from karat.convert.mix import Mix, type_of
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import NumericsError, UsageError
@@ -204,6 +204,8 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
         return [(key, source.metadata.stored(key)) for key in keys], []
     pairs = model_pairs(config, source.path.resolve().name)
     of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config)
+    if (reason := foreign_to_llama_cpp(config)) is not None:
+        warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")
     sampling, left_out = sampling_values(source.generation_config or {})
     if left_out:
         warnings.append(f"GGUF does not carry {', '.join(left_out)} of generation_config.json")

@@ -45,6 +45,15 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(config.rope)]
 
 
+def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
+    """Why llama.cpp (llama-cpp-python 0.3.36) does not load a model that these families allow; None if it does."""
+    if config.model_type == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
+        return f"qwen2 with {config.num_heads} heads of {config.head_dim} in a hidden size of {config.hidden_size}"
+    if config.model_type == "qwen3" and (config.qkv_bias or config.o_bias):
+        return "qwen3 with biases in its attention"
+    return None
+
+
 def _scaling(rope: RopeConfig) -> Pairs:
     if rope.rope_type == "linear":
         return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
