@@ -10,6 +10,7 @@ import pytest
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from tests.cli.conftest import Karat
+from tests.cli.pseudo_terminal import PseudoTerminal
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +83,19 @@ def test_an_unknown_type_lists_those_there_are(tmp_path: Path, karat: Karat) -> 
     done = karat("convert", str(embedded_model_path()), str(tmp_path / "a.gguf"), "--quant", "Q9")
     assert done.returncode == 2
     assert "expected one of F32, F16, BF16, Q8_0, Q4_0" in done.stderr
+
+
+def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end(tmp_path: Path) -> None:
+    options = (str(embedded_model_path()), str(tmp_path / "a.gguf"), "--quant", "Q8_0")
+    with PseudoTerminal("convert", *options, NO_COLOR="1") as terminal:
+        code, _ = terminal.wait_for_end()
+    assert code == 0
+    progress, _, report = terminal.raw.partition("GGUF does not carry")
+    steps = [line.strip() for line in progress.split("\r") if line.strip()]
+    assert steps[0] == "reading the model …"
+    assert steps[-1] == "100 %  model.norm.weight …"
+    assert [int(step.partition(" %")[0]) for step in steps[1:]] == sorted(
+        int(step.partition(" %")[0]) for step in steps[1:]
+    )
+    assert "\n" not in progress and "␍" not in terminal.raw
+    assert " %  model." not in report

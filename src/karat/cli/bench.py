@@ -1,8 +1,6 @@
 """`karat bench`: how fast a model runs here, against what the machine can do and against other engines."""
 
 import json
-import shutil
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from karat.cli import machine
-from karat.cli.terminal import bytes_text, columns, emit, is_terminal, note
+from karat.cli.progress import Progress
+from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import embedded_model_path
 from karat.errors import UsageError
 
@@ -113,7 +112,7 @@ def bench(
         tensor_parallel_size=tensor_parallel_size or 1,
         loading={name: value for name, value in loading.items() if value is not None},
     )  # fmt: skip
-    progress = _Progress(quiet=quiet)
+    progress = Progress(quiet=quiet)
     try:
         measured = run_bench(options, progress)
     finally:
@@ -122,26 +121,6 @@ def bench(
     if plot is not None:
         _write(plot, roofline(result))
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
-
-
-class _Progress:
-    """What is going on, in one line of a terminal that the next one replaces; elsewhere nothing."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._shows = not quiet and is_terminal(sys.stderr)
-        self._width = 0  # of the line that is there
-
-    def __call__(self, text: str) -> None:
-        if self._shows:
-            self.clear()
-            line = f"{text} …"[: shutil.get_terminal_size().columns - 1]
-            note(line, end="")
-            self._width = len(line)
-
-    def clear(self) -> None:
-        if self._width:
-            print(f"\r{' ' * self._width}\r", end="", file=sys.stderr, flush=True)
-            self._width = 0
 
 
 def _machine() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.terminal import bytes_text, columns, emit, is_terminal, note
+from karat.cli.progress import Progress
+from karat.cli.terminal import bytes_text, columns, emit, note
 from karat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,14 +51,17 @@ def convert(
     mix = MIXES.get(quant.upper())
     if mix is None:
         raise UsageError(f"--quant {quant}: expected one of {', '.join(MIXES)}")
-    shows = not quiet and is_terminal(sys.stderr)
-
-    def progress(report: "TensorReport", done: int, total: int) -> None:
-        if shows:
-            note(f"\r{100 * done // max(total, 1):3} %  {report.name:<60}", end="" if done < total else "\n")
-
     source = open_model(resolve(model, progress=not quiet))
-    done = write(source, out, mix, pure=pure, requantize=requantize, progress=progress)
+    progress = Progress(quiet=quiet)
+
+    def tell(report: "TensorReport", done: int, total: int) -> None:
+        progress(f"{100 * done // max(total, 1):3} %  {report.name}")
+
+    progress("reading the model")
+    try:
+        done = write(source, out, mix, pure=pure, requantize=requantize, progress=tell)
+    finally:
+        progress.clear()
     for warning in done.warnings:
         note(warning)
     if as_json:

@@ -58,9 +58,9 @@ def convert(
     """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
 
     `pure` gives all matrices the same type. What is quantised already is only quantised again with `requantize`.
-    `progress` is called when a tensor is done, with the bytes done and all bytes of the file's data. Raises the errors
-    of opening and of writing, UsageError for a quantised source without `requantize`, and NumericsError, with the
-    tensor's name, for values that a type cannot hold; then there is no file.
+    `progress` is called after each piece of a tensor, with the bytes done and all bytes of the file's data. Raises the
+    errors of opening and of writing, UsageError for a quantised source without `requantize`, and NumericsError, with
+    the tensor's name, for values that a type cannot hold; then there is no file.
     """
     config = read_config(source.config)
     weights = find_weights(config, source)
@@ -84,8 +84,8 @@ def convert(
     total = sum(report.num_bytes for report in reports)
     done = 0
     for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
+        tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, progress, report, done, total))
         done += report.num_bytes
-        tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, partial(progress, report, done, total)))
     if config.rope.rope_type == "llama3":
         tensors.append(rope_factors(config))
     pairs, warnings = _pairs(source, config)
@@ -183,9 +183,15 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return result
 
 
-def _told(chunks: Callable[[], Iterable[NDArray[np.uint8]]], tell: Callable[[], None]) -> Iterator[NDArray[np.uint8]]:
-    yield from chunks()
-    tell()
+def _told(
+    chunks: Callable[[], Iterable[NDArray[np.uint8]]], progress: Callable[[TensorReport, int, int], None],
+    report: TensorReport, done: int, total: int,
+) -> Iterator[NDArray[np.uint8]]:  # fmt: skip
+    """The chunks, after each of which progress is told; `done` bytes came before them."""
+    for chunk in chunks():
+        yield chunk
+        done += len(chunk)
+        progress(report, done, total)
 
 
 def rope_factors(config: ModelConfig) -> NewTensor:
