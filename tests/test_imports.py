@@ -19,7 +19,6 @@ ROWS = [
     {"quant"},
     {"checkpoint"},
     {"text"},
-    {"_native"},
     {"dist"},
     {"ops"},
     {"kv"},
