@@ -16,6 +16,7 @@ from torch import Tensor
 
 from training.data import END_OF_TEXT, Document, load_classics, load_documents, load_passages, split, unwrap
 from training.requests import SYSTEM, RequestMaker, Turn, chatml
+from training.strangers import COUNT, SHARE, Strangers
 from training.words import FUNCTION_WORDS, WORD, Lexicon, build_lexicon
 
 CHUNK_BATCHES = 16
@@ -102,6 +103,7 @@ class SampleMaker:
         self.corpus, self.tokenizer, self.mixture = corpus, tokenizer, mixture
         self.requests = RequestMaker(corpus.lexicon)
         self.passages = corpus.tales + corpus.classics
+        self.nouns = frozenset(Strangers.of(tokenizer, corpus.lexicon).nouns.tolist())
 
     def pieces(self, rng: random.Random) -> list[tuple[str, bool]]:
         """One sample as (text, learn) pieces."""
@@ -136,8 +138,10 @@ class SampleMaker:
             pieces[-1] = ("".join(words[: rng.randint(25, 60)]).removesuffix("<|im_end|>"), True)
         return pieces
 
-    def encode(self, samples: list[list[tuple[str, bool]]]) -> list[Row]:
-        """The samples as rows; those over MAX_TOKENS are left out. The words asked for weigh `stress` at first use."""
+    def encode(self, samples: list[list[tuple[str, bool]]], rng: random.Random) -> list[Row]:
+        """The samples as rows; those over MAX_TOKENS are left out. The words asked for weigh `stress` at first use, and
+        one of them may be a stranger.
+        """
         flat = self.tokenizer.encode_batch([text for sample in samples for text, _ in sample], add_special_tokens=False)
         encoded, index = [], 0
         for sample in samples:
@@ -152,6 +156,7 @@ class SampleMaker:
                     hit = any(start < last and stop > first for first, last in spans)
                     row.weights.append(self.mixture.stress if hit else 1.0)
                 before = text if "<|im_end|>" in text else before
+            row = introduce(row, self.nouns, self.tokenizer.get_vocab_size(), rng)
             if len(row.ids) <= MAX_TOKENS:
                 encoded.append(row)
         return encoded
@@ -162,7 +167,7 @@ class SampleMaker:
         wanted = CHUNK_BATCHES * batch_tokens
         rows: list[Row] = []
         while sum(len(row.ids) for row in rows) < wanted:
-            rows += self.encode([self.pieces(rng) for _ in range(64)])
+            rows += self.encode([self.pieces(rng) for _ in range(64)], rng)
         rows.sort(key=lambda row: len(row.ids))
         batches: list[Batch] = []
         start = 0
@@ -174,6 +179,18 @@ class SampleMaker:
             start = stop
         rng.shuffle(batches)
         return batches
+
+
+def introduce(row: Row, nouns: frozenset[int], vocab_size: int, rng: random.Random) -> Row:
+    """The row with a noun that it asks for, one token that weighs more than 1, replaced by a stranger; or as it is."""
+    asked = [
+        token_id for token_id, weight in zip(row.ids, row.weights, strict=True) if weight > 1 and token_id in nouns
+    ]
+    if not asked or rng.random() > SHARE:
+        return row
+    noun, stranger = rng.choice(asked), vocab_size + rng.randrange(COUNT)
+    ids, targets = ([stranger if token_id == noun else token_id for token_id in of] for of in (row.ids, row.targets))
+    return Row(ids, targets, row.weights)
 
 
 def padded(length: int) -> int:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from training.strangers import Strangers
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -139,10 +141,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids [batch, length] -> hidden states, float32 [batch, length, hidden]."""
+    def forward(self, token_ids: Tensor, table: Tensor | None = None) -> Tensor:
+        """token_ids [batch, length] -> hidden states, float32 [batch, length, hidden]. `table` [at least vocab, hidden]
+        is read instead of the embedding.
+        """
         cos, sin = rope_tables(self.config, token_ids.shape[1], token_ids.device)
-        x = self.embed_tokens(token_ids)
+        x = F.embedding(token_ids, self.embed_tokens.weight if table is None else table)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x)
@@ -163,14 +167,17 @@ class StoryModel(nn.Module):
         """token_ids [batch, length] -> logits [batch, length, vocab]."""
         return F.linear(self.model(token_ids), self.model.embed_tokens.weight)
 
-    def loss(self, token_ids: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def loss(self, token_ids: Tensor, targets: Tensor, weights: Tensor, strangers: Strangers | None = None) -> Tensor:
         """Weighted sum of cross entropies in nats; targets and weights [batch, length], targets already shifted and
-        -100 where nothing is to be learned.
+        -100 where nothing is to be learned. With `strangers`, ids from the vocabulary's end on are theirs.
         """
-        hidden = self.model(token_ids).flatten(0, 1)
-        logits = F.linear(hidden, self.model.embed_tokens.weight)  # [batch * length, vocab]
-        losses = F.cross_entropy(logits.float(), targets.flatten(), ignore_index=-100, reduction="none")
-        return (losses * weights.flatten()).sum()
+        table, targets, weights = self.model.embed_tokens.weight, targets.flatten(), weights.flatten()
+        if strangers is not None:
+            table = torch.cat((table, strangers.draw(table)))
+        logits = F.linear(self.model(token_ids, table).flatten(0, 1), table).float()  # [batch * length, table]
+        if strangers is not None:
+            logits = strangers.masked(logits, targets, weights)
+        return (F.cross_entropy(logits, targets, ignore_index=-100, reduction="none") * weights).sum()
 
     @classmethod
     def from_folder(cls, folder: Path) -> StoryModel:

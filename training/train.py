@@ -24,6 +24,7 @@ from training.model import ModelConfig, StoryModel
 from training.package import write_folder
 from training.reserved import bands_of
 from training.state import Progress, load_state, save_state
+from training.strangers import Strangers
 
 AVERAGE_DECAY = 0.995
 WARMUP_STEPS = 60
@@ -118,7 +119,8 @@ def train(arguments: argparse.Namespace) -> None:
     progress = load_state(arguments.resume, model, average, optimizers) if arguments.resume else Progress()
     start = Progress(**vars(progress)) if not arguments.resume_budget else Progress()
     schedule = Schedule(arguments.minutes, arguments.tokens, arguments.decay_share)
-    loss_fn: Callable[[Tensor, Tensor, Tensor], Tensor] = (
+    strangers = Strangers.of(tokenizer, corpus.lexicon).to(device)
+    loss_fn: Callable[[Tensor, Tensor, Tensor, Strangers], Tensor] = (
         torch.compile(model.loss, dynamic=True) if arguments.compile else model.loss
     )
     maker = SampleMaker(corpus, tokenizer, LEARN)
@@ -139,7 +141,8 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.param_groups[0]["lr"] = rate * factor
         targets = batch.targets.to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = loss_fn(batch.token_ids.to(device), targets, batch.weights.to(device)) / (targets >= 0).sum()
+            loss = loss_fn(batch.token_ids.to(device), targets, batch.weights.to(device), strangers)
+            loss = loss / (targets >= 0).sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

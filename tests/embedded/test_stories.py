@@ -22,7 +22,6 @@ from training.words import article, contains
 
 SEED = int(os.environ.get("KARAT_SEED", time.time_ns() // 10**9))  # words are drawn anew in each run
 NUM_WORDS = 100
-CARD_WORDS = 300  # that the share on the card was measured with
 WINDOW = 256  # of the card's definition of held-out loss
 
 RESERVED = Path(__file__).parents[1] / "data" / "reserved_words.json"
@@ -34,10 +33,10 @@ def llm() -> LLM:
 
 
 def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    """As many stories have their word and end by themselves as the card says, drawn by the model's own defaults.
+    """At least 80 of 100 stories have their word and end by themselves, drawn by the model's own defaults.
 
-    Both shares are of words drawn at random, so they may differ by three standard deviations of such a difference. An
-    engine that loses the request, or garbles it, gets next to none of the words.
+    The card has a share of about 92 %, measured on 600: fewer than 80 are less likely than one in ten thousand. An
+    engine that loses the request, or garbles it, gets next to none of the words. One story in 300 is very short.
     """
     bands: dict[str, list[str]] = json.loads(RESERVED.read_text())
     assert set(bands) == {"common", "medium", "rare"}
@@ -51,13 +50,11 @@ def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFix
     hits = dict.fromkeys(bands, 0)
     for (band, word), output in zip(asked, outputs, strict=True):
         hits[band] += contains(output.text, word) and output.finish_reason == "stop"
-    share = on_card(r"^\| all \| \| ([\d.]+)% \|$") / 100
-    least = NUM_WORDS * (share - 3 * math.sqrt(share * (1 - share) * (1 / NUM_WORDS + 1 / CARD_WORDS)))
     with capsys.disabled():
         print(f"\n  words in stories (seed {SEED}): {sum(hits.values())} of {NUM_WORDS}, by band {hits}")
-    assert sum(hits.values()) >= least > 0.5 * NUM_WORDS
+    assert sum(hits.values()) >= 80
     assert sum(output.finish_reason == "stop" for output in outputs) >= 95
-    assert min(len(output.text) for output in outputs) > 100
+    assert sorted(len(output.text) for output in outputs)[10] > 200
     assert len({output.text for output in outputs}) == NUM_WORDS
 
 
@@ -96,5 +93,5 @@ def test_greedy_story_is_a_story(llm: LLM) -> None:
 
 
 def test_the_goal_of_80_words() -> None:
-    """The bar of the project, judged by the share on the card, which 300 stories measured."""
+    """The bar of the project, judged by the share on the card, which 600 stories measured."""
     assert on_card(r"^\| all \| \| ([\d.]+)% \|$") >= 80

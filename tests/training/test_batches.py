@@ -55,7 +55,7 @@ def test_a_chunk_is_reproducible_and_within_limits(maker: SampleMaker) -> None:
 
 def test_targets_are_the_next_tokens_and_the_end_is_learned(maker: SampleMaker) -> None:
     rng = random.Random(1)
-    rows = maker.encode([maker.pieces(rng) for _ in range(40)])
+    rows = maker.encode([maker.pieces(rng) for _ in range(40)], rng)
     for row in rows:
         batch = collate([row])
         for position, target in enumerate(batch.targets[0].tolist()[: len(row.ids) - 1]):
@@ -67,7 +67,8 @@ def test_targets_are_the_next_tokens_and_the_end_is_learned(maker: SampleMaker) 
 
 def test_the_first_use_of_an_asked_word_weighs_more(maker: SampleMaker) -> None:
     story = "There was a fox. The fox had a lantern."
-    (row,) = maker.encode([chatml([Turn("user", "Tell me a story about a fox."), Turn("assistant", story)])])
+    chat = chatml([Turn("user", "Tell me a story about a fox."), Turn("assistant", story)])
+    (row,) = maker.encode([chat], random.Random(0))
     heavy = [token for token, weight in zip(row.ids, row.weights, strict=True) if weight != 1.0]
-    assert maker.tokenizer.decode(heavy) == " fox"
+    assert maker.tokenizer.decode(heavy) == " fox"  # two tokens, so never a stranger
     assert asked_spans("A lantern and a fox", story) == [(12, 15), (31, 38)]
