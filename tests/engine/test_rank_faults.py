@@ -96,6 +96,23 @@ def test_a_rank_that_dies_or_stops_while_generating(
         llm.generate("again", LONG)
 
 
+def test_a_rank_that_dies_while_nothing_is_asked_of_it(llm: LLM) -> None:
+    llm.check_ranks()
+    processes = pids(llm)
+    os.kill(processes[0], signal.SIGKILL)
+
+    def watch() -> None:
+        deadline = time.monotonic() + NOTICED_S
+        while time.monotonic() < deadline:
+            llm.check_ranks()
+
+    with pytest.raises(RankError, match=r"rank 0 \(process \d+\) was killed \(SIGKILL\)"):
+        watch()
+    assert gone(processes, 0)
+    with pytest.raises(RankError, match="have ended"):
+        llm.check_ranks()
+
+
 def test_a_rank_that_was_stopped_for_a_moment_goes_on(llm: LLM) -> None:
     want = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
     chunks = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))

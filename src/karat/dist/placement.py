@@ -21,7 +21,7 @@ def cores_of_ranks(size: int, threads: int, root: Path = _ROOT) -> list[frozense
     nodes = _nodes(root)
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus, key=lambda cpu: (nodes.get(cpu, 0), cpu)):
-        cores.setdefault(_siblings(cpu, root), []).append(cpu)
+        cores.setdefault(core_of(cpu, root), []).append(cpu)
     if len(cores) < size * threads:
         return None
     listed = list(cores.values())
@@ -32,9 +32,9 @@ def cores_of_ranks(size: int, threads: int, root: Path = _ROOT) -> list[frozense
     ]
 
 
-def _siblings(cpu: int, root: Path) -> str:
+def core_of(cpu: int, root: Path) -> str:
     """The hardware threads of the CPU's core, as one name of the core."""
-    return _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+    return read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _nodes(root: Path) -> dict[int, int]:
@@ -42,7 +42,7 @@ def _nodes(root: Path) -> dict[int, int]:
     nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node*"):
         if (match := re.fullmatch(r"node(\d+)", folder.name)) is not None:
-            for cpu in _listed(_read(folder / "cpulist")):
+            for cpu in _listed(read_text(folder / "cpulist")):
                 nodes[cpu] = int(match[1])
     return nodes
 
@@ -56,7 +56,8 @@ def _listed(text: str) -> list[int]:
     return numbers
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A file of the system without the last newline; empty where it is not there or may not be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -77,8 +77,7 @@ class Ranks:
         and says that it does not sleep for want of another's part. All ranks have ended then. An exception from outside
         (an interrupt) leaves replies that the next call passes over.
         """
-        if self._ended:
-            raise RankError(f"the ranks of this model have ended: {self._ended}; load it again")
+        self._refuse_after_end()
         for rank, message in enumerate(messages):
             self._send(rank, message)
             self._owed[rank] += 1
@@ -100,9 +99,21 @@ class Ranks:
                 looked = time.monotonic()
         return [reply for reply in replies if reply is not None]
 
+    def check(self) -> None:
+        """Between two exchanges: raise RankError, and end the others, if a rank has ended."""
+        self._refuse_after_end()
+        for rank, process in enumerate(self._processes):
+            if process.poll() is not None:
+                self._died(rank)
+
     def close(self) -> None:
         """End the ranks and wait for their end; nothing is left of them. May be called again."""
         self._end("they were closed")
+
+    def _refuse_after_end(self) -> None:
+        """Raise RankError, with the reason, once the ranks have ended."""
+        if self._ended:
+            raise RankError(f"the ranks of this model have ended: {self._ended}; load it again")
 
     def _send(self, rank: int, message: bytes) -> None:
         try:

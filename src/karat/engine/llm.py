@@ -254,6 +254,11 @@ class LLM:
             raise reader.error
         return reader.logits
 
+    def check_ranks(self) -> None:
+        """Raise RankError if a rank of tensor parallelism has died since the last step: for an idle model."""
+        if self._ranks is not None:
+            self._ranks.check()
+
     def close(self) -> None:
         """End the ranks of tensor parallelism, if there are any; nothing can be computed afterwards."""
         if self._ranks is not None:

@@ -105,6 +105,10 @@ class ParallelModel:
         number = self._watcher.next_number(num_steps)
         return self._exchange([make(number)] * self.size, answer, self._watcher, number)
 
+    def check(self) -> None:
+        """Raise RankError if a rank has ended since the last step; the others are ended then."""
+        self._ranks.check()
+
     def close(self) -> None:
         """End the ranks. May be called again."""
         self._end()

@@ -56,6 +56,7 @@ class Rank:
         self.rank = rank
         self.size = size
         self._descriptor = descriptor
+        self._all_cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
         self._group: SharedMemoryGroup | None = None
         self._model: Model | None = None
         self._run: Runner | None = None
@@ -86,8 +87,8 @@ class Rank:
 
     def _load(self, load: Load) -> Loaded:
         self._group = self._model = self._run = None  # the memory of an earlier one
-        if load.cpus:
-            os.sched_setaffinity(0, load.cpus)
+        if self._all_cpus:
+            os.sched_setaffinity(0, load.cpus or self._all_cpus)
         with _warnings() as warnings:
             self._group = group = SharedMemoryGroup(
                 self._descriptor, self.rank, self.size, slot_bytes=load.slot_bytes, whole_bytes=load.whole_bytes,

@@ -4,6 +4,8 @@ import math
 import os
 from pathlib import Path, PurePosixPath
 
+from karat.dist.placement import core_of, read_text
+
 _NO_QUOTA = 1 << 30
 
 
@@ -15,29 +17,24 @@ def num_physical_cores(root: Path = Path("/")) -> int:
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = affinity(0) if affinity else range(os.cpu_count() or 1)
-    cores = {_siblings(cpu, root) for cpu in cpus}
+    cores = {core_of(cpu, root) for cpu in cpus}
     return max(1, min(len(cores), _quota(root)))
-
-
-def _siblings(cpu: int, root: Path) -> str:
-    """The hardware threads of the CPU's core, as one name of the core."""
-    return _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def _quota(root: Path) -> int:
     """CPUs that the quota of the process' control group amounts to, or of the tightest group around it, rounded up."""
     unified, divided = root / "sys/fs/cgroup", root / "sys/fs/cgroup/cpu"
     quotas = [_NO_QUOTA]
-    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/", "1:cpu:/"]:
+    for line in read_text(root / "proc/self/cgroup").splitlines() or ["0::/", "1:cpu:/"]:
         _, controllers, group = line.split(":", 2)
         # A container may see its own group as the top one, whatever the name says: what is not there is passed over.
         inside = PurePosixPath(group.lstrip("/"))
         for around in (inside, *inside.parents):
             if not controllers:  # version 2, one tree of groups
-                quotas.append(_cpus(*_read(unified / around / "cpu.max").split()))
+                quotas.append(_cpus(*read_text(unified / around / "cpu.max").split()))
             elif "cpu" in controllers.split(","):
                 folder = divided / around
-                quotas.append(_cpus(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
+                quotas.append(_cpus(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")))
     return min(quotas)
 
 
@@ -46,11 +43,3 @@ def _cpus(quota: str = "", period: str = "") -> int:
     if not (quota.isdecimal() and period.isdecimal() and int(quota) and int(period)):
         return _NO_QUOTA
     return math.ceil(int(quota) / int(period))
-
-
-def _read(path: Path) -> str:
-    """A file of the system without the last newline; empty where it is not there or may not be read."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
