@@ -23,7 +23,13 @@ from karat.errors import RankError
 PATIENCE_S = 1.5  # until a rank that does nothing counts as hanging
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main([int(a) for a in sys.argv[2:]])"
+_START = """
+import sys
+if sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+from {module} import main
+main([int(number) for number in sys.argv[2:]])
+"""
 
 
 class Ranks:
