@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.weights import PLAIN_BYTES, Weight, WeightSpec, mapping_of
+from karat.checkpoint.weights import PLAIN_BYTES, Weight, WeightSpec, mapping_of, num_stored_bytes
 from karat.errors import CheckpointError
 from karat.quant import FORMATS
 
@@ -41,8 +41,7 @@ def part_shape(weight: Weight, spec: WeightSpec) -> tuple[int, ...]:
 
 def part_bytes(weight: Weight, spec: WeightSpec) -> int:
     """The stored bytes of what `spec` asks for; nothing is read."""
-    values, num_bytes = block_of(weight.dtype)
-    return math.prod(part_shape(weight, spec)) // values * num_bytes
+    return num_stored_bytes(weight.dtype, part_shape(weight, spec))
 
 
 def sliced(weight: Weight, spec: WeightSpec) -> Weight:
