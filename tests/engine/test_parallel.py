@@ -250,3 +250,21 @@ def test_a_transport_that_needs_the_host_has_the_same_bits(stored: str, size: in
 
     for got in on_all_ranks(size, on_rank):
         assert_same(got, want, size)
+
+
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
+def test_ranks_quantise_what_one_process_does(quantize: Any, tmp_path: Path) -> None:
+    """Of 65 columns, which are no whole blocks, a rank has 32, which would be one: it keeps them all the same."""
+    path = parallel.write(
+        tmp_path, parallel.config_of("llama", hidden_size=96, intermediate_size=65, head_dim=8), "F32"
+    )
+    digests = set()
+    for size in (1, 2):
+        llm = LLM(
+            path, tokenizer=parallel.made_up_tokenizer(601), quantize=quantize, tensor_parallel_size=size, threads=1,
+            max_model_len=64,
+        )  # fmt: skip
+        digests.add(llm.logits(list(range(40))).tobytes())
+        llm.close()
+    plain = LLM(path, tokenizer=parallel.made_up_tokenizer(601), threads=1, max_model_len=64)
+    assert len(digests) == 1 and plain.logits(list(range(40))).tobytes() not in digests
