@@ -60,6 +60,9 @@ def test_right_ranks_are_exact_and_their_traces_are_one_file(model: CheckedModel
     assert widths == [3, 4, 3, 4]
     whole, differing = gathered(model.graph, trace)
     assert not differing and whole.arrays["model.layers.1.self_attn.k_proj"].shape == (20, 2, 10)
+    for rank in range(4):  # each KV head is held twice, and one copy is wrong
+        name = "model.layers.1.self_attn.k_proj"
+        assert gathered(model.graph, changed(trace, f"{name}@{rank}"))[1] == [name]
 
 
 def test_the_reference_executor_is_judged_by_roundings(model: CheckedModel) -> None:

@@ -131,7 +131,10 @@ def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping
         if want is None or got is None:
             continue
         if name in differing:
-            return Blame("exchange", name, "ranks have different results, which should be one and the same")
+            kind: Kind = (
+                "layer" if node.role.startswith("self_attn.") and node.role != "self_attn.o_proj" else "exchange"
+            )
+            return Blame(kind, name, "ranks have different results, which should be one and the same")
         if _same(want, got):
             continue
         where = _first_place(want, got)

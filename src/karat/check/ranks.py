@@ -24,6 +24,8 @@ _SPLIT = frozenset(
     "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act".split()
 )
 
+_OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope")
+
 
 def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     """The trace of the whole model, and the names of results that should be equal on all ranks and are not.
@@ -50,6 +52,8 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
         node = graph.nodes.get(name)
         if node is not None and node.role in _SPLIT:
             arrays[name] = _joined(graph, node, by_rank)
+            if node.role in _OF_KV_HEADS and not _copies_agree(graph.config, arrays[name], by_rank):
+                differing.append(name)
         else:
             arrays[name] = by_rank[0]
             if not all(np.array_equal(array, by_rank[0], equal_nan=True) for array in by_rank.values()):
@@ -77,12 +81,22 @@ def _held_kv_heads(config: ModelConfig, size: int) -> list[tuple[int, ...]] | No
     ]
 
 
+def _copies_agree(config: ModelConfig, whole: Array, by_rank: Mapping[int, Array]) -> bool:
+    """Whether ranks that hold the same KV head have the same of it."""
+    heads = whole.reshape(len(whole), -1, config.head_dim)
+    held = _held_kv_heads(config, len(by_rank)) or []
+    parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, config.head_dim) for rank in sorted(by_rank)]
+    if [part.shape[1] for part in parts] != [len(own) for own in held]:
+        return True  # shared out in a way of its own, which is not known here
+    return all(np.array_equal(heads[:, list(own)], part, equal_nan=True) for part, own in zip(parts, held, strict=True))
+
+
 def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array]) -> Array:
     """The parts side by side; copies of KV heads that several ranks hold are taken once."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
     parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
     config = graph.config
-    if node.role in ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope"):
+    if node.role in _OF_KV_HEADS:
         parts = [part.reshape(len(part), -1, config.head_dim) for part in parts]
         held = _held_kv_heads(config, len(parts))
         if held and [part.shape[1] for part in parts] == [len(heads) for heads in held]:
