@@ -268,3 +268,13 @@ def test_ranks_quantise_what_one_process_does(quantize: Any, tmp_path: Path) -> 
         llm.close()
     plain = LLM(path, tokenizer=parallel.made_up_tokenizer(601), threads=1, max_model_len=64)
     assert len(digests) == 1 and plain.logits(list(range(40))).tobytes() not in digests
+
+
+def test_the_progress_of_all_ranks_is_told(tmp_path: Path) -> None:
+    folder = tiny.write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
+    seen: list[tuple[int, int]] = []
+    LLM(folder, tensor_parallel_size=2, threads=1, progress=lambda done, total: seen.append((done, total))).close()
+    stored = (folder / "model.safetensors").stat().st_size
+    (total,) = {total for _, total in seen}
+    assert 0.9 * stored < total < stored and seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)

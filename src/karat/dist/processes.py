@@ -75,9 +75,11 @@ class Ranks:
 
     def exchange(
         self, messages: Sequence[bytes], *, is_waiting: Callable[[int], bool] | None = None,
-        on_reply: Callable[[bytes], None] = lambda reply: None,
+        on_reply: Callable[[bytes], None] = lambda reply: None, on_look: Callable[[], None] = lambda: None,
     ) -> list[bytes]:  # fmt: skip
         """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
+
+        `on_look` is called ten times a second meanwhile.
 
         A rank that died or is stopped raises RankError, and so does one that does nothing, if `is_waiting(rank)` is given
         and says that it does not sleep for want of another's part. All ranks have ended then. An exception from outside
@@ -102,6 +104,7 @@ class Ranks:
                     on_reply(reply)
             if time.monotonic() - looked >= _LOOK_S:
                 self._look([r for r in range(self.size) if replies[r] is None], vitals, is_waiting)
+                on_look()
                 looked = time.monotonic()
         return [reply for reply in replies if reply is not None]
 

@@ -4,6 +4,7 @@ The memory is an anonymous file: it has no name that could be left behind, needs
 last process that has it.
 """
 
+import mmap
 import os
 import tempfile
 from types import ModuleType
@@ -23,6 +24,8 @@ else:
 
 # Of the collectives of a step; their numbers count on from step to step and may wrap around.
 NUMBERS_OF_A_STEP = 1 << 12
+MAX_RANKS = 8  # csrc/collective.h
+_CONTROL_BYTES = 4096
 _HEADER = np.dtype([("dtype", "S8"), ("shape", "<i8", 6), ("ndim", "<i8")])
 
 
@@ -98,6 +101,20 @@ class Watcher:
     def whole(self, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> Array:
         """What `gather_columns` made, as it lies there, until the next step."""
         return _as_array(self._channel.whole(), shape, dtype)
+
+
+class Tally:
+    """A number of each rank that who starts them can read meanwhile: how far it has come. In the file's first page."""
+
+    def __init__(self, descriptor: int) -> None:
+        page = np.frombuffer(mmap.mmap(descriptor, _CONTROL_BYTES), np.uint64)
+        self._numbers = page[-MAX_RANKS:]
+
+    def write(self, rank: int, number: int) -> None:
+        self._numbers[rank] = number
+
+    def total(self) -> int:
+        return int(self._numbers.sum())
 
 
 def unavailable_reason() -> str | None:

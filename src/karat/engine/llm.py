@@ -56,8 +56,7 @@ class LLM:
     End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
     finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
     processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
-    with this object or this process. progress is called with the bytes of weights that are loaded, and of all of them
-    (only in one process).
+    with this object or this process. progress is called with the bytes of weights that are loaded, and of all of them.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -155,7 +154,7 @@ class LLM:
                     checkpoint, sizes, executor=ops.executor, dtype=dtype, threads=threads, kv_dtype=self.kv_dtype,
                     quantize=quantize, guard=guard,
                 ),
-                self.config,
+                self.config, sum(weight.num_bytes for weight in each_once), progress,
             )  # fmt: skip
         else:
             loaded = build(
@@ -329,11 +328,18 @@ class LLM:
             self._inbox[update.request_id].append(update)
 
 
-def _started(size: int, load: Load, config: ModelConfig) -> ParallelModel:
-    """Ranks that have loaded the model."""
+def _started(
+    size: int, load: Load, config: ModelConfig, num_bytes: int, progress: Callable[[int, int], None] | None
+) -> ParallelModel:
+    """Ranks that have loaded the model of `num_bytes`; what several of them hold counts once."""
+
+    def told(done: int) -> None:
+        if progress is not None:
+            progress(min(done, num_bytes), num_bytes)
+
     ranks = ParallelModel(size)
     try:
-        ranks.load(load, config)
+        ranks.load(load, config, told)
     except BaseException:
         ranks.close()
         raise

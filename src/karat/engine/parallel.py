@@ -18,7 +18,7 @@ from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.dist.placement import cores_of_ranks
 from karat.dist.processes import Ranks
-from karat.dist.shared_memory import Watcher, create_file, make_room
+from karat.dist.shared_memory import Tally, Watcher, create_file, make_room
 from karat.engine.engine import EngineConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import KaratError, RankError
@@ -65,10 +65,11 @@ class ParallelModel:
     def process_ids(self) -> tuple[int, ...]:
         return self._ranks.process_ids
 
-    def load(self, load: Load, config: ModelConfig) -> None:
+    def load(self, load: Load, config: ModelConfig, progress: Callable[[int], None] = lambda done: None) -> None:
         """Each rank loads its part; threads (None: a fair share of the cores), cores and memory are decided here.
 
-        Raises what loading raises. The ranks stay, and may be told to load again.
+        `progress` is called now and then with the bytes that all ranks together have read, and at the end. Raises what
+        loading raises. The ranks stay, and may be told to load again.
         """
         item = FLOAT_BYTES[load.dtype]
         slot_bytes = max(load.max_tokens, load.max_rows) * config.hidden_size * item + _HEADER_BYTES
@@ -83,7 +84,9 @@ class ParallelModel:
             msgspec.structs.replace(load, threads=threads, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
             for own in cpus
         ]
-        replies = self._exchange(loads, Loaded)
+        tally = Tally(self._file)
+        replies = self._exchange(loads, Loaded, on_look=lambda: progress(tally.total()))
+        progress(tally.total())
         self._watcher = watcher
         self._vocab_size, self._dtype = config.vocab_size, np.dtype(load.dtype)
         self.holdings = [Holding(reply.bytes_read, threads, own) for reply, own in zip(replies, cpus, strict=True)]
@@ -114,8 +117,9 @@ class ParallelModel:
         self._end()
 
     def _exchange(
-        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher | None = None, number: int = 0
-    ) -> list[Answer]:
+        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher | None = None, number: int = 0,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:  # fmt: skip
         decoder = _decoder(answer)
 
         def give_up(reply: bytes) -> None:
@@ -126,7 +130,8 @@ class ParallelModel:
         for command in commands:
             encoded.append(encoded[-1] if command is last else msgspec.msgpack.encode(command))
             last = command
-        replies = self._ranks.exchange(encoded, is_waiting=watcher.is_waiting if watcher else None, on_reply=give_up)
+        is_waiting = watcher.is_waiting if watcher else None
+        replies = self._ranks.exchange(encoded, is_waiting=is_waiting, on_reply=give_up, on_look=on_look)
         decoded = [decoder.decode(reply) for reply in replies]
         failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
         if failures:

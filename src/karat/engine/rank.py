@@ -17,7 +17,7 @@ import msgspec
 from karat.checkpoint import open_model
 from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.lifeline import end_with_parent
-from karat.dist.shared_memory import SharedMemoryGroup
+from karat.dist.shared_memory import SharedMemoryGroup, Tally
 from karat.engine.loading import Preparation
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.step import model_runner
@@ -94,12 +94,13 @@ class Rank:
                 self._descriptor, self.rank, self.size, slot_bytes=load.slot_bytes, whole_bytes=load.whole_bytes,
                 spins=bool(load.cpus),
             )  # fmt: skip
+            tally = Tally(self._descriptor)
             checkpoint = open_model(Path(load.path))
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
             model = build(
                 config, ops, checkpoint, num_positions=load.num_positions, prepare=Preparation(load.quantize),
-                group=group,
+                group=group, progress=lambda done, total: tally.write(self.rank, done),
             )  # fmt: skip
             cache = ops.new_cache(CacheSpec(
                 num_layers=config.num_layers, num_blocks=load.num_blocks, block_size=load.block_size,
