@@ -35,7 +35,7 @@ ROWS = [
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 
 # Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
-PEERS = {"torch", "transformers", "gguf", "llama_cpp", "openvino", "openvino_genai"}
+PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
 EXTRAS: Mapping[str, set[str]] = {"karat.check": PEERS, "karat.bench.peers": PEERS}
 
 # Pure bookkeeping: neither they nor what they import may need an array library.

@@ -43,7 +43,7 @@ def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:
     assert not diagnosis.named
     last = len(subject.hf.model.layers) - 1
     assert [item.finding.name for item in diagnosis.unexplained] == [f"model.layers.{last}.mlp.down_proj"]
-    text = "\n".join(diagnosis_lines(diagnosis, subject.graph, trace))
+    text = "\n".join(diagnosis_lines(diagnosis, subject.graph, trace.info))
     assert "verdict: bug" in text and f"unexplained: model.layers.{last}.mlp.down_proj, token" in text
 
 

@@ -1,15 +1,16 @@
 """Agreement with the other side: transformers where it is installed, the float64 reference always."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.compute import evaluate
 from karat.check.model import CheckedModel
-from karat.check.replay import Replay
-from karat.check.trace import Trace
+from karat.check.replay import F64, Replay
+from karat.check.trace import Trace, TraceInfo
 
 Array = NDArray[np.floating]
 
@@ -32,12 +33,19 @@ def load_transformers(path: Path) -> Any:
     return load_hf(str(path))
 
 
-def record_theirs(model: Any, ids: Sequence[int]) -> Trace:
-    """transformers' float32 run over the same tokens."""
-    from karat.check.hf import record_hf
-    from karat.check.record import Steps
+def hf_files(folder: Path) -> Any:
+    """The tensors of a folder, as the safetensors library reads them (karat.check.hf_layerwise.HfFiles)."""
+    from karat.check.hf_layerwise import HfFiles
 
-    return record_hf(model, Steps(tuple(ids)))
+    return HfFiles(folder)
+
+
+def hf_layerwise(
+    folder: Path, ids: Sequence[int], logit_rows: Sequence[int], on_part: Callable[[dict[str, Array]], None]
+) -> None:
+    from karat.check.hf_layerwise import run_layerwise
+
+    run_layerwise(folder, ids, logit_rows, on_part)
 
 
 def hf_tokenizer(path: Path) -> Any:
@@ -57,10 +65,17 @@ def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> str | None:
     return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
 
 
-def reference_logits(model: CheckedModel, trace: Trace) -> Array:
-    """Logits in float64 of all tokens of a trace that has no arrays."""
-    replay = Replay(model.graph, model.weights(trace.info.dtype), trace)
-    return replay.run(replay.segment("lm_head"))
+def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
+    """Logits in float64 of the tokens of a trace; a result is dropped after its last reader."""
+    replay = Replay(model.graph, model.weights(info.dtype), Trace(info, {}))
+    last_reader = {source: name for name, node in model.graph.nodes.items() for source in node.inputs}
+    values: dict[str, Array] = {}
+    for name, node in model.graph.nodes.items():
+        values[name] = evaluate(node, [values[source] for source in node.inputs], replay.context, F64)
+        for source in node.inputs:
+            if last_reader[source] == name:
+                values.pop(source, None)
+    return values["lm_head"]
 
 
 def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
@@ -77,17 +92,29 @@ def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
             f"{room / 2:.3g}"
         )
     k = min(5, ours.shape[1])
+    kl = _kl(right, ours)
     top_ours, top_right = (np.sort(np.argpartition(-x, k - 1, axis=1)[:, :k], axis=1) for x in (ours, right))
     return {
         "rows": len(ours),
         "largest": float(difference.max()),
         "rms": float(np.sqrt(np.mean(difference**2))),
         "deviation": float(right.std()),
-        "kl": float(_kl(right, ours).max()),
+        "kl": float(kl.max()),
+        "mean_kl": float(kl.mean()),
         "top1": int((first == second).sum()),
         "top5": int((top_ours == top_right).all(axis=1).sum()),
         "flips": flips,
     }
+
+
+def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
+    """What `logit_facts` says, in words."""
+    return [
+        f"against {other}: largest difference {facts['largest']:.3g}, root mean square {facts['rms']:.3g} of a "
+        f"deviation of {facts['deviation']:.3g}; KL {facts['kl']:.2g}",
+        f"likeliest token equal in {facts['top1']} of {facts['rows']} rows, first 5 in {facts['top5']}",
+        *facts["flips"],
+    ]
 
 
 def _kl(p: Array, q: Array) -> Array:
@@ -98,14 +125,13 @@ def _kl(p: Array, q: Array) -> Array:
     return divergence
 
 
-def greedy_difference(model: Any, ids: list[int], chosen: list[int], logits: Array) -> str:
-    """Where transformers, fed with our tokens, would have taken another one first, with both margins."""
-    import torch
+def greedy_difference(theirs: Array, num_prompt: int, chosen: list[int], logits: Array) -> str:
+    """Where another engine, fed with our tokens, would have taken another one first, with both margins.
 
-    with torch.no_grad():
-        theirs = model(torch.tensor([[*ids, *chosen]])).logits[0].double().numpy()
+    theirs, logits: [tokens, vocab] of prompt and chosen tokens, of the other engine and of ours.
+    """
     for step, token in enumerate(chosen):
-        row = len(ids) - 1 + step
+        row = num_prompt - 1 + step
         other = int(theirs[row].argmax())
         if other != token:
             ours_margin = float(logits[row, token] - logits[row, other])
@@ -117,7 +143,7 @@ def greedy_difference(model: Any, ids: list[int], chosen: list[int], logits: Arr
                 else "bug"
             )
             return (
-                f"{word}: token {step} is {token} here (ahead by {ours_margin:.3g}), {other} in transformers (ahead by "
+                f"{word}: token {step} is {token} here (ahead by {ours_margin:.3g}), {other} there (ahead by "
                 f"{theirs_margin:.3g}); logits differ by up to {apart:.3g}"
             )
     return f"transformers takes the same {len(chosen)} tokens"

@@ -5,14 +5,14 @@ the token ids on, in float64; beside it the same run in the engine's precision: 
 moved at random by half a unit in the last place. Their spread is the floor of each row.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from karat.check.compute import evaluate
-from karat.check.replay import F32, F64, PRECISION, Array, Finding, Replay
+from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
 from karat.check.trace import Trace
 from karat.errors import TraceError
 
@@ -54,65 +54,107 @@ def compare(replay: Replay, reference: Trace | None = None) -> Comparison:
     compared in those.
     """
     local = replay.findings()
-    others: dict[str, Array] = {}
-    if reference is not None:
-        if reference.info.token_ids != replay.trace.info.token_ids:
-            raise TraceError(
-                f"the reference trace has other token ids ({reference.info.num_tokens} of them, this one "
-                f"{replay.trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
-            )
-        theirs = Replay(replay.graph, replay.context.weights, reference)
-        for name, values in theirs.complete().items():
-            node = replay.graph.nodes[name]
-            wanted, found = replay.domain(node), theirs.domain(node)
-            if np.array_equal(wanted, found):
-                others[name] = values
-            elif np.isin(wanted, found).all():
-                others[name] = values[np.searchsorted(found, wanted)]
-    return Comparison(local, _drift(replay, others))
-
-
-def _drift(replay: Replay, others: Mapping[str, Array]) -> list[Drift]:
-    """One pass through the graph with all runs side by side; a value is dropped after its last reader."""
-    last_reader = {source: name for name, node in replay.graph.nodes.items() for source in node.inputs}
-    runs: list[tuple[str, np.dtype[Any]]] = [("right", F64), *[("noisy", F64)] * _DRAWS]
-    if replay.unit == PRECISION["float32"]:
-        runs.append(("single", F32))
-    values: list[dict[str, Array]] = [{} for _ in runs]
+    others = {} if reference is None else aligned(replay, reference)
+    free = FreeRun(replay)
     found = []
-    for name, node in replay.graph.nodes.items():
-        for (kind, dtype), kept in zip(runs, values, strict=True):
+    for name in replay.graph.nodes:
+        run = free.advance(replay, name)
+        if name in replay.recorded:
+            found.append(drift_of(replay, run, others.get(name, run.right)))
+    return Comparison(local, found)
+
+
+def aligned(replay: Replay, reference: Trace) -> dict[str, Array]:
+    """The results of another trace of the same tokens, in the shape and the rows that the replay's own have.
+
+    Raises TraceError if its tokens are others. Results that lack rows which the replay's trace has are left out.
+    """
+    if reference.info.token_ids != replay.trace.info.token_ids:
+        raise TraceError(
+            f"the reference trace has other token ids ({reference.info.num_tokens} of them, this one "
+            f"{replay.trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
+        )
+    theirs = Replay(replay.graph, replay.context.weights, reference)
+    others: dict[str, Array] = {}
+    for name, values in theirs.complete().items():
+        node = replay.graph.nodes[name]
+        wanted, found = replay.domain(node), theirs.domain(node)
+        if np.array_equal(wanted, found):
+            others[name] = values
+        elif np.isin(wanted, found).all():
+            others[name] = values[np.searchsorted(found, wanted)]
+    return others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free:
+    """One result of the runs from the token ids on: in float64, and how far rounding moves each row [..., 1]."""
+
+    name: str
+    right: Array
+    spread: Array
+
+
+class FreeRun:
+    """One pass through the graph with all runs side by side; a value is dropped after its last reader."""
+
+    def __init__(self, replay: Replay) -> None:
+        nodes = replay.graph.nodes
+        self._last_reader = {source: name for name, node in nodes.items() for source in node.inputs}
+        self._runs: list[tuple[str, np.dtype[Any]]] = [("right", F64), *[("noisy", F64)] * _DRAWS]
+        if replay.tokens.num_tokens >= MANY:
+            self._runs[1:] = [("noisy", replay.noisy_dtype)]
+        elif replay.unit == PRECISION["float32"]:
+            self._runs.append(("single", F32))
+        self._values: list[dict[str, Array]] = [{} for _ in self._runs]
+
+    def advance(self, replay: Replay, name: str) -> Free:
+        """Compute the next node, with the disturbances that `replay` (of this graph and these tokens) measures."""
+        node = replay.graph.nodes[name]
+        right: Array = np.zeros(0)
+        spread: Array | None = None
+        for (kind, dtype), kept in zip(self._runs, self._values, strict=True):
             inputs = [kept[source] for source in node.inputs]
             if kind == "noisy" and node.kind in ("scores", "mix"):
                 inputs[1] = replay.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.context, dtype)
             kept[name] = replay.disturbed(node, inputs, result) if kind == "noisy" else result
-        right = values[0][name]
-        if name in replay.recorded:
-            recorded = replay.recorded[name]
-            present = np.ones(1, bool) if recorded.present is None else recorded.present
-            target = others.get(name, right)
+            if kind == "right":
+                right = result
+                continue
             with np.errstate(all="ignore"):
-                spread = np.max([np.abs(kept[name].astype(F64) - right) for kept in values[1:]], axis=0)
-                error = np.abs(recorded.values - target)
-                error = np.where((recorded.values == target) | ~present, 0, error)
-                spread = np.where(np.isfinite(spread), spread, 0).max(axis=-1, keepdims=True)
-                spread = np.maximum(
-                    spread, replay.unit * np.abs(np.where(np.isfinite(right), right, 0)).max(-1, keepdims=True)
-                )
-                ratio = np.where(error == 0, 0, error / spread)
-                finite = right[np.isfinite(right)]
-            found.append(Drift(
-                name, float(np.nanmax(error, initial=0)), _rms(error), _rms(np.broadcast_to(spread, error.shape)),
-                float(np.nan_to_num(ratio, nan=np.inf).max()), _rms(finite),
-            ))  # fmt: skip
-        for kept in values:
-            for source in node.inputs:
-                if last_reader[source] == name:
+                moved = np.fmax.reduce(np.abs(kept[name] - right), axis=-1, keepdims=True)
+                moved = np.where(np.isfinite(moved), moved, 0)
+            spread = moved if spread is None else np.maximum(spread, moved)
+        assert spread is not None
+        for kept in self._values:
+            for source in {*node.inputs, name}:
+                if self._last_reader.get(source, name) == name:
                     kept.pop(source, None)
-    return found
+        sizes = np.abs(right if node.kind != "scores" else np.where(np.isfinite(right), right, 0))
+        sizes = np.nan_to_num(sizes.max(-1, keepdims=True), nan=0, posinf=0)
+        return Free(name, right, np.maximum(spread, replay.unit * sizes))
+
+
+def drift_of(replay: Replay, run: Free, target: Array) -> Drift:
+    """How far a recorded result is from `target` (the float64 run, or another engine's), in multiples of the spread."""
+    recorded = replay.recorded[run.name]
+    present = np.ones(1, bool) if recorded.present is None else recorded.present
+    with np.errstate(all="ignore"):
+        error = np.abs(recorded.values - target)
+        error = np.where((recorded.values == target) | ~present, 0, error)
+        ratio = float(np.nan_to_num(np.where(error == 0, 0, error / run.spread), nan=np.inf).max())
+    return Drift(
+        run.name, float(np.nanmax(error, initial=0)), _rms(error), _rms(run.spread),
+        ratio, _rms(run.right),
+    )  # fmt: skip
 
 
 def _rms(x: Array) -> float:
+    """Of the finite values."""
+    with np.errstate(all="ignore"):
+        square = float(np.vdot(x, x))
+    if np.isfinite(square):
+        return float(np.sqrt(square / max(1, x.size)))
     finite = x[np.isfinite(x)]
     return float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0

@@ -97,8 +97,11 @@ def _embedding(node: Node, inputs: Sequence[Array], context: Context, dtype: np.
     vocab = context.weights.shape(name)[0]
     if (effective := node.params.get("effective")) is not None:
         return effective(context.weights, dtype)[ids % vocab]
-    table = np.stack([context.weights.rows(name, dtype, i, i + 1)[0] for i in np.unique(ids % vocab)])
-    return table[np.searchsorted(np.unique(ids % vocab), ids % vocab)]
+    distinct = np.unique(ids % vocab)
+    table = np.stack([context.weights.rows(name, dtype, i, i + 1)[0] for i in distinct])
+    for row, column, change in node.params.get("elements", ()):
+        table[distinct == row, column] += dtype.type(change)
+    return table[np.searchsorted(distinct, ids % vocab)]
 
 
 def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dtype[np.floating]) -> Array:
@@ -112,6 +115,8 @@ def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dtype
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     root = np.sqrt(mean_square) + eps if params.get("eps_outside") else np.sqrt(mean_square + eps)
     weight = context.weights.array(params["weight"], dtype) + dtype.type(params.get("offset", 0))
+    for column, change in params.get("elements", ()):
+        weight[column] += dtype.type(change)
     return x / root * (1 if params.get("no_weight") else weight)
 
 
@@ -141,6 +146,8 @@ def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dty
         if (effective_bias := params.get("effective_bias")) is not None:
             bias = effective_bias(context.weights, dtype)
         result = result + bias * dtype.type(factor)
+    for row, change in params.get("bias_elements", ()):
+        result[:, row] += dtype.type(change)
     result = result * dtype.type(params.get("factor", 1))
     head_dim = params.get("head_dim")
     return result.reshape(len(x), -1, head_dim) if head_dim else result
@@ -248,9 +255,12 @@ def _scores(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dty
     params, tokens = node.params, context.tokens
     k = context.cached(k)[:, kv_head_of(params, q.shape[1], k.shape[1])]
     all_pairs = q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)  # [heads, queries, key tokens]
-    sources = tokens.sources(params.get("cache", "right"))
-    found = np.take_along_axis(all_pairs, np.maximum(sources, 0)[None], axis=2)  # [heads, tokens, context]
-    scores = np.where((sources == NOBODY)[None], 0, found) * dtype.type(params["scale"])
+    if tokens.is_single and "cache" not in params:  # each key where its token is
+        scores = all_pairs * dtype.type(params["scale"])
+    else:
+        sources = tokens.sources(params.get("cache", "right"))
+        found = np.take_along_axis(all_pairs, np.maximum(sources, 0)[None], axis=2)  # [heads, tokens, context]
+        scores = np.where((sources == NOBODY)[None], 0, found) * dtype.type(params["scale"])
     if (cap := params.get("score_cap")) is not None:
         scores = np.tanh(scores / cap) * dtype.type(cap)
     seen = visible(params, tokens)
@@ -303,13 +313,12 @@ def _mix(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dtype[
         v = turned(v, Node("", "rope", (), {"rope": rope_v}), context, dtype)
     num_heads = len(weights)
     v = context.cached(v)[:, kv_head_of(params, num_heads, v.shape[1])]
-    sources = tokens.sources(params.get("cache", "right"))
-    weights = np.where((sources == NOBODY)[None], 0, weights)
-    # A masked key counts nothing, whatever its value.
-    spread = np.zeros((num_heads, tokens.num_tokens, tokens.num_tokens), dtype)
     if tokens.is_single and "cache" not in params:
-        spread[..., : tokens.context] = weights
+        spread = weights
     else:
+        sources = tokens.sources(params.get("cache", "right"))
+        weights = np.where((sources == NOBODY)[None], 0, weights)
+        spread = np.zeros((num_heads, tokens.num_tokens, tokens.num_tokens), dtype)
         query = np.arange(tokens.num_tokens)[:, None]
         where: Any = (slice(None), query, np.maximum(sources, 0))
         np.add.at(spread, where, weights)

@@ -5,7 +5,7 @@ well are one class, and the class is what is reported.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +91,14 @@ class Diagnosis:
         return not self.named and not self.unexplained
 
 
+def diagnosis_of(
+    findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]
+) -> Diagnosis:
+    """What was found in all parts of a run, with one name for what is wrong in several of them."""
+    unexplained = [item for item in wrong if not item.explanations]
+    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing)
+
+
 class Diagnoser:
     """Works on one trace and its model. `seconds` bounds the search for pairs of mistakes at one place."""
 
@@ -107,7 +115,13 @@ class Diagnoser:
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
-        findings = self.replay.findings()
+        findings, wrong = self.look()
+        missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
+        return diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+
+    def look(self, among: Collection[str] | None = None) -> tuple[list[Finding], list[Wrong]]:
+        """Findings of the recorded results (of `among`), and those that are wrong with what explains them."""
+        findings = self.replay.findings(among)
         wrong = [
             Wrong(finding, self.graph.nodes[finding.name].role, self.graph.nodes[finding.name].layer)
             for finding in findings
@@ -115,14 +129,7 @@ class Diagnoser:
         ]
         for item in wrong:
             item.explanations = self._explain(item.finding)
-        missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
-        return Diagnosis(
-            findings,
-            _merge(wrong),
-            [item for item in wrong if not item.explanations],
-            self.replay.beyond_judging,
-            missing,
-        )
+        return findings, wrong
 
     def _explain(self, finding: Finding) -> list[Explanation]:
         """Everything that reproduces one wrong result, best first."""

@@ -5,6 +5,7 @@ A fit is a proposal: like every variant it counts only if re-running the op with
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> I
             case "rope":
                 found = _rope(node, inputs, got, context)
             case "norm":
-                found = _norm(node, inputs, got, context)
+                right = evaluate(node, inputs, context, F64)
+                found = chain(_of_norm(node, inputs, got, right, context), _norm(node, inputs, got, context))
             case "embedding":
                 found = _embedding(node, got, context)
             case "linear":
@@ -177,8 +179,40 @@ def _norm(
                 yield name, f"eps {rounded:g} instead of {node.params['eps']:g}", {"eps": rounded, **params}
 
 
+def _of_norm(
+    node: Node, inputs: Sequence[Array], got: Array, expected: Array, context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """One element of the weight: a single feature is off in every row, by the same part."""
+    error = (got - expected).reshape(-1, got.shape[-1])
+    column = _only_column(error)
+    if column is None:
+        return
+    plain = evaluate(node.changed({"no_weight": True}), inputs, context, F64).reshape(error.shape)[:, column]
+    change = _ratio(error[:, column], plain)
+    if change:
+        yield "weight-element", f"element [{column}] differs by {change:.4g}", {"elements": ((column, change),)}
+
+
+def _only_column(error: Array) -> int | None:
+    """The one column in which there is an error to speak of; None if there are several."""
+    if not np.isfinite(error).all() or error.shape[1] < 2:
+        return None
+    size = np.abs(error).max(axis=0)
+    column = int(np.argmax(size))
+    return None if (np.delete(size, column) > 0.01 * size[column]).any() else column
+
+
 def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    factor = _ratio(got, evaluate(node, [], context, F64))
+    expected = evaluate(node, [], context, F64)
+    factor = _ratio(got, expected)
+    error = got - expected
+    wrong = np.unique(context.tokens.ids[np.abs(error).max(axis=1) > 0])
+    row_column = _only_column(error)
+    if len(wrong) and row_column is not None:
+        sizes = {int(i): float(error[np.flatnonzero(context.tokens.ids == i)[0], row_column]) for i in wrong}
+        row = max(sizes, key=lambda i: abs(sizes[i]))
+        yield "weight-element", f"element [{row}, {row_column}] differs by {sizes[row]:.4g}", {
+            "elements": ((row, row_column, sizes[row]),)}  # fmt: skip
     if factor is not None and abs(factor - 1) > 1e-6:
         yield "embed-scale", f"multiplied by {factor:.6g}", {"output_factor": factor}
     ids = context.tokens.ids
@@ -200,26 +234,29 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
                 "shift": shift, "from_id": min(tokens)}  # fmt: skip
 
 
-def _element(x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """One element of the weight: a single feature is off, in proportion to a single input."""
+def _element(node: Node, x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """One element of the weight: a single feature is off, in proportion to a single input; or of the bias."""
     error = (got - expected).reshape(len(got), -1)
     x = x.reshape(len(x), -1)
-    size = np.abs(error).max(axis=0)
-    row = int(np.argmax(np.nan_to_num(size)))
-    if not np.isfinite(error).all() or len(x) < 3 or (np.delete(size, row) > 0.01 * size[row]).any():
+    row = _only_column(error)
+    if row is None or len(x) < 3:
         return
+    if node.params.get("bias"):
+        change = float(np.median(error[:, row]))
+        yield "weight-element", f"element [{row}] of the bias differs by {change:.4g}", {
+            "bias_elements": ((row, change),)}  # fmt: skip
     squares = (x * x).sum(axis=0)
-    change = np.divide(x.T @ error[:, row], squares, out=np.zeros_like(squares), where=squares > 0)
-    left = np.abs(error[:, row, None] - x * change).max(axis=0)
+    changes = np.divide(x.T @ error[:, row], squares, out=np.zeros_like(squares), where=squares > 0)
+    left = np.abs(error[:, row, None] - x * changes).max(axis=0)
     column = int(np.argmin(left))
-    yield "weight-element", f"element [{row}, {column}] differs by {change[column]:.4g}", {
-        "elements": ((row, column, float(change[column])),)}  # fmt: skip
+    yield "weight-element", f"element [{row}, {column}] differs by {changes[column]:.4g}", {
+        "elements": ((row, column, float(changes[column])),)}  # fmt: skip
 
 
 def _linear(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    yield from _element(inputs[0], got, evaluate(node, inputs, context, F64))
+    yield from _element(node, inputs[0], got, evaluate(node, inputs, context, F64))
     if node.name != "lm_head":
         return
     factor = _ratio(got, evaluate(node, inputs, context, F64))

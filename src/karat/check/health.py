@@ -1,12 +1,13 @@
 """Good signs and red flags, read from a trace: what a person would look for by eye."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.check.graph import Graph
-from karat.check.trace import Trace
+from karat.check.trace import Array, Trace, TraceInfo
 
 _DECISIVE = ("no NaN and no infinity", "attention weights sum to 1")
 _SUM_SLACK = 64  # roundings of a softmax that was stored in the engine's type
@@ -29,77 +30,103 @@ class Sign:
 
 def signs(graph: Graph, trace: Trace, precision: float) -> list[Sign]:
     """Every sign, in the order of computation. `precision` is half a unit in the last place of the engine's type."""
-    arrays = trace.arrays
-    found = [_finite(trace)]
-    found += _attention(graph, trace, precision)
-    found += _projections(graph, trace)
-    hidden = [name for name, node in graph.nodes.items() if node.role == "layer" and name in arrays]
-    still = [name for name in hidden if len(arrays[name]) > 1 and _all_rows_equal(arrays[name])]
-    if hidden and len(set(trace.info.token_ids)) > 1:
-        found.append(Sign("hidden states differ between tokens", not still, ", ".join(still[:4])))
-    if "lm_head" in arrays and len(arrays["lm_head"]) > 7 and np.isfinite(arrays["lm_head"]).all():
-        ids = arrays["lm_head"].reshape(len(trace.rows_of("lm_head")), -1).argmax(axis=-1)
-        distinct = len(np.unique(ids))
-        found.append(Sign("the likeliest token changes", distinct > 1, f"{distinct} in {len(ids)} rows"))
-    return found
+    health = Health(graph, trace.info, precision)
+    health.look(trace.arrays)
+    return health.signs()
 
 
-def _finite(trace: Trace) -> Sign:
-    bad = []
-    for name, array in trace.arrays.items():
-        wrong = np.isnan(array) | np.isposinf(array) | (np.isneginf(array) & (not name.endswith(".scores")))
-        if wrong.any():
-            where = tuple(int(i) for i in np.argwhere(wrong)[0])
-            bad.append(f"{name}{list(where)}")
-    return Sign("no NaN and no infinity", not bad, f"first at {bad[0]}, in {len(bad)} results" if bad else "")
+class Health:
+    """Collects what there is to see, from a whole trace or from one part of a model after the other.
 
+    `flagged` maps names of attention weights to heads that look at one position only.
+    """
 
-def _attention(graph: Graph, trace: Trace, precision: float) -> Iterator[Sign]:
-    names = [name for name, node in graph.nodes.items() if node.kind == "softmax" and name in trace.arrays]
-    if not names:
-        return
-    off, same, single, num_heads = 0.0, 0, 0, 0
-    flagged: list[str] = []
-    for name in names:
-        weights = np.asarray(trace.arrays[name], np.float64)  # [heads, tokens, keys]
-        off = max(off, float(np.abs(np.nan_to_num(weights, nan=np.inf).sum(axis=-1) - 1).max()))
+    def __init__(self, graph: Graph, info: TraceInfo, precision: float) -> None:
+        self._graph, self._info, self._precision = graph, info, precision
+        self._bad: list[str] = []
+        self._off_by = 0.0
+        self._num_weights = self._num_same = self._num_heads = self._num_turned = self._num_qkv = 0
+        self.flagged: dict[str, list[int]] = {}
+        self._zero: list[str] = []
+        self._unturned: list[str] = []
+        self._num_hidden = 0
+        self._still: list[str] = []
+        self._likeliest: NDArray[np.int64] | None = None
+
+    def look(self, arrays: Mapping[str, Array]) -> None:
+        """See arrays of the trace; what goes together (q and q after RoPE) has to come at once."""
+        for name, array in arrays.items():
+            wrong = np.isnan(array) | np.isposinf(array) | (np.isneginf(array) & (not name.endswith(".scores")))
+            if wrong.any():
+                self._bad.append(f"{name}{[int(i) for i in np.argwhere(wrong)[0]]}")
+            node = self._graph.nodes.get(name)
+            if node is None:
+                continue
+            if node.kind == "softmax":
+                self._look_at_weights(name, np.asarray(array, np.float64))
+            elif node.kind == "linear" and node.params.get("head_dim"):
+                self._num_qkv += 1
+                self._zero += [] if array.any() else [name]
+            elif node.kind == "rope" and node.inputs[0] in arrays:
+                self._look_at_turning(name, arrays[node.inputs[0]], array)
+            elif node.role == "layer":
+                self._num_hidden += 1
+                self._still += [name] if len(array) > 1 and _all_rows_equal(array) else []
+            elif name == "lm_head" and len(array) > 7 and np.isfinite(array).all():
+                self._likeliest = np.asarray(array).reshape(-1, array.shape[-1]).argmax(axis=-1)
+
+    def signs(self) -> list[Sign]:
+        """Every sign, of all that was seen."""
+        bad = self._bad
+        found = [Sign("no NaN and no infinity", not bad, f"first at {bad[0]}, in {len(bad)} results" if bad else "")]
+        if self._num_weights:
+            slack = _SUM_SLACK * self._precision + 1e-12
+            same = f"identical in {self._num_same} of {self._num_weights} layers" if self._num_same else ""
+            found.append(
+                Sign("attention weights sum to 1", self._off_by <= slack, f"off by at most {self._off_by:.2g}")
+            )
+            found.append(Sign("heads differ from each other", self._num_same == 0, same))
+        if self._num_heads:
+            single = sum(map(len, self.flagged.values()))
+            first = next(((name, heads[0]) for name, heads in self.flagged.items()), None)
+            where = f": {first[0].removesuffix('.weights')} head {first[1]}" if first else ""
+            detail = f"{single} of {self._num_heads} heads look at one position only{where}"
+            found.append(Sign("heads look at more than one position", single < max(1, self._num_heads // 2), detail))
+        if self._num_qkv:
+            found.append(Sign("q, k and v are not all zero", not self._zero, ", ".join(self._zero[:4])))
+        if self._num_turned:
+            found.append(Sign("RoPE changes q and k", not self._unturned, ", ".join(self._unturned[:4])))
+        if self._num_hidden and len(set(self._info.token_ids)) > 1:
+            found.append(Sign("hidden states differ between tokens", not self._still, ", ".join(self._still[:4])))
+        if self._likeliest is not None:
+            distinct = len(np.unique(self._likeliest))
+            detail = f"{distinct} in {len(self._likeliest)} rows"
+            found.append(Sign("the likeliest token changes", distinct > 1, detail))
+        return found
+
+    def _look_at_weights(self, name: str, weights: NDArray[np.float64]) -> None:
+        """weights [heads, tokens, keys]."""
+        self._num_weights += 1
+        sums = np.nan_to_num(weights, nan=np.inf).sum(axis=-1)
+        self._off_by = max(self._off_by, float(np.abs(sums - 1).max()))
         late = weights[:, weights.shape[1] // 2 :]
         if late.shape[1] < 3:
-            continue
-        num_heads += len(weights)
+            return
+        self._num_heads += len(weights)
         for head, rows in enumerate(late):
             top = rows.argmax(axis=-1)
             if np.isfinite(rows).all() and (top == top[0]).all() and rows.max(axis=-1).min() > _ALIKE:
-                single += 1
-                flagged.append(f"{name.removesuffix('.weights')} head {head}")
-        same += len(weights) > 1 and bool(np.ptp(weights, axis=0).max() == 0)
-    yield Sign("attention weights sum to 1", off <= _SUM_SLACK * precision + 1e-12, f"off by at most {off:.2g}")
-    yield Sign("heads differ from each other", same == 0, f"identical in {same} of {len(names)} layers" if same else "")
-    if num_heads:
-        detail = f"{single} of {num_heads} heads look at one position only" + (f": {flagged[0]}" if flagged else "")
-        yield Sign("heads look at more than one position", single < max(1, num_heads // 2), detail)
+                self.flagged.setdefault(name, []).append(head)
+        self._num_same += len(weights) > 1 and bool(np.ptp(weights, axis=0).max() == 0)
+
+    def _look_at_turning(self, name: str, before: Array, after: Array) -> None:
+        moved = np.array(self._info.positions) > 0
+        if moved.any():
+            self._num_turned += 1
+            first, second = (np.asarray(x).reshape(len(moved), -1)[moved] for x in (before, after))
+            self._unturned += [name] if np.array_equal(first, second) else []
 
 
-def _projections(graph: Graph, trace: Trace) -> Iterator[Sign]:
-    arrays = trace.arrays
-    zero, unturned, turned = [], [], 0
-    positions = np.array(trace.info.positions)
-    for name, node in graph.nodes.items():
-        if node.kind == "linear" and node.params.get("head_dim") and name in arrays and not arrays[name].any():
-            zero.append(name)
-        if node.kind == "rope" and name in arrays and node.inputs[0] in arrays:
-            before = np.asarray(arrays[node.inputs[0]]).reshape(len(positions), -1)
-            after = np.asarray(arrays[name]).reshape(len(positions), -1)
-            if (positions > 0).any():
-                turned += 1
-                if np.array_equal(before[positions > 0], after[positions > 0]):
-                    unturned.append(name)
-    if any(node.kind == "linear" and node.params.get("head_dim") and n in arrays for n, node in graph.nodes.items()):
-        yield Sign("q, k and v are not all zero", not zero, ", ".join(zero[:4]))
-    if turned:
-        yield Sign("RoPE changes q and k", not unturned, ", ".join(unturned[:4]))
-
-
-def _all_rows_equal(array: np.ndarray) -> bool:
+def _all_rows_equal(array: Array) -> bool:
     rows = array.reshape(-1, array.shape[-1])
     return bool((rows == rows[0]).all())

@@ -62,7 +62,7 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
         )
     selection.check(config.num_hidden_layers, config.num_attention_heads)
     total = steps.total
-    recorder = _Recorder(selection)
+    recorder = Recorder(selection)
     ids = list(steps.prompt)
     starts: list[int] = []
     past = cache
@@ -113,7 +113,9 @@ class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder:
+class Recorder:
+    """Hooks on a transformers model, and what they saw since the last `take`."""
+
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._parts: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -213,6 +215,12 @@ class _Recorder:
         """Keys by absolute position: the cache of a layer with a window holds only the last ones."""
         dropped = max(0, self.end - value.shape[-1])
         self._keep(name, torch.nn.functional.pad(value, (dropped, 0), value=empty))
+
+    def take(self, num_tokens: int) -> dict[str, Array]:
+        """What was recorded, which is then forgotten."""
+        arrays = self.arrays(num_tokens)
+        self._parts.clear()
+        return arrays
 
     def arrays(self, num_tokens: int) -> dict[str, Array]:
         arrays: dict[str, Array] = {}

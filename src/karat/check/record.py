@@ -91,7 +91,7 @@ def record_model(
         starts.append(done)
         done = stop
     rows = tuple(sorted(logit_tokens | ({s - 1 for s in [*starts[1:], total]} if steps.decode else set())))
-    arrays = _joined(tap, selection, total)
+    arrays = joined(tap, selection, total)
     _add_rope(arrays, model, total)
     with_rows = {name: rows for name in ("model.selected", "model.norm", "lm_head") if len(rows) < total}
     heads = {} if selection.heads is None else {
@@ -123,7 +123,7 @@ def one_sequence(
     )
 
 
-def _joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
+def joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
     """One array a name: steps one after the other, attention over keys by absolute position."""
     arrays = {}
     for name, parts in tap.records.items():

@@ -8,8 +8,9 @@ training). What rounding alone can explain lies within a small multiple of it.
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ PRECISION: Mapping[FloatName, float] = {
 # (docs/diagnosis.md has the distribution); a bug counts as visible from here on.
 LIMIT = 10.0
 _DRAWS = 3
+MANY = 128  # tokens, from which on one draw of noise has enough values
+_WIDE = 64  # features
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
@@ -57,7 +60,8 @@ class Finding:
     """How one recorded result compares with the right computation from its recorded inputs.
 
     ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
-    largest absolute error; where the row of the largest ratio; scale the largest magnitude of the right result.
+    largest absolute error; where the row of the largest ratio; scale the largest magnitude of the right result;
+    by_token the largest ratio of each token that the result has a row for (nothing where all are equal).
     """
 
     name: str
@@ -67,6 +71,7 @@ class Finding:
     where: tuple[int, ...]
     exact: bool
     segment: tuple[str, ...] = field(default=())
+    by_token: tuple[float, ...] = field(default=(), repr=False)
 
     @property
     def is_wrong(self) -> bool:
@@ -232,7 +237,7 @@ class Replay:
         if amplitude is None:
             return result
         with np.errstate(all="ignore"):
-            return result + amplitude * self._rng.uniform(-1, 1, result.shape)
+            return result + amplitude.astype(result.dtype, copy=False) * self._noise(result)
 
     def as_cached(self, x: Array) -> Array:
         """K or V as a cache of a narrower type might have rounded what differs in its last digit."""
@@ -247,7 +252,18 @@ class Replay:
         if not unit:
             return x
         with np.errstate(all="ignore"):
-            return x * (1 + unit * self._rng.uniform(-1.5, 1.5, x.shape))
+            moved = self._noise(x)
+            moved *= x.dtype.type(1.5 * unit)
+            moved += x.dtype.type(1)
+            moved *= x  # minus infinity stays what it is
+            return moved
+
+    def _noise(self, x: Array) -> Array:
+        """Numbers from -1 to 1 in the shape and type of x; of many, a stretch of a pool, over and over."""
+        if x.size < len(_pool(x.dtype)):
+            return self._rng.uniform(-1, 1, x.shape).astype(x.dtype, copy=False)
+        start = int(self._rng.integers(len(_pool(x.dtype))))
+        return np.resize(np.roll(_pool(x.dtype), start), x.shape)
 
     def value(self, name: str) -> Array:
         """What was recorded for `name`; computed where it was not."""
@@ -270,11 +286,15 @@ class Replay:
         edits = edits or {}
         with np.errstate(all="ignore"):
             spread = _ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
-            for draw in range(_DRAWS):
+            draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
+            if self.is_wide(names):
+                # Thousands of values at once: one draw is enough, and noise and float32 in the same pass.
+                draws = [(self.noisy_dtype, 0)]
+            for dtype, draw in draws:
                 context = self._jittered if draw % 2 else self.context
-                moved = self._run(names, edits, F64, self.unit, context)
+                moved = self._run(names, edits, dtype, self.unit, context)
                 spread = np.fmax(spread, np.abs(moved - expected))
-            if self.unit == PRECISION["float32"]:
+            if self.unit == PRECISION["float32"] and len(draws) > 1:
                 single = self._run(names, edits, F32, 0.0, self.context)
                 spread = np.fmax(spread, np.abs(single - expected))
         spread = np.where(np.isfinite(spread), spread, 0)
@@ -284,6 +304,17 @@ class Replay:
             return by_row
         # A feature that is small in every token has a floor of its own: weights of very different sizes.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
+
+    @property
+    def noisy_dtype(self) -> np.dtype[np.floating]:
+        """In what a noisy run is computed where there is only one: float32 adds its own rounding to the noise."""
+        return F64 if self.unit < PRECISION["float32"] else F32
+
+    def is_wide(self, names: tuple[str, ...]) -> bool:
+        """Whether a result is one product of many tokens and features."""
+        node = self.graph.nodes[names[-1]]
+        alone = len(names) == 1 and node.kind == "linear" and self.features(node)[-1] >= _WIDE
+        return alone and self.tokens.num_tokens >= MANY
 
     def judge(self, name: str, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Finding:
         """Compare what was recorded for `name` with `expected`, what `names` (under `edits`) make of their inputs."""
@@ -308,7 +339,10 @@ class Replay:
         with np.errstate(all="ignore"):
             ratio = np.where(error == 0, 0, error / floor)
         where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
-        return Finding(name, float(ratio.max()), float(error.max()), scale, tuple(int(i) for i in where), False, names)
+        tokens = 1 if self.graph.nodes[name].kind in ("scores", "softmax") else 0
+        by_token = tuple(ratio.max(axis=tuple(axis for axis in range(ratio.ndim) if axis != tokens)).tolist())
+        place = tuple(int(i) for i in where)
+        return Finding(name, float(ratio.max()), float(error.max()), scale, place, False, names, by_token)
 
     def overflowed(self, name: str, expected: Array, edits: Edits) -> NDArray[np.bool_]:
         """Values that wrong weights may bring beyond the engine's type, so that anything large may come out."""
@@ -335,14 +369,14 @@ class Replay:
         masked = np.isneginf(scores.values)
         return masked.all(axis=-1, keepdims=True) | (masked & np.isnan(expected))
 
-    def findings(self) -> list[Finding]:
-        """One for each recorded result whose recorded inputs are finite, in the order of computation.
+    def findings(self, among: Collection[str] | None = None) -> list[Finding]:
+        """One for each recorded result (of `among`) whose recorded inputs are finite, in the order of computation.
 
         NaN and infinity hide what an op does with them, so nothing is said of ops behind them: see `beyond_judging`.
         """
         found = []
         for name in self.graph.nodes:
-            if name in self.recorded:
+            if name in self.recorded and (among is None or name in among):
                 names = self.segment(name)
                 if self._has_finite_inputs(names):
                     found.append(self.judge(name, names, self.run(names)))
@@ -359,6 +393,12 @@ class Replay:
             if not self._finite[source]:
                 return False
         return True
+
+
+@cache
+def _pool(dtype: np.dtype[np.floating]) -> Array:
+    """Uniform numbers from -1 to 1, a prime number of them."""
+    return np.random.default_rng(0).uniform(-1, 1, 262_139).astype(dtype)
 
 
 def expected_ndim(node: Node) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 
 from karat.check.graph import Graph
 from karat.check.replay import LIMIT, Finding
-from karat.check.stages import Checker, Stage
+from karat.check.stage import Stage
+from karat.check.stages import Checker
 from karat.check.wording import times
 
 _MILESTONES = ("model.embed_tokens", "layer", "model.norm", "lm_head")
@@ -40,19 +41,19 @@ def page(checker: Checker, stages: Sequence[Stage], facts: Mapping[str, Any]) ->
         "<h2>Stages</h2>",
         _stage_table(stages),
     ]  # fmt: skip
-    if checker.diagnosis is not None:
+    if checker.results is not None:
         graph = checker.plan.model.graph
         parts += [
             "<h2>Error of each op on its own recorded inputs</h2>",
             f"<p>In multiples of the measured noise floor (the line at 1); beyond {LIMIT:g} it is no rounding.</p>",
-            _chart(checker.diagnosis.findings, graph),
+            _chart(checker.results.findings, graph),
             "<h2>By layer and op</h2>",
-            _heat_map(checker.diagnosis.findings, graph),
+            _heat_map(checker.results.findings, graph),
         ]
-    if checker.comparison is not None:
+    if checker.results is not None:
         rows = [
             (d.name, f"{d.largest:.3g}", f"{d.rms:.3g}", f"{d.floor:.3g}", times(d.ratio))
-            for d in checker.comparison.drift
+            for d in checker.results.drift["float64"]
             if checker.plan.model.graph.nodes[d.name].role in _MILESTONES
         ]
         head = ("result", "largest error", "RMS error", "RMS of rounding", "times rounding")
@@ -135,12 +136,12 @@ def _heat_map(findings: Sequence[Finding], graph: Graph) -> str:
 
 def _likeliest(checker: Checker) -> str:
     """The likeliest tokens after the last one of the prompt."""
-    if checker.trace is None:
+    if checker.results is None:
         return ""
-    last = np.asarray(checker.trace.arrays["lm_head"][-1], np.float64)
+    last = np.asarray(checker.results.logits["ours"][-1], np.float64)
     chances = np.exp(last - last.max())
     chances /= chances.sum()
-    tokenizer = checker.llm.tokenizer
+    tokenizer = checker.tokenizer
     rows = [
         (repr(tokenizer.decode([int(i)], skip_special_tokens=False)), str(i), f"{last[i]:.6f}", f"{chances[i]:.4f}")
         for i in np.argsort(-last)[:10]

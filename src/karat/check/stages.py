@@ -1,52 +1,36 @@
 """The stages of `karat check`: each looks at one thing and ends in a verdict."""
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from karat import LLM, SamplingParams
 from karat.check import agreement
-from karat.check.compare import Comparison, compare
-from karat.check.diagnose import Diagnoser, Diagnosis
-from karat.check.health import signs
+from karat.check.diagnose import Diagnoser
+from karat.check.inputs import tokens_stage, weights_stage
 from karat.check.invariance import invariance_of
+from karat.check.layerwise import LayerwiseRun
 from karat.check.model import CheckedModel
-from karat.check.record import Steps, record
-from karat.check.replay import PRECISION
-from karat.check.trace import Trace, read_trace
+from karat.check.record import Steps
+from karat.check.stage import Stage, Verdict
+from karat.check.streamed import Results, Streamed
+from karat.check.trace import Array, make_info, read_trace
 from karat.check.wording import diagnosis_lines, times
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.ops.registry import create
+from karat.text import Tokenizer
 
-Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped"]
-
+STAGES = ("tokens", "weights", "layers", "logits", "generation", "story", "health", "invariance")
 WORDS = (
     "lantern fox river kite button bridge whistle acorn ladder turtle drum candle pebble wagon feather mirror".split()
 )
-SHAPES = {
-    "plain": "Once upon a time, there was a small house.",
-    "long": "The cat sat on the mat and looked at the moon. " * 12,
-    "non-Latin": "你好，世界。Привет, мир! שלום عالم",
-    "emoji": "I like 🍎🍐 and 👩‍🚀, a lot!",
-    "white space": "a  b\n\n\tc   d\n",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What one stage found; lines are for people, facts for programs."""
-
-    name: str
-    verdict: Verdict
-    lines: Sequence[str]
-    facts: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
+_STORY_TOKENS = 512  # of context, for prompt and answer of a story
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +47,8 @@ class Plan:
     with_hf: bool = False
     other: Path | None = None  # a trace of another engine, judged too
     hybrid: tuple[str, ...] = ()  # parts that Karat computes in a transformers model, one at a time
+    original: CheckedModel | None = None  # what a quantised model was made of
+    stages: tuple[str, ...] = STAGES
     stories: int = 8
     seed: int = 0
 
@@ -72,137 +58,112 @@ class Checker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        model = plan.model
-        self.llm = LLM(
-            model.path, executor=plan.executor, dtype=plan.dtype, kv_dtype=plan.kv_dtype, threads=plan.threads,
-            max_num_seqs=8,
+        self.tokenizer = Tokenizer.of(plan.model.checkpoint)
+        self.ids = tuple(self.tokenizer.encode(plan.prompt))[: plan.num_tokens]
+        self.is_quantised = any(weight.is_quantised for weight in plan.model.stored.values())
+        self.ops = create(plan.executor, plan.dtype, plan.threads)
+        self.executor, self.dtype = self.ops.executor, self.ops.dtype
+        self.kv_dtype = plan.kv_dtype or self.ops.default_kv_dtype
+        self.results: Results | None = None
+
+    @cached_property
+    def llm(self) -> LLM:
+        """The engine, with a context that the stages need."""
+        plan = self.plan
+        longest = plan.model.config.max_position_embeddings
+        return LLM(
+            plan.model.checkpoint, executor=plan.executor, dtype=plan.dtype, kv_dtype=plan.kv_dtype,
+            threads=plan.threads, max_num_seqs=8, max_model_len=min(longest, len(self.ids) + _STORY_TOKENS),
         )  # fmt: skip
-        self.ids = tuple(self.llm.tokenizer.encode(plan.prompt))[: plan.num_tokens]
-        self.is_quantised = any(weight.is_quantised for weight in model.stored.values())
-        self.trace: Trace | None = None
-        self.diagnosis: Diagnosis | None = None
-        self.comparison: Comparison | None = None
-        self._hf: Any = None
 
     def stages(self) -> Iterator[Stage]:
         """Each stage as it finishes."""
-        work: list[tuple[str, Callable[[], Stage]]] = [
-            ("tokens", self._tokens), ("weights", self._weights), ("layers", self._layers), ("logits", self._logits),
-            ("generation", self._generation), ("story", self._story), ("health", self._health),
-            ("invariance", self._invariance),
-            *([("trace", self._other)] if self.plan.other is not None else []),
-            *([("hybrid", self._hybrid)] if self.plan.hybrid else []),
-        ]  # fmt: skip
-        for _, run in work:
+        plan = self.plan
+        work: dict[str, Callable[[], Stage]] = {
+            "tokens": lambda: tokens_stage(plan.model, self.tokenizer, plan.prompt, with_hf=plan.with_hf),
+            "weights": lambda: weights_stage(plan.model, with_hf=plan.with_hf, original=plan.original),
+            "layers": self._layers, "logits": self._logits, "generation": self._generation, "story": self._story,
+            "health": self._health, "invariance": self._invariance,
+        }  # fmt: skip
+        chosen = [work[name] for name in STAGES if name in plan.stages]
+        chosen += [self._other] if plan.other is not None else []
+        chosen += [self._hybrid] if plan.hybrid else []
+        for run in chosen:
             start = time.monotonic()
             stage = run()
-            yield Stage(stage.name, stage.verdict, stage.lines, stage.facts, time.monotonic() - start)
+            yield replace(stage, seconds=time.monotonic() - start)
 
     @property
     def rounding(self) -> Verdict:
         """The verdict where nothing but rounding differs."""
         return "quantisation" if self.is_quantised else "numerics"
 
-    def _tokens(self) -> Stage:
-        tokenizer, lines, faults = self.llm.tokenizer, [], []
-        audit = [i for i in tokenizer.special_ids if tokenizer.decode([i], skip_special_tokens=False)]
-        for token_id in audit:
-            text = tokenizer.decode([token_id], skip_special_tokens=False)
-            if (got := tokenizer.encode(text, add_special_tokens=False)) != [token_id]:
-                faults.append(f"special token {text!r} becomes {got}, not [{token_id}]")
-        lines.append(f"{len(audit)} special tokens, each found whole in a text")
-        largest = self.llm.config.vocab_size
-        for name, text in SHAPES.items():
-            ids = tokenizer.encode(text)
-            if any(i >= largest for i in ids):
-                faults.append(f"{name}: id {max(ids)} is outside the embedding of {largest} rows")
-        others = agreement.hf_tokenizer(self.plan.model.path) if self.plan.with_hf else None
-        if others is not None:
-            texts = dict(SHAPES) | {"prompt": self.plan.prompt, "bare": ""}
-            if tokenizer.chat_template:
-                chat = [{"role": "user", "content": "Hello"}]
-                texts["chat"] = tokenizer.render_chat(chat)
-                if (theirs := agreement.hf_chat(others, chat)) is not None and theirs != texts["chat"]:
-                    faults.append(f"the chat template renders {texts['chat']!r}, transformers {theirs!r}")
-            for name, text in texts.items():
-                ours, wanted = tokenizer.encode(text), list(others(text)["input_ids"])
-                if ours != wanted:
-                    faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in transformers")
-            lines.append(f"{len(texts)} texts give the ids of transformers' tokenizer")
-        return Stage("tokens", "bug" if faults else "exact", faults or lines, {"faults": faults})
+    def _run(self) -> Results:
+        """The text through the model, layer by layer, each judged as it is made; once for all stages."""
+        if self.results is not None:
+            return self.results
+        plan, model = self.plan, self.plan.model
+        steps = Steps.chunked(self.ids, max(1, len(self.ids) * 2 // 3))
+        run = LayerwiseRun(model.config, model.stored, self.ops, steps, plan.kv_dtype)
+        streamed = Streamed(model, run, seed=plan.seed)
+        info, name = run.info, "lm_head"
+        if plan.with_hf:
+            theirs = replace(make_info(self.ids, executor="transformers"), rows=info.rows)
+            rows = info.rows.get(name, range(len(self.ids)))
 
-    def _weights(self) -> Stage:
-        faults: list[str] = []
-        remarks: list[str] = []  # odd, but a model may be made so
-        num_parameters = 0
-        seen: dict[str, str] = {}
-        for name, weight in self.plan.model.stored.items():
-            values = weight.to_array(np.dtype(np.float32))
-            num_parameters += values.size
-            if not np.isfinite(values).all():
-                faults.append(f"{name}: {np.count_nonzero(~np.isfinite(values))} values are NaN or infinite")
-            elif not values.any() and not name.endswith("bias"):
-                remarks.append(f"note: {name} is all zero")
-            key = hashlib.sha256(weight.data.data).hexdigest()
-            if name.endswith("_proj.weight") and seen.setdefault(key, name) != name:
-                remarks.append(f"note: {name} has the same bytes as {seen[key]}")
-            weight.release()
-        count = len(self.plan.model.stored)
-        lines = [f"{count} tensors, each used once, shapes as config.json says; {num_parameters:,} finite parameters"]
-        shown = [*(faults or lines), *remarks[:8]]
-        facts = {"faults": faults, "remarks": remarks, "tensors": count}
-        return Stage("weights", "bug" if faults else "exact", shown, facts)
+            def judge(arrays: dict[str, Array]) -> None:
+                streamed.advance({"transformers": (theirs, arrays)})
+
+            agreement.hf_layerwise(model.path, self.ids, rows, judge)
+        while streamed.advance():
+            pass
+        self.results = streamed.results
+        return self.results
 
     def _layers(self) -> Stage:
-        plan, model = self.plan, self.plan.model
-        ops = create(plan.executor, plan.dtype, plan.threads)
-        self.trace = record(
-            model.config, model.checkpoint, ops, Steps.chunked(self.ids, max(1, len(self.ids) * 2 // 3)),
-            kv_dtype=plan.kv_dtype, with_digest=False,
-        )  # fmt: skip
-        diagnoser = Diagnoser(model.graph, model.weights(self.trace.info.dtype), self.trace)
-        self.diagnosis = diagnoser.run()
-        self.comparison = compare(diagnoser.replay)
-        worst = max(self.diagnosis.findings, key=lambda f: f.ratio)
-        drift = max(self.comparison.drift, key=lambda d: d.ratio)
-        lines = diagnosis_lines(self.diagnosis, model.graph, self.trace)[2:] if not self.diagnosis.is_healthy else [
-            f"{len(self.diagnosis.findings)} results, each re-run in float64 from its recorded inputs: at most "
+        results, graph = self._run(), self.plan.model.graph
+        diagnosis = results.diagnosis
+        worst = max(results.findings, key=lambda f: f.ratio)
+        drift = max(results.drift["float64"], key=lambda d: d.ratio)
+        lines = diagnosis_lines(diagnosis, graph, results.info)[2:] if not diagnosis.is_healthy else [
+            f"{len(results.findings)} results, each re-run in float64 from its recorded inputs: at most "
             f"{times(worst.ratio)} the noise floor ({worst.name})",
             f"accumulated from the token ids on: at most {times(drift.ratio)} ({drift.name})",
         ]  # fmt: skip
-        exact = all(finding.exact for finding in self.diagnosis.findings)
-        verdict: Verdict = "bug" if not self.diagnosis.is_healthy else "exact" if exact else self.rounding
+        exact = all(finding.exact for finding in results.findings)
+        verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else self.rounding
         facts: dict[str, Any] = {"worst": worst.name, "ratio": worst.ratio, "drift": drift.ratio}
-        if plan.with_hf and verdict != "bug":
-            theirs = agreement.record_theirs(self._transformers(), self.ids)
-            against = compare(diagnoser.replay, theirs).drift
-            far = max(against, key=lambda d: d.ratio)
-            facts["against_transformers"] = far.ratio
-            lines.append(f"against transformers' float32 run: at most {times(far.ratio)} ({far.name})")
+        for other, drifts in results.drift.items():
+            if other == "float64":
+                continue
+            far = max(drifts, key=lambda d: d.ratio)
+            facts[f"against_{other}"] = far.ratio
+            lines.append(f"against {other}: at most {times(far.ratio)} ({far.name})")
             if far.ratio > agreement.DRIFT_LIMIT:
                 verdict = "bug"
         return Stage("layers", verdict, lines, facts)
 
     def _logits(self) -> Stage:
-        assert self.trace is not None
-        ours = np.asarray(self.trace.arrays["lm_head"], np.float64)
-        empty = Trace(self.trace.info, {})
-        right = agreement.reference_logits(self.plan.model, empty)[-len(ours) :]
-        facts = agreement.logit_facts(ours, right)
-        lines = [
-            f"against float64: largest difference {facts['largest']:.3g}, root mean square {facts['rms']:.3g} of a "
-            f"deviation of {facts['deviation']:.3g}; KL {facts['kl']:.2g}",
-            f"likeliest token equal in {facts['top1']} of {facts['rows']} rows, first 5 in {facts['top5']}",
-            *facts["flips"],
-        ]
+        results = self._run()
+        ours = np.asarray(results.logits["ours"], np.float64)
+        facts = agreement.logit_facts(ours, results.logits["float64"])
+        lines = agreement.logit_lines("float64", facts)
+        for other in results.logits.keys() - {"ours", "float64"}:
+            against = agreement.logit_facts(ours, results.logits[other])
+            lines += agreement.logit_lines(other, against)
+            facts[f"against_{other}"] = against
         explained = all(flip.startswith("flip") for flip in facts["flips"])
-        ok = explained and (self.comparison is None or self._logit_drift() <= agreement.DRIFT_LIMIT)
+        head = next((drift.ratio for drift in results.drift["float64"] if drift.name == "lm_head"), 0.0)
+        ok = explained and head <= agreement.DRIFT_LIMIT
         verdict: Verdict = "exact" if facts["largest"] == 0 else self.rounding
+        if self.plan.original is not None:
+            far = agreement.logit_facts(ours, agreement.reference_logits(self.plan.original, results.info))
+            facts["against_original"] = far
+            lines.append(
+                f"against the original weights in float64: KL {far['mean_kl']:.2g} nats a token, at most "
+                f"{far['kl']:.2g}; likeliest token equal in {far['top1']} of {far['rows']} rows"
+            )
         return Stage("logits", verdict if ok else "bug", lines, facts)
-
-    def _logit_drift(self) -> float:
-        assert self.comparison is not None
-        return next((drift.ratio for drift in self.comparison.drift if drift.name == "lm_head"), 0.0)
 
     def _generation(self) -> Stage:
         count = min(24, self.llm.max_model_len - len(self.ids))
@@ -217,13 +178,19 @@ class Checker:
         lines = [f"{len(chosen)} tokens, decoded one by one, are those of one pass over all: {'yes' if same else 'no'}"]
         verdict: Verdict = "exact" if same else "bug"
         if self.plan.with_hf:
-            lines.append(agreement.greedy_difference(self._transformers(), list(self.ids), chosen, whole))
+            theirs: list[Array] = []
+            every = [*self.ids, *chosen]
+            agreement.hf_layerwise(
+                self.plan.model.path, every, range(len(every)),
+                lambda arrays: theirs.extend([arrays["lm_head"]] if "lm_head" in arrays else []),
+            )  # fmt: skip
+            lines.append(agreement.greedy_difference(theirs[0].astype(np.float64), len(self.ids), chosen, whole))
             if lines[-1].startswith("bug"):
                 verdict = "bug"
         return Stage("generation", verdict, lines, {"token_ids": chosen})
 
     def _story(self) -> Stage:
-        if not self.llm.tokenizer.chat_template:
+        if not self.tokenizer.chat_template:
             return Stage("story", "skipped", ["the model has no chat template"])
         rng = np.random.default_rng(self.plan.seed)
         words = [WORDS[i] for i in rng.permutation(len(WORDS))[: self.plan.stories]]
@@ -243,8 +210,7 @@ class Checker:
         return Stage("story", "skipped", [*lines, "which says nothing of a model that was not trained for it"], facts)
 
     def _health(self) -> Stage:
-        assert self.trace is not None
-        found = signs(self.plan.model.graph, self.trace, PRECISION[self.trace.info.dtype])
+        found = self._run().health.signs()
         bad = [sign for sign in found if sign.good is False and sign.is_decisive]
         lines = [f"{sign.name}: {'NO' if sign.good is False else 'yes'}{f' ({sign.detail})' if sign.detail else ''}"
                  for sign in found]  # fmt: skip
@@ -252,7 +218,7 @@ class Checker:
 
     def _invariance(self) -> Stage:
         """Native promises the same bits under every setting; the reference, that chunks change roundings at most."""
-        if self.llm.executor == "native":
+        if self.executor == "native":
             checkpoint = open_model(self.plan.model.path)
             rows = list(
                 invariance_of(
@@ -282,14 +248,14 @@ class Checker:
         exact = all(finding.exact for finding in diagnosis.findings)
         verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else self.rounding
         named = [sorted(named.bugs) for named in diagnosis.named]
-        return Stage("trace", verdict, diagnosis_lines(diagnosis, model.graph, trace), {"named": named})
+        return Stage("trace", verdict, diagnosis_lines(diagnosis, model.graph, trace.info), {"named": named})
 
     def _hybrid(self) -> Stage:
         from karat.check.hybrid import Hybrid, suspect
 
         model, plan = self.plan.model, self.plan
-        ops = create(plan.executor, plan.dtype, plan.threads)
-        runs = Hybrid(self._transformers(), model.config, model.checkpoint, ops, self.ids).run(plan.hybrid)
+        theirs = agreement.load_transformers(model.path)
+        runs = Hybrid(theirs, model.config, model.checkpoint, self.ops, self.ids).run(plan.hybrid)
         lines = [
             f"{run.part} ours, the rest transformers: {run.from_theirs:.2g} of a deviation from theirs alone, "
             f"{run.from_ours:.2g} from ours alone"
@@ -300,15 +266,3 @@ class Checker:
         facts: dict[str, Any] = {run.part: [run.from_theirs, run.from_ours] for run in runs}
         small = max(max(run.from_theirs, run.from_ours) for run in runs) <= agreement.HYBRID_LIMIT
         return Stage("hybrid", self.rounding if small else "bug", lines, facts)
-
-    def _transformers(self) -> Any:
-        if self._hf is None:
-            self._hf = agreement.load_transformers(self.plan.model.path)
-        return self._hf
-
-
-def overall(stages: Sequence[Stage]) -> Verdict:
-    """The worst verdict of all stages."""
-    order: tuple[Verdict, ...] = ("exact", "numerics", "quantisation", "bug")
-    found = [stage.verdict for stage in stages if stage.verdict != "skipped"]
-    return max(found, key=order.index, default="skipped")

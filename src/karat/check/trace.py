@@ -82,7 +82,12 @@ class Trace:
 
     def rows_of(self, name: str) -> NDArray[np.int64]:
         """Token indices of an array's rows."""
-        return np.array(self.info.rows.get(name, range(self.info.num_tokens)), np.int64)
+        return rows_of(self.info, name)
+
+
+def rows_of(info: TraceInfo, name: str) -> NDArray[np.int64]:
+    """Token indices of the rows of an array of this name."""
+    return np.array(info.rows.get(name, range(info.num_tokens)), np.int64)
 
 
 def make_info(token_ids: Sequence[int], **fields: Any) -> TraceInfo:

@@ -7,15 +7,14 @@ from karat.check.catalogue import BUGS
 from karat.check.diagnose import Diagnosis, Named, Wrong
 from karat.check.graph import Graph
 from karat.check.replay import Finding
-from karat.check.trace import Trace
+from karat.check.trace import TraceInfo, rows_of
 
 _SHOWN = 8
 
 
-def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, trace: Trace) -> list[str]:
+def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list[str]:
     """The verdict first, then each bug with its evidence, then what cannot be said."""
     judged = len(diagnosis.findings)
-    info = trace.info
     lines = [
         f"{info.executor}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
         f"step{'s' * (len(info.steps) > 1)}, {judged} results re-run from their recorded inputs"
@@ -33,9 +32,9 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, trace: Trace) -> list[st
     else:
         lines.append("verdict: bug")
     for number, named in enumerate(diagnosis.named, 1):
-        lines += ["", *_named_lines(named, graph, trace, number if len(diagnosis.named) > 1 else None)]
+        lines += ["", *_named_lines(named, graph, info, number if len(diagnosis.named) > 1 else None)]
     for wrong in diagnosis.unexplained[:_SHOWN]:
-        lines += ["", *_unexplained_lines(wrong, graph, trace)]
+        lines += ["", *_unexplained_lines(wrong, graph, info)]
     if len(diagnosis.unexplained) > _SHOWN:
         lines.append(f"… and {len(diagnosis.unexplained) - _SHOWN} more results that no known mistake explains")
     if diagnosis.beyond_judging:
@@ -45,7 +44,7 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, trace: Trace) -> list[st
     return lines
 
 
-def _named_lines(named: Named, graph: Graph, trace: Trace, number: int | None) -> list[str]:
+def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None) -> list[str]:
     first = named.first
     best = first.explanations[0]
     prefix = f"{number}. " if number else ""
@@ -61,7 +60,7 @@ def _named_lines(named: Named, graph: Graph, trace: Trace, number: int | None) -
     lines.append(f"   where      {shortened(named.places, graph)}")
     lines.append(f"   how        {'; or '.join(named.details[:4])}")
     lines.append(
-        f"   evidence   {first.finding.name}{place(first.finding, graph, trace)}: off by {first.finding.error:.3g} "
+        f"   evidence   {first.finding.name}{place(first.finding, graph, info)}: off by {first.finding.error:.3g} "
         f"({times(first.finding.ratio)} the noise floor) as it should be computed, "
         f"by {best.error:.3g} ({times(best.ratio)}) with this mistake"
     )
@@ -71,16 +70,16 @@ def _named_lines(named: Named, graph: Graph, trace: Trace, number: int | None) -
     return lines
 
 
-def _unexplained_lines(wrong: Wrong, graph: Graph, trace: Trace) -> list[str]:
+def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]:
     finding = wrong.finding
     return [
-        f"unexplained: {finding.name}{place(finding, graph, trace)}: off by {finding.error:.3g} "
+        f"unexplained: {finding.name}{place(finding, graph, info)}: off by {finding.error:.3g} "
         f"({times(finding.ratio)} the noise floor, largest value {finding.scale:.3g})",
         "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
     ]
 
 
-def place(finding: Finding, graph: Graph, trace: Trace) -> str:
+def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
     """The token, and the head where there is one, at which a result is furthest off."""
     if not finding.where:
         return ""
@@ -90,7 +89,7 @@ def place(finding: Finding, graph: Graph, trace: Trace) -> str:
         return f", head {head}, token {token}"
     token = finding.where[0]
     if node.name in ("model.selected", "model.norm", "lm_head"):
-        token = int(trace.rows_of("lm_head")[token])
+        token = int(rows_of(info, "lm_head")[token])
     if node.kind == "rope" or (node.kind in ("linear", "norm") and len(finding.where) == 3):
         return f", token {token}, head {finding.where[1]}"
     return f", token {token}"

@@ -11,7 +11,8 @@ from karat.cli.terminal import emit
 from karat.errors import KaratError, UsageError
 
 if TYPE_CHECKING:
-    from karat.check.stages import Checker, Stage
+    from karat.check.stage import Stage
+    from karat.check.stages import Checker
 
 EXAMPLES = """
 Examples
@@ -44,6 +45,15 @@ def check(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
     tokens: Annotated[int, typer.Option(metavar="N", help="At most N tokens of it.")] = 64,
     stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
+    stages: Annotated[
+        str | None, typer.Option("--stages", metavar="A,B", help="Only these stages (default: all).")
+    ] = None,
+    original: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="The model that a quantised file was made of: how far each tensor and the logits are."
+        ),
+    ] = None,
     hybrid: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,7 +80,8 @@ def check(
 
     from karat.check.agreement import has_transformers
     from karat.check.model import open_model
-    from karat.check.stages import Checker, Plan, overall
+    from karat.check.stage import overall
+    from karat.check.stages import STAGES, Checker, Plan
 
     is_trace = against not in (None, "reference", "hf")
     if is_trace and not Path(str(against)).is_file():
@@ -95,6 +106,9 @@ def check(
         raise typer.Exit(_show_invariance(model, tokens, options, as_json=as_json))
     if hybrid and not has_transformers():
         raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
+    chosen = STAGES if stages is None else tuple(stages.split(","))
+    if wrong := sorted(set(chosen) - set(STAGES)):
+        raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")
     opened = open_model(model)
     if (against == "hf" or hybrid) and opened.path.is_file():
         raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
@@ -107,23 +121,25 @@ def check(
         prompt=prompt,
         num_tokens=tokens,
         with_hf=with_hf,
+        original=None if original is None else open_model(original),
+        stages=chosen,
         stories=stories,
         seed=drawn,
         **options,
     )
     checker = Checker(plan)
-    stages = []
+    done = []
     for stage in checker.stages():
-        stages.append(stage)
+        done.append(stage)
         if not as_json:
             emit(_lines(stage))
-    verdict = overall(stages)
-    facts = _facts(checker, stages, verdict)
+    verdict = overall(done)
+    facts = _facts(checker, done, verdict)
     if report is not None:
         from karat.check.report import page
 
         try:
-            report.write_text(page(checker, stages, facts), encoding="utf-8")
+            report.write_text(page(checker, done, facts), encoding="utf-8")
         except OSError as fault:
             raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     emit(json.dumps(facts, indent=2, ensure_ascii=False, default=float) + "\n" if as_json else f"verdict: {verdict}\n")
@@ -170,9 +186,9 @@ def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str,
         "model": str(checker.plan.model.path),
         "digest": digest(checker.plan.model.stored),
         "karat": __version__,
-        "executor": checker.llm.executor,
-        "dtype": checker.llm.dtype,
-        "kv_dtype": checker.llm.kv_dtype,
+        "executor": checker.executor,
+        "dtype": checker.dtype,
+        "kv_dtype": checker.kv_dtype,
         "machine": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,

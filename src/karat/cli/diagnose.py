@@ -63,7 +63,7 @@ def diagnose(
             facts |= {"verdict": "bug", "tokens": [asdict(finding) for finding in tokens]}
         emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
-        lines = diagnosis_lines(diagnosis, opened.graph, trace)
+        lines = diagnosis_lines(diagnosis, opened.graph, trace.info)
         if differing:
             lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
         if tokens:
@@ -125,7 +125,11 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
         ],
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
         "results": [
-            {key: finite(value) if isinstance(value, float) else value for key, value in asdict(finding).items()}
+            {
+                key: finite(value) if isinstance(value, float) else value
+                for key, value in asdict(finding).items()
+                if key != "by_token"
+            }
             for finding in diagnosis.findings
         ],
         "not_judged": diagnosis.beyond_judging,

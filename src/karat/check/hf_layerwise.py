@@ -1,0 +1,102 @@
+"""A transformers model run a layer at a time: its own forward, each module's weights read just before it runs.
+
+Files are read by the safetensors library, not by Karat's reader: the two sides share no code but what compares them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from karat.check.hf import Recorder
+from karat.check.selection import EVERYTHING
+from karat.check.trace import Array
+from karat.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+
+
+class HfFiles:
+    """The tensors of a model folder, as the safetensors library reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / INDEX
+        if index.exists():
+            names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            # A file name must not leave the folder; Karat's own reader has refused such an index already.
+            self._files = {name: folder / Path(file).name for name, file in names.items()}
+        else:
+            with safe_open(folder / "model.safetensors", "pt") as file:
+                self._files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+        self.names = tuple(self._files)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The stored tensor; CheckpointError if no file has it."""
+        if name not in self._files:
+            raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
+        with safe_open(self._files[name], "pt") as file:
+            return file.get_tensor(name)
+
+    def stored_bytes(self, name: str) -> Any:
+        """The bytes of the tensor, a flat uint8 array."""
+        return self.tensor(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def run_layerwise(
+    folder: Path, ids: Sequence[int], logit_rows: Sequence[int], on_part: Callable[[dict[str, Array]], None]
+) -> None:
+    """transformers' float32 run over `ids`; on_part is called with the arrays of the embedding, each layer, the end.
+
+    Raises ExecutorError for modules that are not a supported family's, CheckpointError for a missing tensor.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+        ).eval()
+    base = model.model
+    base.rotary_emb = type(base.rotary_emb)(model.config)  # frequencies are computed, not loaded
+    files, recorder = HfFiles(folder), Recorder(EVERYTHING)
+    total = recorder.end = len(ids)
+
+    def load(module: Any, prefix: str) -> None:
+        module.load_state_dict(
+            {name: files.tensor(f"{prefix}.{name}").to(torch.float32) for name in module.state_dict()}, assign=True
+        )
+
+    with torch.no_grad(), ExitStack() as stack:
+
+        def before(module: Any, prefix: str) -> None:
+            stack.callback(module.register_forward_pre_hook(lambda m, _args: load(m, prefix)).remove)
+
+        def after(module: Any, then: Callable[[], None]) -> None:
+            def hook(done: Any, _args: Any, _out: Any) -> None:
+                done.to("meta")
+                then()
+
+            stack.callback(module.register_forward_hook(hook).remove)
+
+        def hand_over() -> None:
+            on_part(recorder.take(total))
+
+        before(base.embed_tokens, "model.embed_tokens")
+        before(base.norm, "model.norm")
+        before(model.lm_head, "model.embed_tokens" if config.tie_word_embeddings else "lm_head")
+        for index, layer in enumerate(base.layers):
+            before(layer, f"model.layers.{index}")
+        stack.enter_context(recorder.on(model))
+        # These hooks come after the recorder's: a module's weights go when its results are recorded.
+        for module in (base.embed_tokens, *base.layers):
+            after(module, hand_over)
+        for module in (base.norm, model.lm_head):
+            after(module, lambda: None)
+        model(torch.tensor([list(ids)]), use_cache=False)
+    end = recorder.take(total)
+    rows = list(logit_rows)
+    on_part({name: array[rows] if len(array) == total else array for name, array in end.items()})

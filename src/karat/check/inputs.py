@@ -1,0 +1,104 @@
+"""The stages of `karat check` that come before any arithmetic: token ids, and the tensors as they are stored."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from karat.check import agreement
+from karat.check.model import CheckedModel
+from karat.check.quantised import distances
+from karat.check.stage import Stage
+from karat.checkpoint.weights import PLAIN_BYTES, Weight
+from karat.text import Tokenizer
+
+SHAPES = {
+    "plain": "Once upon a time, there was a small house.",
+    "long": "The cat sat on the mat and looked at the moon. " * 12,
+    "non-Latin": "你好，世界。Привет, мир! שלום عالم",
+    "emoji": "I like 🍎🍐 and 👩‍🚀, a lot!",
+    "white space": "a  b\n\n\tc   d\n",
+}
+_SAMPLE = 1 << 14  # bytes of a tensor that are compared before all of it is
+
+
+def tokens_stage(model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool) -> Stage:
+    """Special tokens are found whole, ids fit the embedding, and transformers' tokenizer gives the same ones."""
+    lines, faults = [], []
+    audit = [i for i in tokenizer.special_ids if tokenizer.decode([i], skip_special_tokens=False)]
+    for token_id in audit:
+        text = tokenizer.decode([token_id], skip_special_tokens=False)
+        if (got := tokenizer.encode(text, add_special_tokens=False)) != [token_id]:
+            faults.append(f"special token {text!r} becomes {got}, not [{token_id}]")
+    lines.append(f"{len(audit)} special tokens, each found whole in a text")
+    largest = model.config.vocab_size
+    for name, text in SHAPES.items():
+        ids = tokenizer.encode(text)
+        if any(i >= largest for i in ids):
+            faults.append(f"{name}: id {max(ids)} is outside the embedding of {largest} rows")
+    others = agreement.hf_tokenizer(model.path) if with_hf else None
+    if others is not None:
+        texts = dict(SHAPES) | {"prompt": prompt, "bare": ""}
+        if tokenizer.chat_template:
+            chat = [{"role": "user", "content": "Hello"}]
+            texts["chat"] = tokenizer.render_chat(chat)
+            if (theirs := agreement.hf_chat(others, chat)) is not None and theirs != texts["chat"]:
+                faults.append(f"the chat template renders {texts['chat']!r}, transformers {theirs!r}")
+        for name, text in texts.items():
+            ours, wanted = tokenizer.encode(text), list(others(text)["input_ids"])
+            if ours != wanted:
+                faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in transformers")
+        lines.append(f"{len(texts)} texts give the ids of transformers' tokenizer")
+    return Stage("tokens", "bug" if faults else "exact", faults or lines, {"faults": faults})
+
+
+def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:
+    """Every tensor is finite; what is odd is remarked on; bytes are those that the safetensors library reads.
+
+    With `original`, how far the stored values are from that model's.
+    """
+    faults: list[str] = []
+    remarks: list[str] = []  # odd, but a model may be made so
+    num_parameters = 0
+    files = agreement.hf_files(model.path) if with_hf else None
+    seen: dict[bytes, Weight] = {}
+    for name, weight in model.stored.items():
+        num_parameters += int(np.prod(weight.shape))
+        data = weight.data
+        if bad := _num_not_finite(weight, data):
+            faults.append(f"{name}: {bad} values are NaN or infinite")
+        elif not name.endswith("bias") and not data.any():
+            remarks.append(f"note: {name} is all zero")
+        if name.endswith("_proj.weight"):
+            sample = hashlib.sha256(data[:_SAMPLE].data).digest()
+            known = seen.setdefault(sample, weight)
+            if known is not weight and np.array_equal(known.data, data):
+                remarks.append(f"note: {name} has the same bytes as {known.name}")
+        if files is not None and not np.array_equal(data, files.stored_bytes(weight.name)):
+            faults.append(f"{name}: other bytes than the safetensors library reads")
+        weight.release()
+    lines = [
+        f"{len(model.stored)} tensors, each used once, shapes as config.json says; {num_parameters:,} finite parameters"
+    ]
+    if files is not None:
+        lines.append("each has the bytes that the safetensors library reads, bit for bit")
+    facts: dict[str, Any] = {"tensors": len(model.stored), "parameters": num_parameters}
+    if original is not None:
+        found = distances(model, original)
+        lines += found.lines
+        faults += found.faults
+        facts["distance"] = found.facts
+    shown = [*(faults or lines), *remarks[:8]]
+    return Stage("weights", "bug" if faults else "exact", shown, facts | {"faults": faults, "remarks": remarks})
+
+
+def _num_not_finite(weight: Weight, data: np.ndarray) -> int:
+    """NaN and infinities of a tensor, without widening it where its type shows them."""
+    exponents: Mapping[str, tuple[str, int]] = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00),
+                                                "F32": ("<u4", 0x7F800000)}  # fmt: skip
+    if weight.dtype in exponents and weight.dtype in PLAIN_BYTES:
+        kind, mask = exponents[weight.dtype]
+        return int(np.count_nonzero((data.view(kind) & np.dtype(kind).type(mask)) == mask))
+    values = weight.to_array(np.dtype(np.float32))
+    return int(np.count_nonzero(~np.isfinite(values)))

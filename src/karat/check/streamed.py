@@ -1,0 +1,124 @@
+"""A run judged part by part while it is made, beside the right computation and other engines' runs of the same text.
+
+Nothing of a layer is kept but figures: what is in memory is one layer's weights, its results, and the runs in float64
+that go on from it. So a model is checked in the memory of its largest part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from karat.check.compare import Drift, FreeRun, aligned, drift_of
+from karat.check.diagnose import Diagnoser, Diagnosis, Wrong, diagnosis_of
+from karat.check.health import Health
+from karat.check.layerwise import LayerwiseRun, parts_of
+from karat.check.model import CheckedModel
+from karat.check.replay import PRECISION, Finding
+from karat.check.trace import Array, Trace, TraceInfo
+
+_MAPS = 4  # attention maps that are kept for the report
+_MAP_TOKENS = 96
+END = ("model.selected", "model.norm", "lm_head")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMap:
+    """Weights of one head [tokens, keys], and why they are worth looking at."""
+
+    name: str
+    head: int
+    why: str
+    weights: Array
+
+
+@dataclass(slots=True, eq=False)
+class Results:
+    """What is known after the last part.
+
+    drift: accumulated errors, against "float64" and against each other engine by its name. logits: of ours, of the
+    float64 run, and of the others, rows as info.rows has them.
+    """
+
+    info: TraceInfo
+    health: Health
+    findings: list[Finding] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
+    beyond_judging: list[str] = field(default_factory=list)
+    drift: dict[str, list[Drift]] = field(default_factory=dict)
+    logits: dict[str, Array] = field(default_factory=dict)
+    maps: list[AttentionMap] = field(default_factory=list)
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        return diagnosis_of(self.findings, self.wrong, self.beyond_judging, ())
+
+
+class Streamed:
+    """Judges the parts of `run` as `advance` is called, once for each."""
+
+    def __init__(self, model: CheckedModel, run: LayerwiseRun, *, seed: int = 0, seconds: float = 20.0) -> None:
+        self._model, self._seed, self._seconds = model, seed, seconds
+        self._weights = model.weights(run.info.dtype)
+        self._parts = zip(parts_of(model.graph), run.parts(), strict=True)
+        self._carried: dict[str, Array] = {}  # the input of the next part
+        self._free: FreeRun | None = None
+        self.results = Results(run.info, Health(model.graph, run.info, PRECISION[run.info.dtype]))
+
+    def advance(self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None) -> bool:
+        """Compute and judge the next part, beside what others recorded of it; False if there is none.
+
+        TraceError if another's run is of other tokens or shapes.
+        """
+        following = next(self._parts, None)
+        if following is None:
+            return False
+        part, arrays = following
+        results, info = self.results, self.results.info
+        diagnoser = Diagnoser(
+            self._model.graph, self._weights, Trace(info, {**self._carried, **arrays}),
+            seed=self._seed, seconds=self._seconds,
+        )  # fmt: skip
+        replay = diagnoser.replay
+        results.health.look(arrays)
+        findings, wrong = diagnoser.look(part.names)
+        results.findings += findings
+        results.wrong += wrong
+        results.beyond_judging += replay.beyond_judging
+        self._keep_maps(arrays, findings)
+        if self._free is None:
+            self._free = FreeRun(replay)
+        theirs = {
+            other: aligned(replay, Trace(their_info, {n: x for n, x in found.items() if n in part.names}))
+            for other, (their_info, found) in (others or {}).items()
+        }
+        for name in part.names:
+            free = self._free.advance(replay, name)
+            if name not in replay.recorded:
+                continue
+            results.drift.setdefault("float64", []).append(drift_of(replay, free, free.right))
+            for other, found in theirs.items():
+                if name in found:
+                    results.drift.setdefault(other, []).append(drift_of(replay, free, found[name]))
+            if name == "lm_head":
+                results.logits = {"ours": arrays[name], "float64": free.right}
+                results.logits |= {other: found[name] for other, found in theirs.items() if name in found}
+        self._carried = {name: arrays[name] for name in part.names[-1:]}
+        return True
+
+    def _keep_maps(self, arrays: Mapping[str, Array], findings: Sequence[Finding]) -> None:
+        """Heads that have a flag, of this layer."""
+        kept = self.results.maps
+        chosen: list[tuple[str, int, str]] = [
+            (name, head, "looks at one position only")
+            for name, heads in self.results.health.flagged.items() if name in arrays for head in heads
+        ]  # fmt: skip
+        for finding in findings:
+            kind = self._model.graph.nodes[finding.name].kind
+            if finding.is_wrong and kind in ("scores", "softmax") and finding.where:
+                name = finding.name.rpartition(".")[0] + ".weights"
+                chosen.append((name, finding.where[0], f"{finding.name.rpartition('.')[2]} are wrong"))
+        for name, head, why in chosen[: _MAPS - len(kept)]:
+            weights: Any = np.array(arrays[name][head, :_MAP_TOKENS, :_MAP_TOKENS])
+            kept.append(AttentionMap(name, head, why, weights))
