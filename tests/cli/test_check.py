@@ -56,7 +56,9 @@ def test_one_element_of_one_weight_is_found_and_named(tmp_path: Path, karat_here
 
 def test_wrong_options_are_named(karat_here: Karat) -> None:
     for args, complaint in (
-        (["--against", "nowhere.trace"], "expected reference, hf, or a trace that exists"),
+        (["--against", "nowhere.trace"], "expected reference, hf, llama.cpp, or a trace that exists"),
+        (["--against", "llama.cpp"], "llama.cpp needs"),
+        (["--stages", "layers,wights"], "--stages 'wights': expected some of tokens,weights,"),
         (["--tokens", "1"], "--tokens 1: expected at least 2"),
         (["--max-model-len", "9"], "--max-model-len has no meaning"),
     ):

@@ -65,7 +65,8 @@ def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--with", "tf"], "expected karat or hf"),
+        (["--with", "tf"], "expected karat, hf or llama.cpp"),
+        (["--with", "llama.cpp"], "needs a GGUF file; make one of"),
         (["--ids", "1,x"], "expected numbers and ranges"),
         (["--ids", "5000"], "expected ids from 0 to 4095"),
         (["--ids", "1", "--prompt", "x"], "give one"),

@@ -17,6 +17,7 @@ from karat.check.trace import Trace
 from karat.errors import TraceError
 
 _DRAWS = 2
+_NEIGHBOURS = 8  # tokens whose attention shares a spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,10 @@ class FreeRun:
         spread: Array | None = None
         for (kind, dtype), kept in zip(self._runs, self._values, strict=True):
             inputs = [kept[source] for source in node.inputs]
-            if kind == "noisy" and node.kind in ("scores", "mix"):
-                inputs[1] = replay.as_cached(inputs[1])
+            if kind == "noisy":
+                inputs = replay.as_rounded(node, inputs)
+                if node.kind in ("scores", "mix"):
+                    inputs[1] = replay.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.context, dtype)
             kept[name] = replay.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
@@ -127,6 +130,11 @@ class FreeRun:
                 moved = np.where(np.isfinite(moved), moved, 0)
             spread = moved if spread is None else np.maximum(spread, moved)
         assert spread is not None
+        if node.kind in ("scores", "softmax"):
+            # A row of few keys has too few values to go by; its neighbours are as uncertain.
+            starts = np.arange(0, spread.shape[1], _NEIGHBOURS)
+            pooled = np.maximum.reduceat(spread, starts, axis=1)
+            spread = np.maximum(spread, np.repeat(pooled, _NEIGHBOURS, axis=1)[:, : spread.shape[1]])
         for kept in self._values:
             for source in {*node.inputs, name}:
                 if self._last_reader.get(source, name) == name:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
+from karat.check.llamacpp import llamacpp_ids
 from karat.check.model import CheckedModel
 from karat.check.quantised import distances
 from karat.check.stage import Stage
@@ -23,8 +24,10 @@ SHAPES = {
 _SAMPLE = 1 << 14  # bytes of a tensor that are compared before all of it is
 
 
-def tokens_stage(model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool) -> Stage:
-    """Special tokens are found whole, ids fit the embedding, and transformers' tokenizer gives the same ones."""
+def tokens_stage(
+    model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
+) -> Stage:
+    """Special tokens are found whole, ids fit the embedding, and the tokenizers of others give the same ones."""
     lines, faults = [], []
     audit = [i for i in tokenizer.special_ids if tokenizer.decode([i], skip_special_tokens=False)]
     for token_id in audit:
@@ -50,6 +53,12 @@ def tokens_stage(model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with
             if ours != wanted:
                 faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in transformers")
         lines.append(f"{len(texts)} texts give the ids of transformers' tokenizer")
+    if with_llamacpp:
+        texts = dict(SHAPES) | {"prompt": prompt, "bare": ""}
+        for name, wanted in llamacpp_ids(model.path, texts).items():
+            if (ours := tokenizer.encode(texts[name])) != wanted:
+                faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in llama.cpp")
+        lines.append(f"{len(texts)} texts give the ids of llama.cpp's tokenizer")
     return Stage("tokens", "bug" if faults else "exact", faults or lines, {"faults": faults})
 
 

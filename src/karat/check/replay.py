@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from karat.check.accumulation import Accumulation
 from karat.check.compute import Context, Weights, evaluate
+from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.tokens import Tokens
 from karat.check.trace import MASKED, Trace
@@ -224,7 +225,7 @@ class Replay:
                     assert source not in inside, f"{source} is used before it is computed"
                     local[source] = self._noisy(self.value(source).astype(dtype, copy=False), unit)
                 inputs.append(local[source])
-            result = evaluate(node, inputs, context, dtype)
+            result = evaluate(node, self.as_rounded(node, inputs) if unit else inputs, context, dtype)
             if unit:
                 result = self.disturbed(self.graph.nodes[name], inputs, result)
             local[name] = result
@@ -238,6 +239,14 @@ class Replay:
             return result
         with np.errstate(all="ignore"):
             return result + amplitude.astype(result.dtype, copy=False) * self._noise(result)
+
+    def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
+        """The inputs of a matrix product as an engine may have rounded them that rounds activations."""
+        if node.kind != "linear" or self.trace.info.activations is None:
+            return inputs
+        x = inputs[0].reshape(len(inputs[0]), -1)
+        step = half_step(x, self.context.weights.stored_type(node.params["weight"]))
+        return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
 
     def as_cached(self, x: Array) -> Array:
         """K or V as a cache of a narrower type might have rounded what differs in its last digit."""

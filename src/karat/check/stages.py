@@ -15,11 +15,12 @@ from karat.check.diagnose import Diagnoser
 from karat.check.inputs import tokens_stage, weights_stage
 from karat.check.invariance import invariance_of
 from karat.check.layerwise import LayerwiseRun
+from karat.check.llamacpp import record_llamacpp
 from karat.check.model import CheckedModel
 from karat.check.record import Steps
 from karat.check.stage import Stage, Verdict
 from karat.check.streamed import Results, Streamed
-from karat.check.trace import Array, make_info, read_trace
+from karat.check.trace import Array, Trace, make_info, read_trace
 from karat.check.wording import diagnosis_lines, times
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
@@ -45,6 +46,7 @@ class Plan:
     kv_dtype: Any = None
     threads: int | None = None
     with_hf: bool = False
+    with_llamacpp: bool = False
     other: Path | None = None  # a trace of another engine, judged too
     hybrid: tuple[str, ...] = ()  # parts that Karat computes in a transformers model, one at a time
     original: CheckedModel | None = None  # what a quantised model was made of
@@ -76,16 +78,27 @@ class Checker:
             threads=plan.threads, max_num_seqs=8, max_model_len=min(longest, len(self.ids) + _STORY_TOKENS),
         )  # fmt: skip
 
+    @cached_property
+    def llama_trace(self) -> Trace:
+        """llama.cpp's run of the same text in the same steps."""
+        return record_llamacpp(self.plan.model.path, self.plan.model.stored, self._steps)
+
+    @property
+    def _steps(self) -> Steps:
+        return Steps.chunked(self.ids, max(1, len(self.ids) * 2 // 3))
+
     def stages(self) -> Iterator[Stage]:
         """Each stage as it finishes."""
         plan = self.plan
         work: dict[str, Callable[[], Stage]] = {
-            "tokens": lambda: tokens_stage(plan.model, self.tokenizer, plan.prompt, with_hf=plan.with_hf),
+            "tokens": lambda: tokens_stage(plan.model, self.tokenizer, plan.prompt, with_hf=plan.with_hf,
+                                             with_llamacpp=plan.with_llamacpp),
             "weights": lambda: weights_stage(plan.model, with_hf=plan.with_hf, original=plan.original),
             "layers": self._layers, "logits": self._logits, "generation": self._generation, "story": self._story,
             "health": self._health, "invariance": self._invariance,
         }  # fmt: skip
         chosen = [work[name] for name in STAGES if name in plan.stages]
+        chosen += [self._llamacpp] if plan.with_llamacpp else []
         chosen += [self._other] if plan.other is not None else []
         chosen += [self._hybrid] if plan.hybrid else []
         for run in chosen:
@@ -103,8 +116,7 @@ class Checker:
         if self.results is not None:
             return self.results
         plan, model = self.plan, self.plan.model
-        steps = Steps.chunked(self.ids, max(1, len(self.ids) * 2 // 3))
-        run = LayerwiseRun(model.config, model.stored, self.ops, steps, plan.kv_dtype)
+        run = LayerwiseRun(model.config, model.stored, self.ops, self._steps, plan.kv_dtype)
         streamed = Streamed(model, run, seed=plan.seed)
         info, name = run.info, "lm_head"
         if plan.with_hf:
@@ -115,7 +127,10 @@ class Checker:
                 streamed.advance({"transformers": (theirs, arrays)})
 
             agreement.hf_layerwise(model.path, self.ids, rows, judge)
-        while streamed.advance():
+        others = {}
+        if plan.with_llamacpp and self.llama_trace.info.activations is None:
+            others["llama.cpp"] = (self.llama_trace.info, self.llama_trace.arrays)
+        while streamed.advance(others):
             pass
         self.results = streamed.results
         return self.results
@@ -241,14 +256,31 @@ class Checker:
         verdict = "exact" if max(largest.values()) == 0 else self.rounding if small else "bug"
         return Stage("invariance", verdict, lines, largest)
 
+    def _llamacpp(self) -> Stage:
+        """llama.cpp's run, judged by itself as any engine's, and its logits beside ours."""
+        stage = self._judged("llama.cpp", self.llama_trace)
+        rows, theirs = self.llama_trace.rows_of("lm_head"), np.asarray(self.llama_trace.arrays["lm_head"], np.float64)
+        ours = self._run().logits["ours"]
+        if len(ours) != len(rows):
+            return stage
+        facts = agreement.logit_facts(np.asarray(ours, np.float64), theirs)
+        lines = [*stage.lines[1:], *agreement.logit_lines("llama.cpp", facts)]
+        if self.llama_trace.info.activations:
+            lines.append("llama.cpp rounds activations to fit the weights' type, Karat does not: hence the distance")
+        return replace(stage, lines=lines, facts={**stage.facts, "logits": facts})
+
     def _other(self) -> Stage:
         assert self.plan.other is not None
-        model, trace = self.plan.model, read_trace(self.plan.other)
+        return self._judged("trace", read_trace(self.plan.other))
+
+    def _judged(self, name: str, trace: Trace) -> Stage:
+        """What a diagnosis says of another engine's run."""
+        model = self.plan.model
         diagnosis = Diagnoser(model.graph, model.weights(trace.info.dtype), trace).run()
         exact = all(finding.exact for finding in diagnosis.findings)
         verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else self.rounding
         named = [sorted(named.bugs) for named in diagnosis.named]
-        return Stage("trace", verdict, diagnosis_lines(diagnosis, model.graph, trace.info), {"named": named})
+        return Stage(name, verdict, diagnosis_lines(diagnosis, model.graph, trace.info), {"named": named})
 
     def _hybrid(self) -> Stage:
         from karat.check.hybrid import Hybrid, suspect

@@ -47,6 +47,10 @@ class CheckpointWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored[name].shape
 
+    def stored_type(self, name: str) -> str:
+        """A key of PLAIN_BYTES or of karat.quant.FORMATS."""
+        return self.stored[name].dtype
+
     def rows(self, name: str, dtype: np.dtype[np.floating], start: int, stop: int) -> Array:
         """Rows start … stop - 1 of a tensor."""
         weight = self.stored[name]

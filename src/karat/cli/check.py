@@ -39,7 +39,8 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="reference (float64), hf too (default if installed), or a trace of this model, which is then judged.",
+            help="reference (float64) only, hf or llama.cpp too (default: which applies, if installed), or a trace of "
+            "this model, which is then judged.",
         ),
     ] = None,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
@@ -78,14 +79,17 @@ def check(
     """
     import secrets
 
+    from karat.check import llamacpp
     from karat.check.agreement import has_transformers
     from karat.check.model import open_model
     from karat.check.stage import overall
     from karat.check.stages import STAGES, Checker, Plan
 
-    is_trace = against not in (None, "reference", "hf")
+    is_trace = against not in (None, "reference", "hf", "llama.cpp")
     if is_trace and not Path(str(against)).is_file():
-        raise UsageError(f"--against {against}: expected reference, hf, or a trace that exists")
+        raise UsageError(f"--against {against}: expected reference, hf, llama.cpp, or a trace that exists")
+    if against == "llama.cpp" and not llamacpp.is_installed():
+        raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
     if against == "hf" and not has_transformers():
         raise UsageError("--against hf needs torch and transformers: pip install 'karat[check]'")
     for name, value, least in (("--tokens", tokens, 2), ("--stories", stories, 1)):
@@ -112,6 +116,9 @@ def check(
     opened = open_model(model)
     if (against == "hf" or hybrid) and opened.path.is_file():
         raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
+    if against == "llama.cpp" and not opened.path.is_file():
+        raise UsageError(f"llama.cpp needs a GGUF file; make one of {opened.path} with karat convert")
+    with_llamacpp = against == "llama.cpp" or (against is None and opened.path.is_file() and llamacpp.is_installed())
     with_hf = opened.path.is_dir() and has_transformers() if against is None else against == "hf"
     drawn = secrets.randbelow(2**31) if seed is None else seed
     plan = Plan(
@@ -121,6 +128,7 @@ def check(
         prompt=prompt,
         num_tokens=tokens,
         with_hf=with_hf,
+        with_llamacpp=with_llamacpp,
         original=None if original is None else open_model(original),
         stages=chosen,
         stories=stories,

@@ -17,6 +17,7 @@ Examples
 
   karat trace -o ours.trace                        the embedded model, by Karat
   karat trace ./my-model --with hf                 the same by transformers
+  karat trace model.gguf --with llama.cpp          by llama.cpp, every result it names
   karat trace org/name --chunk 16 --decode 4 --layers 0,5-7
   karat trace ./my-model --validate engine.trace   what a trace of another engine lacks
 
@@ -30,7 +31,12 @@ def trace(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
     source: Annotated[
-        str, typer.Option("--with", metavar="NAME", help="Who computes: karat (default) or hf (transformers).")
+        str,
+        typer.Option(
+            "--with",
+            metavar="NAME",
+            help="Who computes: karat, hf (transformers), llama.cpp (GGUF).",
+        ),
     ] = "karat",
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to compute.")] = None,
     token_ids: Annotated[str | None, typer.Option("--ids", metavar="I,J", help="Token ids instead of a text.")] = None,
@@ -61,8 +67,8 @@ def trace(
     from karat.check.selection import Selection
     from karat.check.trace import write_trace
 
-    if source not in ("karat", "hf"):
-        raise UsageError(f"--with {source}: expected karat or hf")
+    if source not in ("karat", "hf", "llama.cpp"):
+        raise UsageError(f"--with {source}: expected karat, hf or llama.cpp")
     for name, value in (("--chunk", chunk), ("--tokens", tokens), ("--logits", logits)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: expected a number of at least 1")
@@ -95,6 +101,14 @@ def _record(
         if kv_dtype is not None:
             raise UsageError("--kv-dtype: transformers' cache has the type that is computed in")
         return record_hf(load_hf(str(opened.path), dtype), steps, selection=selection)
+    if source == "llama.cpp":
+        from karat.check.llamacpp import record_llamacpp
+
+        if not opened.path.is_file():
+            raise UsageError(f"--with llama.cpp: it needs a GGUF file; make one of {opened.path} with karat convert")
+        if dtype is not None or kv_dtype is not None:
+            raise UsageError("--dtype, --kv-dtype: llama.cpp computes as the file's types say, with a float32 cache")
+        return record_llamacpp(opened.path, opened.stored, steps, selection=selection)
     from karat.check.record import record
     from karat.ops.registry import create
 

@@ -1,0 +1,301 @@
+"""Traces of llama.cpp over a GGUF file, through its evaluation callback.
+
+llama.cpp runs in a process of its own (`python -m karat.check.llamacpp`): what it does to a broken file ends that
+process and not this one. Flash attention is off and the cache float32, so that scores exist. Scores are its products
+q · k with the scale and the mask that its softmax is given. Before a product with a weight that is not float32 it
+rounds activations (karat.check.ggml_rounding).
+"""
+
+import ctypes
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.record import Steps
+from karat.check.selection import EVERYTHING, Selection, padded
+from karat.check.trace import Array, Trace, make_info, read_trace, write_trace
+from karat.checkpoint.weights import Weight
+from karat.errors import ExecutorError
+
+_LARGEST_MESSAGE = 400  # characters of a worker's last words
+
+# Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
+# one counts (a product, then its sum with the bias); what RoPE turns is told by the op.
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "Qcur": "self_attn.q_proj", "Kcur": "self_attn.k_proj", "Vcur": "self_attn.v_proj",
+    "Qcur_normed": "self_attn.q_norm", "Kcur_normed": "self_attn.k_norm", "kq_soft_max": "self_attn.weights",
+    "kqv_out": "self_attn.attention", "attn_out": "self_attn.o_proj", "ffn_inp": "attention_residual",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_gate_b": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_up_b": "mlp.up_proj", "ffn_swiglu": "mlp.act", "ffn_out": "mlp.down_proj",
+    "l_out": "",
+}  # fmt: skip
+_NAMES = {"embd": "model.embed_tokens", "inp_embd": "model.embed_tokens", "result_norm": "model.norm",
+          "result_output": "lm_head"}  # fmt: skip
+_ROPE = {"Qcur": "self_attn.q_rope", "Kcur": "self_attn.k_rope", "Qcur_normed": "self_attn.q_rope",
+         "Kcur_normed": "self_attn.k_rope"}  # fmt: skip
+_UNNAMED = re.compile(r"blk\.(\d+)\.(attn_output|ffn_down)\.(?:weight|bias)")
+_NEVER_A_RESULT = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
+_TYPES = {0: np.float32, 1: np.float16}  # ggml_type
+
+
+def is_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("llama_cpp") is not None
+
+
+def record_llamacpp(
+    path: Path, stored: Mapping[str, Weight], steps: Steps, *, selection: Selection = EVERYTHING
+) -> Trace:
+    """llama.cpp's run of the GGUF file `path`, whose weights are `stored`, over one sequence.
+
+    ExecutorError where llama-cpp-python is not installed, or with its last words if llama.cpp fails.
+    """
+    job = {
+        "ids": steps.prompt, "cuts": steps.cuts, "decode": steps.decode, "logit_rows": selection.logit_rows,
+        "layers": None if selection.layers is None else sorted(selection.layers), "heads": selection.heads,
+    }  # fmt: skip
+    with TemporaryDirectory(prefix="karat-") as folder:
+        out = Path(folder) / "llama.trace"
+        _run_worker(path, out, job)
+        made = read_trace(out)
+    arrays = {name: _unpaired(name, array, stored) for name, array in made.arrays.items()}
+    plain = all(weight.dtype == "F32" for weight in stored.values())
+    return Trace(replace(made.info, activations=None if plain else "ggml"), arrays)
+
+
+def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> dict[str, list[int]]:
+    """The ids that llama.cpp's tokenizer of the GGUF file `path` gives to each text; ExecutorError as above."""
+    with TemporaryDirectory(prefix="karat-") as folder:
+        out = Path(folder) / "ids.json"
+        _run_worker(path, out, {"texts": dict(texts)})
+        ids: dict[str, list[int]] = json.loads(out.read_text())
+        return ids
+
+
+def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
+    if not is_installed():
+        raise ExecutorError("llama.cpp is not installed: pip install llama-cpp-python (0.3.36 is known to work)")
+    command = [sys.executable, "-m", "karat.check.llamacpp", str(path), str(out)]
+    done = subprocess.run(command, input=json.dumps(job).encode(), capture_output=True, check=False)
+    if done.returncode or not out.exists():
+        words = done.stderr.decode(errors="replace").strip()[-_LARGEST_MESSAGE:]
+        raise ExecutorError(f"{path}: llama.cpp ended with code {done.returncode}: {words or 'no message'}")
+
+
+def _unpaired(name: str, array: Array, stored: Mapping[str, Weight]) -> Array:
+    """q and k as Hugging Face orders a head, where the file has the two of a pair side by side (Llama's GGUF)."""
+    prefix, _, part = name.rpartition(".")
+    weight = stored.get(f"{prefix}.{part[0]}_proj.weight") if part[:2] in ("q_", "k_") else None
+    if weight is None or weight.row_order is None:
+        return array
+    return np.concatenate((array[..., 0::2], array[..., 1::2]), axis=-1)
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of ggml_tensor (ggml.h)."""
+
+    _fields_ = (
+        ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+    )  # fmt: skip
+
+
+class _Observer:
+    """Copies the results that have a canonical name while llama.cpp makes them."""
+
+    def __init__(self, ggml: ctypes.CDLL, selection: Selection, head_dim: int) -> None:
+        self._ggml, self._selection, self._head_dim = ggml, selection, head_dim
+        self.parts: dict[str, list[Array]] = defaultdict(list)
+        self._step: dict[str, Array] = {}
+        self._products: NDArray[Any] = np.zeros(0)
+        self.fault: Exception | None = None
+        ggml.ggml_get_name.restype = ggml.ggml_op_name.restype = ctypes.c_char_p
+        ggml.ggml_get_data.restype = ctypes.c_void_p
+        for function in (ggml.ggml_get_name, ggml.ggml_get_data):
+            function.argtypes = [ctypes.c_void_p]
+
+    def __call__(self, address: int, ask: bool, _user_data: Any) -> bool:
+        if not ask:
+            try:
+                self._see(address)
+            except Exception as fault:  # noqa: BLE001 - it must not go through C, and is raised after the step
+                self.fault = self.fault or fault
+        return True
+
+    def end_step(self, keys: int) -> None:
+        """Take what the step left; keys of attention are the first `keys` places of the cache."""
+        if self.fault is not None:
+            raise self.fault
+        for name, array in self._step.items():
+            self.parts[name].append(array[..., :keys] if name.endswith((".scores", ".weights")) else array)
+        self._step = {}
+
+    def _see(self, address: int) -> None:
+        tensor = _Tensor.from_address(address)
+        label, op = self._name(address), self._ggml.ggml_op_name(tensor.op).decode()
+        base, _, number = label.rpartition("-")
+        given = self._name(tensor.src[0 if op == "MUL_MAT" else 1]) if op in ("MUL_MAT", "ADD") else ""
+        if found := _UNNAMED.fullmatch(given):  # results without a name of their own are known by their weight
+            base, number = "attn_out" if found[2] == "attn_output" else "ffn_out", found[1]
+        if op in _NEVER_A_RESULT:
+            return
+        if label in _NAMES:
+            self._keep(_NAMES[label], self._values(address, 2))
+        elif base == "kq" and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
+            self._products = self._values(address, 3)  # the softmax may be made in their place
+        elif number.isdigit() and base in _LAYER_NAMES:
+            prefix = f"model.layers.{number}"
+            part = _ROPE[base] if op == "ROPE" else _LAYER_NAMES[base]
+            by_head = op == "ROPE" or base == "kq_soft_max" or base.endswith("_normed")
+            values = self._values(address, 3 if by_head else 2)
+            if part == "self_attn.weights" and self._selection.keeps(f"{prefix}.self_attn.scores"):
+                self._keep(f"{prefix}.self_attn.scores", self._scores(tensor))
+            elif part.startswith("self_attn.") and part[10:11] in "qkv" and base[1:4] == "cur":
+                values = values.reshape(len(values), -1, self._head_dim)
+            self._keep(f"{prefix}.{part}".rstrip("."), values)
+
+    def _name(self, address: int | None) -> str:
+        return self._ggml.ggml_get_name(address).decode(errors="replace") if address else ""
+
+    def _keep(self, name: str, values: Array) -> None:
+        if self._selection.keeps(name):
+            self._step[name] = values
+
+    def _scores(self, softmax: _Tensor) -> Array:
+        """q · k with the softmax's own scale and mask [heads, tokens, places]."""
+        (scale,) = np.array(softmax.op_params[:1], np.int32).view(np.float32)
+        scores: NDArray[Any] = self._products * scale
+        if softmax.src[1]:
+            mask = self._values(softmax.src[1], 2).astype(np.float32)
+            scores = np.where(np.isneginf(mask[: scores.shape[1]]), np.float32(-np.inf), scores)
+        return scores
+
+    def _values(self, address: int, ndim: int) -> NDArray[Any]:
+        """A copy of a tensor of `ndim` axes, the slowest first."""
+        tensor = _Tensor.from_address(address)
+        if tensor.type not in _TYPES:
+            raise ExecutorError(f"{self._name(address)} has ggml type {tensor.type}")
+        dtype = np.dtype(_TYPES[tensor.type])
+        if any(n != 1 for n in tensor.ne[ndim:]):
+            raise ExecutorError(f"{self._name(address)}: {list(tensor.ne)}, not {ndim} axes")
+        num_bytes = sum((n - 1) * step for n, step in zip(tensor.ne, tensor.nb, strict=True)) + dtype.itemsize
+        raw = (ctypes.c_uint8 * num_bytes).from_address(self._ggml.ggml_get_data(address))
+        shape, strides = tuple(tensor.ne[:ndim])[::-1], tuple(tensor.nb[:ndim])[::-1]
+        return np.ndarray(shape, dtype, raw, strides=strides).copy()
+
+
+def _work(path: Path, out: Path, job: Mapping[str, Any]) -> None:
+    """The worker: a trace of `ids`, or the ids of `texts`."""
+    import llama_cpp
+
+    messages: list[str] = []
+    silent = llama_cpp.llama_log_callback(lambda _level, text, _data: messages.append(text.decode(errors="replace")))
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    options = llama_cpp.llama_model_default_params()
+    options.n_gpu_layers = 0
+    options.vocab_only = "texts" in job
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+    if not model:
+        raise SystemExit("it does not load this file: " + "".join(messages)[-_LARGEST_MESSAGE:])
+    if "texts" in job:
+        vocab = llama_cpp.llama_model_get_vocab(model)
+        out.write_text(json.dumps({name: _ids(llama_cpp, vocab, text) for name, text in job["texts"].items()}))
+    else:
+        _trace(llama_cpp, model, out, job)
+
+
+def _ids(llama_cpp: Any, vocab: Any, text: str) -> list[int]:
+    """Special tokens of the text are found, and those that the file wants are added."""
+    encoded = text.encode()
+    found = (ctypes.c_int32 * (len(encoded) + 8))()
+    count = llama_cpp.llama_tokenize(vocab, encoded, len(encoded), found, len(found), True, True)
+    return list(found[: max(0, count)])
+
+
+def _trace(llama_cpp: Any, model: Any, out: Path, job: Mapping[str, Any]) -> None:
+    """Run the job of `record_llamacpp` and write its trace."""
+    library = Path(llama_cpp.__file__).parent / "lib"
+    name = {"darwin": "libggml-base.dylib", "win32": "ggml-base.dll"}.get(sys.platform, "libggml-base.so")
+    layers = job["layers"]
+    selection = Selection(None if layers is None else frozenset(layers), job["heads"], job["logit_rows"])
+    num_heads = llama_cpp.llama_model_n_head(model)
+    steps = Steps(tuple(job["ids"]), tuple(job["cuts"]), job["decode"])
+    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+    observer = _Observer(ctypes.CDLL(str(library / name)), selection, _head_dim(llama_cpp, model, num_heads))
+    callback = llama_cpp.ggml_backend_sched_eval_callback(observer)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = steps.total
+    params.flash_attn_type = 0
+    params.type_k = params.type_v = 0  # GGML_TYPE_F32
+    params.cb_eval = callback
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        raise SystemExit(f"it makes no context of {steps.total} tokens")
+    batch = llama_cpp.llama_batch_init(steps.total, 0, 1)
+    ids, done, starts = list(steps.prompt), 0, []
+    while done < steps.total:
+        if done >= len(ids):
+            ids.append(int(observer.parts["lm_head"][-1][-1].argmax()))
+        stop = steps.stop_after(done)
+        batch.n_tokens = stop - done
+        for i, position in enumerate(range(done, stop)):
+            batch.token[i], batch.pos[i] = ids[position], position
+            batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, True
+        if code := llama_cpp.llama_decode(context, batch):
+            raise SystemExit(f"it refuses a step of {stop - done} tokens (code {code})")
+        observer.end_step(stop)
+        starts.append(done)
+        done = stop
+    rows = tuple(selection.rows_for(steps.total, vocab))
+    arrays = _joined(observer.parts, steps.total, selection.heads)
+    partial = {}
+    if len(rows) < steps.total:
+        partial = {name: rows for name in ("lm_head", "model.norm") if name in arrays}
+        arrays |= {name: arrays[name][list(rows)] for name in partial}
+    info = make_info(
+        ids, steps=tuple(starts), kv_dtype="float32", rows=partial, generated=tuple(ids[len(steps.prompt) :]) or None,
+        heads={n: selection.heads for n in arrays if selection.heads and n.endswith((".scores", ".weights"))},
+        sampling={"temperature": 0} if steps.decode else None,
+        executor=f"llama.cpp of llama-cpp-python {llama_cpp.__version__}",
+    )  # fmt: skip
+    write_trace(out, Trace(info, arrays))
+
+
+def _head_dim(llama_cpp: Any, model: Any, num_heads: int) -> int:
+    """What the file says, or the hidden size over the heads."""
+    buffer = ctypes.create_string_buffer(64)
+
+    def metadata(key: str) -> str | None:
+        length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+        return buffer.value.decode() if length >= 0 else None
+
+    stated = metadata(f"{metadata('general.architecture')}.attention.key_length")
+    return int(stated) if stated else int(llama_cpp.llama_model_n_embd(model)) // num_heads
+
+
+def _joined(parts: Mapping[str, list[Array]], context: int, heads: tuple[int, ...] | None) -> dict[str, Array]:
+    arrays = {}
+    for name, found in parts.items():
+        if name.endswith((".scores", ".weights")):
+            joined = padded(found, context, -np.inf if name.endswith("scores") else 0.0)
+            arrays[name] = joined if heads is None else joined[list(heads)]
+        else:
+            arrays[name] = np.concatenate(found)
+    return arrays
+
+
+if __name__ == "__main__":
+    _work(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.stdin.read()))

@@ -1,0 +1,130 @@
+"""llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from karat.check import llamacpp
+from karat.check.diagnose import Diagnoser, Diagnosis
+from karat.check.ggml_rounding import half_step
+from karat.check.graph import build_graph
+from karat.check.llamacpp import llamacpp_ids, record_llamacpp
+from karat.check.model import CheckedModel, open_model
+from karat.check.record import Steps
+from karat.check.selection import Selection
+from karat.check.trace import Trace, read_trace
+from karat.check.weights import CheckpointWeights, digest
+from karat.checkpoint import open_model as open_checkpoint
+from karat.convert import MIXES, convert
+from karat.errors import ExecutorError
+from karat.quant import FORMATS
+from tests.convert.test_convert import FAMILIES, folder_of
+from tools.zoo.llamacpp import STEPS, tiny
+
+SEED = int(os.environ.get("KARAT_SEED", "20261121"), 36) % 2**31
+needs_llama = pytest.mark.skipif(not llamacpp.is_installed(), reason="llama-cpp-python is not installed")
+IDS = tuple(np.random.default_rng(SEED).integers(3, 4096, 14).tolist())
+
+
+def gguf(folder: Path, mix: str, **changes: object) -> CheckedModel:
+    path = folder / f"{mix}.gguf"
+    convert(open_checkpoint(folder_of(folder / "model", SEED, **changes)), path, MIXES[mix])
+    return open_model(str(path))
+
+
+def judged(model: CheckedModel, trace: Trace) -> Diagnosis:
+    return Diagnoser(model.graph, model.weights(trace.info.dtype), trace, seconds=1).run()
+
+
+@needs_llama
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_result_of_every_family_is_there_and_right(family: str, tmp_path: Path) -> None:
+    """In float32; prompt in two steps, then tokens decoded one by one."""
+    model = gguf(tmp_path, "F32", **FAMILIES[family])
+    trace = record_llamacpp(model.path, model.stored, Steps.chunked(IDS, 9, 3))
+    assert trace.info.num_tokens == 17 and trace.info.steps == (0, 9, 14, 15, 16)
+    diagnosis = judged(model, trace)
+    assert diagnosis.is_healthy and not diagnosis.missing, diagnosis
+    assert max(finding.ratio for finding in diagnosis.findings) < 5
+
+
+@needs_llama
+@pytest.mark.parametrize("mix", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q6_K"])
+def test_files_whose_activations_it_rounds_have_a_floor_of_their_own(mix: str, tmp_path: Path) -> None:
+    """And a wrong weight is seen above it."""
+    if mix not in MIXES:
+        pytest.skip(f"convert makes no {mix}")
+    sizes = {"hidden_size": 256, "intermediate_size": 512}
+    model = gguf(tmp_path, mix, model_type="qwen2", **sizes)
+    trace = record_llamacpp(model.path, model.stored, Steps.chunked(IDS, None))
+    assert trace.info.activations == "ggml"
+    diagnosis = judged(model, trace)
+    assert diagnosis.is_healthy, diagnosis.unexplained
+    arrays = dict(trace.arrays)
+    arrays["model.layers.1.mlp.up_proj"] = arrays["model.layers.1.mlp.gate_proj"]
+    assert not judged(model, Trace(trace.info, arrays)).is_healthy
+
+
+@needs_llama
+def test_a_selection_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    model = gguf(tmp_path, "F32")
+    selection = Selection(frozenset({1}), heads=(0, 3), logit_rows=2)
+    trace = record_llamacpp(model.path, model.stored, Steps.chunked(IDS, None), selection=selection)
+    assert {name.split(".")[2] for name in trace.arrays if name.startswith("model.layers.")} == {"1"}
+    assert trace.arrays["model.layers.1.self_attn.scores"].shape == (2, len(IDS), len(IDS))
+    assert len(trace.arrays["lm_head"]) == 2
+    assert judged(model, trace).is_healthy
+
+
+@needs_llama
+def test_its_tokenizer_gives_ids_of_texts(tmp_path: Path) -> None:
+    model = gguf(tmp_path, "F32")
+    assert llamacpp_ids(model.path, {"none": ""})["none"] == []
+    assert len(llamacpp_ids(model.path, {"x": "Once upon a time"})["x"]) >= 4
+
+
+@needs_llama
+def test_what_it_refuses_is_an_error_with_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + bytes(64))
+    with pytest.raises(ExecutorError, match=r"llama\.cpp ended with code 1: it does not load this file"):
+        record_llamacpp(path, {}, Steps((1, 2)))
+
+
+def test_where_it_is_not_installed_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
+    with pytest.raises(ExecutorError, match="pip install llama-cpp-python"):
+        record_llamacpp(Path("x.gguf"), {}, Steps((1, 2)))
+
+
+def test_a_recorded_trace_of_it_is_healthy(pytestconfig: pytest.Config) -> None:
+    """Made by `python -m tools.zoo.llamacpp`; needs no llama.cpp."""
+    trace = read_trace(pytestconfig.rootpath / "tests/data/llama_cpp_tiny.trace")
+    _, config, stored = tiny()
+    assert trace.info.digest == digest(stored), "the model is drawn otherwise now: record the trace anew"
+    assert trace.info.token_ids[: len(STEPS.prompt)] == STEPS.prompt and trace.info.activations == "ggml"
+    diagnosis = Diagnoser(build_graph(config), CheckpointWeights(stored), trace, seconds=1).run()
+    assert diagnosis.is_healthy and not diagnosis.missing
+    assert max(finding.ratio for finding in diagnosis.findings) < 5
+
+
+@pytest.mark.parametrize("stored", ["Q8_0", "Q4_K", "F16", "BF16"])
+def test_half_a_step_is_as_far_as_rounding_goes(stored: str) -> None:
+    """Against rounding itself: 8-bit blocks scaled by their largest magnitude, or a float of fewer bits."""
+    x = np.random.default_rng(SEED).standard_normal((5, 512))
+    step = half_step(x, stored)
+    assert step is not None
+    if stored in FORMATS:
+        blocks = x.reshape(5, -1, FORMATS[stored].block_size)
+        scale = np.abs(blocks).max(-1, keepdims=True) / 127
+        rounded = (np.rint(blocks / scale) * scale).reshape(x.shape)
+    elif stored == "F16":
+        rounded = x.astype(np.float16).astype(np.float64)
+    else:
+        bits = (x.astype(np.float32).view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)
+        rounded = bits.view(np.float32).astype(np.float64)
+    moved = np.abs(rounded - x)
+    assert (moved <= step * 1.001 + 1e-7).all() and moved.max() > 0.5 * step.min()
+    assert half_step(x, "F32") is None
