@@ -35,7 +35,7 @@ def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
     assert verdicts["tokens"] == verdicts["weights"] == verdicts["generation"] == "exact"
     text = page.read_text(encoding="utf-8")
     assert text.count("<circle") >= 100 and facts["digest"] in text
-    assert "http" not in text and "<script" not in text and "src=" not in text, "the page asks for something else"
+    assert "http" not in text and "<script" not in text, "the page asks for something else"
 
 
 def test_one_element_of_one_weight_is_found_and_named(tmp_path: Path, karat_here: Karat) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from karat.check.compute import evaluate
-from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
+from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay, distance
 from karat.check.trace import Trace
 from karat.errors import TraceError
 
@@ -126,7 +126,8 @@ class FreeRun:
                 right = result
                 continue
             with np.errstate(all="ignore"):
-                moved = np.fmax.reduce(np.abs(kept[name] - right), axis=-1, keepdims=True)
+                moved = np.subtract(kept[name], right, dtype=F64)
+                moved = np.fmax.reduce(np.abs(moved, out=moved), axis=-1, keepdims=True)
                 moved = np.where(np.isfinite(moved), moved, 0)
             spread = moved if spread is None else np.maximum(spread, moved)
         assert spread is not None
@@ -147,14 +148,15 @@ class FreeRun:
 def drift_of(replay: Replay, run: Free, target: Array) -> Drift:
     """How far a recorded result is from `target` (the float64 run, or another engine's), in multiples of the spread."""
     recorded = replay.recorded[run.name]
-    present = np.ones(1, bool) if recorded.present is None else recorded.present
+    error = distance(recorded.values, target)
+    if recorded.present is not None:
+        error[np.broadcast_to(~recorded.present, error.shape)] = 0
+    largest, rms = float(error.max(initial=0)), _rms(error)
     with np.errstate(all="ignore"):
-        error = np.abs(recorded.values - target)
-        error = np.where((recorded.values == target) | ~present, 0, error)
-        ratio = float(np.nan_to_num(np.where(error == 0, 0, error / run.spread), nan=np.inf).max())
+        ratio = np.divide(error, run.spread, out=error)
+    ratio[np.isnan(ratio)] = 0
     return Drift(
-        run.name, float(np.nanmax(error, initial=0)), _rms(error), _rms(run.spread),
-        ratio, _rms(run.right),
+        run.name, largest, rms, _rms(run.spread), float(ratio.max(initial=0)), _rms(run.right),
     )  # fmt: skip
 
 

@@ -302,11 +302,11 @@ class Replay:
             for dtype, draw in draws:
                 context = self._jittered if draw % 2 else self.context
                 moved = self._run(names, edits, dtype, self.unit, context)
-                spread = np.fmax(spread, np.abs(moved - expected))
+                np.fmax(spread, _gap(moved, expected), out=spread)
             if self.unit == PRECISION["float32"] and len(draws) > 1:
                 single = self._run(names, edits, F32, 0.0, self.context)
-                spread = np.fmax(spread, np.abs(single - expected))
-        spread = np.where(np.isfinite(spread), spread, 0)
+                np.fmax(spread, _gap(single, expected), out=spread)
+        spread[~np.isfinite(spread)] = 0
         per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
         by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
         if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or len(spread) < _ENOUGH:
@@ -329,29 +329,27 @@ class Replay:
         """Compare what was recorded for `name` with `expected`, what `names` (under `edits`) make of their inputs."""
         recorded = self.recorded[name]
         got = recorded.values
-        with np.errstate(all="ignore"):
-            same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-            error = np.where(same, 0, np.abs(got - expected))
-        error = np.where(np.isnan(error), np.inf, error)
+        error = distance(got, expected)
         if recorded.present is not None:
             error = np.where(recorded.present, error, 0)
         if self.graph.nodes[name].kind == "softmax":
             error = np.where(self.undefined(name, expected), 0, error)
-        finite = np.abs(expected[np.isfinite(expected)])
-        scale = float(finite.max()) if finite.size else 0.0
+        scale = largest_finite(expected)
         exact = not error.any()
         if edits and any("effective" in params for params in edits.values()):
             error = np.where(self.overflowed(name, expected, edits), 0, error)
         if not error.any():
             return Finding(name, 0.0, 0.0, scale, (), exact, names)
         floor = self.floor(names, expected, edits)
+        largest = float(error.max())
         with np.errstate(all="ignore"):
-            ratio = np.where(error == 0, 0, error / floor)
+            ratio = np.divide(error, floor, out=error)  # 0 / 0 where there is neither error nor floor
+        ratio[np.isnan(ratio)] = 0
         where = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
         tokens = 1 if self.graph.nodes[name].kind in ("scores", "softmax") else 0
         by_token = tuple(ratio.max(axis=tuple(axis for axis in range(ratio.ndim) if axis != tokens)).tolist())
         place = tuple(int(i) for i in where)
-        return Finding(name, float(ratio.max()), float(error.max()), scale, place, False, names, by_token)
+        return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token)
 
     def overflowed(self, name: str, expected: Array, edits: Edits) -> NDArray[np.bool_]:
         """Values that wrong weights may bring beyond the engine's type, so that anything large may come out."""
@@ -402,6 +400,32 @@ class Replay:
             if not self._finite[source]:
                 return False
         return True
+
+
+def distance(got: Array, expected: Array) -> Array:
+    """|got - expected| in float64: 0 where both are the same infinity or NaN, infinity where only one is NaN."""
+    error = _gap(got, expected)
+    odd = ~np.isfinite(error)
+    if odd.any():
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        error[odd] = np.where(same, 0, np.inf)[odd]
+    return error
+
+
+def _gap(a: Array, b: Array) -> Array:
+    """|a - b| in one new float64 array: these are the largest arrays there are."""
+    with np.errstate(all="ignore"):
+        out = np.subtract(a, b, dtype=F64)
+        return np.abs(out, out=out)
+
+
+def largest_finite(x: Array) -> float:
+    """The largest magnitude of the finite values; 0 if there are none."""
+    low, high = float(x.min(initial=0)), float(x.max(initial=0))
+    if np.isfinite(low) and np.isfinite(high):
+        return max(-low, high)
+    finite = x[np.isfinite(x)]
+    return float(np.abs(finite).max(initial=0))
 
 
 @cache

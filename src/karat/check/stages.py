@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ class Checker:
             plan.model.checkpoint, executor=plan.executor, dtype=plan.dtype, kv_dtype=plan.kv_dtype,
             threads=plan.threads, max_num_seqs=8, max_model_len=min(longest, len(self.ids) + _STORY_TOKENS),
         )  # fmt: skip
+
+    def versions(self) -> dict[str, str]:
+        """Of what was compared with."""
+        names = [*(["torch", "transformers"] if self.plan.with_hf else []),
+                 *(["llama_cpp_python"] if self.plan.with_llamacpp else [])]  # fmt: skip
+        return {name: version(name) for name in names}
 
     @cached_property
     def llama_trace(self) -> Trace:
@@ -160,7 +167,7 @@ class Checker:
 
     def _logits(self) -> Stage:
         results = self._run()
-        ours = np.asarray(results.logits["ours"], np.float64)
+        ours = results.logits["ours"]
         facts = agreement.logit_facts(ours, results.logits["float64"])
         lines = agreement.logit_lines("float64", facts)
         for other in results.logits.keys() - {"ours", "float64"}:
@@ -259,11 +266,11 @@ class Checker:
     def _llamacpp(self) -> Stage:
         """llama.cpp's run, judged by itself as any engine's, and its logits beside ours."""
         stage = self._judged("llama.cpp", self.llama_trace)
-        rows, theirs = self.llama_trace.rows_of("lm_head"), np.asarray(self.llama_trace.arrays["lm_head"], np.float64)
+        rows, theirs = self.llama_trace.rows_of("lm_head"), self.llama_trace.arrays["lm_head"]
         ours = self._run().logits["ours"]
         if len(ours) != len(rows):
             return stage
-        facts = agreement.logit_facts(np.asarray(ours, np.float64), theirs)
+        facts = agreement.logit_facts(ours, theirs)
         lines = [*stage.lines[1:], *agreement.logit_lines("llama.cpp", facts)]
         if self.llama_trace.info.activations:
             lines.append("llama.cpp rounds activations to fit the weights' type, Karat does not: hence the distance")

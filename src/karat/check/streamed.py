@@ -103,7 +103,9 @@ class Streamed:
                     results.drift.setdefault(other, []).append(drift_of(replay, free, found[name]))
             if name == "lm_head":
                 results.logits = {"ours": arrays[name], "float64": free.right}
-                results.logits |= {other: found[name] for other, found in theirs.items() if name in found}
+                results.logits |= {
+                    other: found[name] for other, (_, found) in (others or {}).items() if name in theirs[other]
+                }
         self._carried = {name: arrays[name] for name in part.names[-1:]}
         return True
 

@@ -182,6 +182,7 @@ def _lines(stage: "Stage") -> str:
 
 
 def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str, Any]:
+    import hashlib
     import platform
 
     import numpy as np
@@ -189,6 +190,8 @@ def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str,
     from karat import __version__
     from karat.check.weights import digest
 
+    others = checker.versions()
+    results = checker.results
     return {
         "verdict": verdict,
         "model": str(checker.plan.model.path),
@@ -200,6 +203,8 @@ def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str,
         "machine": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
+        **others,
+        **({} if results is None else {"logits_digest": hashlib.sha256(results.logits["ours"].tobytes()).hexdigest()}),
         "tokens": len(checker.ids),
         "seed": checker.plan.seed,
         "stages": [

@@ -1,0 +1,130 @@
+"""The report of a check: right figures, every picture inside the page, nothing that a browser would fetch."""
+
+import base64
+import re
+import shutil
+import struct
+import subprocess
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from karat.check import stages
+from karat.check.model import open_model
+from karat.check.report import page
+from karat.check.report_pictures import attention, png
+from karat.check.stage import overall
+from karat.check.stages import Checker, Plan
+from karat.check.streamed import AttentionMap
+from karat.ops.reference import ReferenceOps
+
+VOID = {"meta", "img", "br", "line"}
+
+
+class Faulty(ReferenceOps):
+    """Multiplies the scores of layer 2 by half as much again."""
+
+    def paged_attention(self, *args: Any, scale: float, name: str, **rest: Any) -> Any:
+        factor = 1.5 if ".2." in name else 1.0
+        return super().paged_attention(*args, scale=scale * factor, name=name, **rest)
+
+
+class Reader(HTMLParser):
+    """Tags that are open, and whatever a browser might fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [str(v) for k, v in attrs if k in ("src", "href", "srcset", "data", "action", "xlink:href")]
+        assert tag not in ("script", "link", "iframe", "object", "embed", "base")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def made(monkeypatch: pytest.MonkeyPatch, ops: ReferenceOps) -> str:
+    monkeypatch.setattr(stages, "create", lambda *_: ops)
+    prompt = "Once upon a time, there was a girl named Lily. She had a red ball."
+    chosen = ("layers", "logits", "health")
+    plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
+    checker = Checker(plan)
+    done = list(checker.stages())
+    return page(checker, done, {"verdict": overall(done), "model": "<the model>", "tokens": 24})
+
+
+def test_a_wrong_run_is_shown_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = made(monkeypatch, Faulty("float32"))
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open, "tags that are not closed"
+    assert all(source.startswith("data:image/png;base64,") for source in reader.fetched)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", text), "the page asks for something else"
+    words = " ".join(reader.texts)
+    assert "karat check: bug" in words.replace("karat check:  ", "karat check: ") and "<the model>" in words
+    assert "scale-wrong" in words and "scores are wrong" in words and "model.layers.2.self_attn, head" in words
+    assert text.count("fill='#a8071a'") == 1, "one op is wrong, and its dot is red"
+    assert text.count("<figure>") >= 1 and "Likeliest next tokens" in words
+    assert text.count("rgb(190, 20, 35)") == 1
+
+
+def test_a_right_run_flags_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = made(monkeypatch, ReferenceOps("float32"))
+    assert "No head was flagged." in text and "fill='#a8071a'" not in text and "class='other'" not in text
+
+
+def test_a_png_holds_the_pixels() -> None:
+    """Read back by the specification: chunks with their sums, lines of filter 0."""
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 7, 3), np.uint8)
+    data, chunks = png(pixels), {}
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at = 8
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (zlib.crc32(kind + body),)
+        chunks[kind] = body
+        at += 12 + length
+    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (7, 5, 8, 2, 0, 0, 0) and chunks[b"IEND"] == b""
+    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(5, 22)
+    assert not lines[:, 0].any()
+    np.testing.assert_array_equal(lines[:, 1:].reshape(5, 7, 3), pixels)
+
+
+def test_an_attention_map_is_black_where_a_weight_is_one() -> None:
+    shown = attention(AttentionMap("model.layers.0.self_attn.weights", 3, "why <so>", np.eye(4)))
+    assert "model.layers.0.self_attn, head 3: why &lt;so&gt;" in shown
+    (encoded,) = re.findall("base64,([^']+)'", shown)
+    data = base64.b64decode(encoded)
+    start = data.index(b"IDAT") + 4
+    lines = np.frombuffer(zlib.decompress(data[start:-12]), np.uint8).reshape(4, 13)[:, 1::3]
+    np.testing.assert_array_equal(lines, 255 - 255 * np.eye(4, dtype=np.uint8))
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")
+def test_a_browser_draws_it_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All pictures are drawn, and with every request sent to a proxy that is not there, none fails."""
+    text = made(monkeypatch, Faulty("float32"))
+    drawn = "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
+    fetched = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length"
+    script = f"<script>document.title = {drawn} + ' ' + {fetched}</script>"
+    path = tmp_path / "page.html"
+    path.write_text(text.replace("</body>", script + "</body>"), encoding="utf-8")
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = ["chromium", *options, "--virtual-time-budget=2000", profile, path.as_uri()]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert b"<title>true 0</title>" in done.stdout, done.stderr[-2000:]
