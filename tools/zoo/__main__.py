@@ -13,15 +13,8 @@ from collections.abc import Iterator
 import torch
 import transformers
 
-from karat.check.diagnose import Diagnoser
-from karat.check.hf import record_hf
-from karat.check.record import record_model
-from karat.check.trace import Trace
-from karat.ops.reference import ReferenceOps
-from karat.ops.registry import create
-from tests.support import forward
 from tools.zoo.faults import ROWS, Row
-from tools.zoo.models import draw
+from tools.zoo.healthy import healthy
 from tools.zoo.run import Case, run_case
 
 _BY_BUG = {row.bug: row for row in ROWS}
@@ -92,33 +85,6 @@ def pairs(cases: int, seed: str, seconds: float) -> Iterator[list[Case]]:
 _ATTENTION = {"mask-off-by-one", "mask-missing", "mask-misaligned", "mask-window", "softmax-axis", "gqa-tile",
               "heads-order", "rope-on-v", "softcap"}  # fmt: skip
 _ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
-
-
-def healthy(cases: int, seed: str) -> int:
-    """Runs without a fault: the number of those that get a name or are called wrong."""
-    said = 0
-    largest = 0.0
-    for index in range(cases):
-        kind = ("hf", "hf-bf16", "reference", "auto", "float16 cache")[index % 5]
-        bf16 = kind == "hf-bf16"
-        subject = draw(
-            f"{seed}-healthy-{index}", stored="BF16" if bf16 else "F32", dtype=torch.bfloat16 if bf16 else torch.float32
-        )
-        trace: Trace
-        if kind.startswith("hf"):
-            trace = record_hf(subject.hf, subject.steps)
-        else:
-            ops = create("auto") if kind == "auto" else ReferenceOps("float32")
-            model = forward.from_transformers(subject.raw, subject.hf, ops)
-            trace = record_model(model, subject.steps, kv_dtype="float16" if kind.startswith("float16") else None)
-        diagnosis = Diagnoser(subject.graph, subject.weights, trace, seconds=1).run()
-        largest = max(largest, max(finding.ratio for finding in diagnosis.findings))
-        if not diagnosis.is_healthy:
-            said += 1
-            names = [sorted(named.bugs) for named in diagnosis.named], [w.finding.name for w in diagnosis.unexplained]
-            print(f"{seed}-healthy-{index} {kind}: {names}", flush=True)
-    print(f"{cases} healthy runs: {said} called wrong; largest ratio to the floor {largest:.2f}")
-    return said
 
 
 def main() -> int:

@@ -229,7 +229,7 @@ def shard_dim(subject: Subject, stack: ExitStack) -> bool:
         else:
             parts = [p.reshape(out // n, inner) for p in w.chunk(n, dim=1)]
             new = Sharded(parts, module.bias, "column")
-        _set(layer, name, new)
+        replace_linear(layer, name, new)
         done = True
     return done
 
@@ -242,12 +242,12 @@ def reduce_missing(subject: Subject, stack: ExitStack) -> bool:
     for layer in layers(subject):
         module = linears(layer)[name]
         if module.weight.shape[1] % n == 0:
-            _set(layer, name, Sharded(list(module.weight.data.chunk(n, dim=1)), module.bias, kind))
+            replace_linear(layer, name, Sharded(list(module.weight.data.chunk(n, dim=1)), module.bias, kind))
             done = True
     return done
 
 
-def _set(layer: Any, name: str, module: nn.Module) -> None:
+def replace_linear(layer: Any, name: str, module: nn.Module) -> None:
     owner = layer.self_attn if name in "qkvo" else layer.mlp
     setattr(owner, f"{name}_proj", module)
 

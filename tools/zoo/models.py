@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from karat.check.graph import Graph, build_graph
@@ -13,9 +14,31 @@ from karat.check.record import Steps
 from karat.check.weights import CheckpointWeights
 from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
+from karat.quant import FORMATS
 from tests.support import random_models
 
+QUANTISABLE = tuple(name for name, format_ in FORMATS.items() if format_.pack is not None)
+# Rows of whole blocks of every format.
+_WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
+                 "head_dim": 32, "num_hidden_layers": 1}  # fmt: skip
 _BYTES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class Checkpoint:
+    """A checkpoint in memory, in one stored type; of a block format, matrices are blocks and the rest float32."""
+
+    def __init__(self, model: Any, raw: Mapping[str, Any], stored: str) -> None:
+        self.path = Path("in-memory")
+        self.weights = {}
+        self.is_quantised = stored in FORMATS
+        for name, tensor in model.state_dict().items():
+            if name == "lm_head.weight" and raw["tie_word_embeddings"]:
+                continue
+            if self.is_quantised:
+                self.weights[name] = _blocks(name, tensor, stored, self.path)
+                continue
+            data = tensor.detach().to(_BYTES[stored]).contiguous().view(-1).view(torch.uint8).numpy().copy()
+            self.weights[name] = Weight(name, stored, tuple(tensor.shape), data, self.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,23 +47,20 @@ class Subject:
 
     raw: Mapping[str, Any]
     hf: Any
+    checkpoint: Checkpoint
     graph: Graph
     weights: CheckpointWeights
     steps: Steps
     rng: random.Random
 
 
-class Checkpoint:
-    """A checkpoint in memory, in one stored type."""
-
-    def __init__(self, model: Any, raw: Mapping[str, Any], stored: str) -> None:
-        self.path = Path("in-memory")
-        self.weights = {}
-        for name, tensor in model.state_dict().items():
-            if name == "lm_head.weight" and raw["tie_word_embeddings"]:
-                continue
-            data = tensor.detach().to(_BYTES[stored]).contiguous().view(-1).view(torch.uint8).numpy().copy()
-            self.weights[name] = Weight(name, stored, tuple(tensor.shape), data, self.path)
+def _blocks(name: str, tensor: torch.Tensor, stored: str, path: Path) -> Weight:
+    values = tensor.detach().float().numpy()
+    if values.ndim < 2:
+        return Weight(name, "F32", values.shape, values.copy().view(np.uint8), path)
+    format_ = FORMATS[stored]
+    blocks = format_.quantize(values.reshape(-1, format_.block_size))
+    return Weight(name, stored, values.shape, blocks.reshape(-1), path)
 
 
 def draw(
@@ -51,6 +71,8 @@ def draw(
     """A model and a prompt. steps: "whole", "chunks", "decode" or None for any of them."""
     rng = random.Random(seed)
     raw = random_models.draw_config(rng, family or rng.choice(random_models.FAMILIES))
+    if stored in FORMATS:
+        changes = {**_WHOLE_BLOCKS, **(changes or {})}
     if changes:
         allowed = set(raw) | _OPTIONAL[raw["model_type"]]
         raw |= {key: value for key, value in changes.items() if key in allowed}
@@ -60,8 +82,13 @@ def draw(
         for layer in hf.model.layers:
             layer.mlp.up_proj.weight.mul_(gain)
             layer.mlp.gate_proj.weight.mul_(gain)
-        for parameter in hf.parameters():
-            parameter.copy_(parameter.to(_BYTES[stored]).to(dtype))
+        if stored not in FORMATS:
+            for parameter in hf.parameters():
+                parameter.copy_(parameter.to(_BYTES[stored]).to(dtype))
+        checkpoint = Checkpoint(hf, raw, stored)
+        if stored in FORMATS:
+            for name, weight in checkpoint.weights.items():
+                hf.get_parameter(name).copy_(torch.from_numpy(weight.to_array(np.dtype(np.float32))))
     length = rng.randrange(*(lengths or (24, 72)))
     ids = tuple(rng.randrange(raw["vocab_size"]) for _ in range(length))
     match steps or rng.choice(["whole", "chunks", "decode"]):
@@ -73,11 +100,11 @@ def draw(
             first = length - rng.randrange(3, 9)
             cuts = (0, *range(first, length))
     config = read_config(raw)
-    weights = CheckpointWeights(find_weights(config, Checkpoint(hf, raw, stored)))
+    weights = CheckpointWeights(find_weights(config, checkpoint))
     frequencies = hf.model.rotary_emb.inv_freq.clone()
     hf = hf.to(dtype)
     hf.model.rotary_emb.inv_freq = frequencies  # as from_pretrained leaves it
-    return Subject(raw, hf, build_graph(config), weights, Steps(ids, cuts), rng)
+    return Subject(raw, hf, checkpoint, build_graph(config), weights, Steps(ids, cuts), rng)
 
 
 _OPTIONAL: Mapping[str, set[str]] = {

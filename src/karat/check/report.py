@@ -23,7 +23,7 @@ table { border-collapse: collapse }
 th, td { padding: .15rem .6rem; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top }
 th { font-weight: 600; white-space: nowrap } td { overflow-wrap: anywhere }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-td.lines { white-space: pre-wrap } .scroll { overflow-x: auto }
+td.lines { white-space: pre-wrap; font: 13px/1.45 ui-monospace, monospace } .scroll { overflow-x: auto }
 table.dense { font-size: 12px } .dense th, .dense td { padding: .05rem .35rem }
 td.other { background: #fae08c }
 img.pixels { image-rendering: pixelated; border: 1px solid #ccc; box-sizing: border-box; display: block }
@@ -98,7 +98,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
     rows = "".join(
         f"<tr><th>{stage.name}</th><td class='{stage.verdict}'>{stage.verdict}</td>"
         f"<td class=n>{stage.seconds:.1f} s</td>"
-        f"<td class=lines>{escape(chr(10).join(stage.lines))}</td></tr>"
+        f"<td class=lines>{escape(chr(10).join(stage.lines).strip(chr(10)))}</td></tr>"
         for stage in stages
     )
     return f"<table>{rows}</table>"

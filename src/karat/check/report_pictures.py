@@ -70,7 +70,8 @@ def by_layer_and_op(findings: Sequence[Finding], graph: Graph) -> str:
         cells = []
         for layer in layers:
             ratio = ratios.get((layer, role))
-            colour = "" if ratio is None else f" style='background: rgb{tuple(int(c) for c in _colours(ratio))}'"
+            colour = "" if ratio is None else f" style='background: rgb{tuple(int(c) for c in _colours(ratio))}"
+            colour += "" if ratio is None else "; color: #fff'" if ratio > 5 * LIMIT else "'"
             text = "" if ratio is None else "∞" if math.isinf(ratio) else times(ratio).removesuffix(" ×")
             cells.append(f"<td class=n{colour}>{escape(text)}</td>")
         rows.append(f"<tr><th>{escape(role)}</th>{''.join(cells)}</tr>")

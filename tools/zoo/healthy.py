@@ -1,0 +1,144 @@
+"""Runs without a fault, of everything that may round otherwise: none of them may get a name.
+
+`python -m tools.zoo healthy --cases 1000` draws a model and a way to run it for each. Kinds take turns: transformers in
+float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format; every sum in
+another order (one number after the other, as another BLAS might); linears computed by shards, and traces that hold the
+shards of several ranks.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from karat.check.diagnose import Diagnoser
+from karat.check.hf import record_hf
+from karat.check.ranks import gathered
+from karat.check.record import record_model
+from karat.check.trace import Trace
+from karat.models.registry import build
+from karat.ops.reference import ReferenceOps
+from karat.ops.registry import create
+from karat.quant import FORMATS
+from tests.support import forward
+from tools.zoo.faults import Sharded, linears, replace_linear
+from tools.zoo.models import QUANTISABLE, Subject, draw
+
+KINDS = (
+    "transformers", "transformers bfloat16", "reference", "native", "float16 cache", "sums in order", "shards",
+    "ranks", *(f"{name} {side}" for name in QUANTISABLE for side in ("native", "transformers")),
+)  # fmt: skip
+
+
+def subject_of(kind: str, seed: str) -> Subject:
+    first = kind.split()[0]
+    if first in FORMATS:
+        return draw(seed, stored=first)
+    if kind == "transformers bfloat16":
+        return draw(seed, stored="BF16", dtype=torch.bfloat16)
+    if kind == "ranks":  # sizes that two ranks share
+        return draw(seed, changes={"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
+                                   "intermediate_size": 64})  # fmt: skip
+    return draw(seed)
+
+
+def trace_of(kind: str, subject: Subject) -> Trace:
+    """A right run of the subject."""
+    side = kind.split()[-1]
+    if kind == "sums in order":
+        with summed_in_order():
+            return record_hf(subject.hf, subject.steps)
+    if kind == "shards":
+        shard(subject)
+    if kind == "ranks":
+        return in_ranks(record_hf(subject.hf, subject.steps), subject)
+    if side in ("transformers", "bfloat16", "shards"):
+        return record_hf(subject.hf, subject.steps)
+    ops = create("auto") if side == "native" else ReferenceOps("float32")
+    if subject.checkpoint.is_quantised:
+        model = build(subject.graph.config, ops, subject.checkpoint, num_positions=len(subject.steps.prompt))
+    else:
+        model = forward.from_transformers(subject.raw, subject.hf, ops)
+    return record_model(model, subject.steps, kv_dtype="float16" if kind == "float16 cache" else None)
+
+
+@contextmanager
+def summed_in_order() -> Iterator[None]:
+    """Linear layers that add up one product after the other in float32."""
+    original = torch.nn.functional.linear
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        rows, columns = x.reshape(-1, x.shape[-1]).numpy(), weight.detach().numpy()
+        parts = [np.add.accumulate(row[None] * columns, axis=1)[:, -1] for row in rows]
+        out = torch.from_numpy(np.stack(parts)).reshape(*x.shape[:-1], -1)
+        return out if bias is None else out + bias
+
+    torch.nn.functional.linear = linear
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = original
+
+
+def shard(subject: Subject) -> None:
+    """Every linear by as many ranks as divide it, summed as ranks sum."""
+    for layer in subject.hf.model.layers:
+        for name, module in linears(layer).items():
+            row_parallel = name in ("o", "down")
+            size = module.weight.shape[1 if row_parallel else 0]
+            n = next(n for n in (4, 2, 3, 5, 1) if size % n == 0)
+            parts = list(module.weight.data.chunk(n, dim=1 if row_parallel else 0))
+            replace_linear(layer, name, Sharded(parts, module.bias, "row" if row_parallel else "column"))
+
+
+def in_ranks(trace: Trace, subject: Subject) -> Trace:
+    """The same run as two ranks would have written it: heads and inner features split, the rest whole on each."""
+    axes = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "q_norm": 1, "k_norm": 1, "q_rope": 1, "k_rope": 1, "scores": 0,
+            "weights": 0, "attention": 1, "gate_proj": 1, "up_proj": 1, "act": 1}  # fmt: skip
+    heads = {"q": subject.graph.config.num_heads, "k": subject.graph.config.num_kv_heads,
+             "v": subject.graph.config.num_kv_heads}  # fmt: skip
+    arrays: dict[str, Any] = {}
+    for name, array in trace.arrays.items():
+        part = name.rpartition(".")[2]
+        x = np.asarray(array)
+        if part in axes and name.startswith("model.layers."):
+            if part[:2] in ("q_", "k_", "v_") and x.ndim == 2:
+                x = x.reshape(len(x), heads[part[0]], -1)
+            for rank, piece in enumerate(np.split(x, 2, axis=axes[part])):
+                arrays[f"{name}@{rank}"] = np.ascontiguousarray(piece)
+        else:
+            arrays |= {f"{name}@{rank}": x for rank in range(2)}
+    whole, differing = gathered(subject.graph, Trace(replace(trace.info, ranks=2), arrays))
+    assert not differing
+    return whole
+
+
+def healthy(cases: int, seed: str) -> int:
+    """Print what was said of each kind; the number of runs that were called wrong."""
+    kinds = list(KINDS)
+    random.Random(seed).shuffle(kinds)
+    runs: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    largest: dict[str, float] = {}
+    for index in range(cases):
+        kind = kinds[index % len(kinds)]
+        subject = subject_of(kind, f"{seed}-healthy-{index}")
+        diagnosis = Diagnoser(subject.graph, subject.weights, trace_of(kind, subject), seconds=1).run()
+        runs[kind] += 1
+        largest[kind] = max(largest.get(kind, 0.0), max(finding.ratio for finding in diagnosis.findings))
+        if not diagnosis.is_healthy:
+            said[kind] += 1
+            names = [sorted(named.bugs) for named in diagnosis.named], [w.finding.name for w in diagnosis.unexplained]
+            print(f"<!-- {seed}-healthy-{index} {kind}: {names} -->", flush=True)
+    print("| runs | number | called wrong | largest ratio to the floor |\n|---|---|---|---|")
+    for kind in KINDS:
+        if runs[kind]:
+            print(f"| {kind} | {runs[kind]} | {said[kind]} | {largest[kind]:.2f} |")
+    total = sum(said.values())
+    print(f"\n{cases} healthy runs: {total} called wrong; largest ratio {max(largest.values()):.2f}; seed {seed}")
+    return total
