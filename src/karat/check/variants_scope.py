@@ -1,0 +1,53 @@
+"""What variants are made of: a model, the tokens of a trace, and the nodes of one layer by role."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from karat.check.graph import Graph, Node
+from karat.check.tokens import Tokens
+from karat.check.weights import CheckpointWeights
+from karat.config import ModelConfig
+
+Params = dict[str, Any]
+
+DEGREES = (2, 4, 8)
+CAPS = (15.0, 20.0, 30.0, 50.0)
+LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+           "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One model and one trace's tokens."""
+
+    graph: Graph
+    weights: CheckpointWeights
+    tokens: Tokens
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.graph.config
+
+
+class Layer:
+    """The nodes of one layer by role."""
+
+    def __init__(self, graph: Graph, index: int) -> None:
+        self.graph = graph
+        self.index = index
+
+    def __contains__(self, role: str) -> bool:
+        return (self.index, role) in self.graph.by_role
+
+    def node(self, role: str) -> Node:
+        return self.graph.by_role[self.index, role]
+
+    def edit(self, roles: Mapping[str, Params]) -> dict[str, Params]:
+        """Edits by role as edits by name; roles that the layer does not have are left out."""
+        return {self.node(role).name: params for role, params in roles.items() if role in self}
+
+    @property
+    def before(self) -> str:
+        """The name of the layer's input."""
+        return self.node("input_layernorm").inputs[0]
