@@ -26,7 +26,8 @@ from karat.ops.reference import ReferenceOps
 from karat.ops.registry import create
 from karat.quant import FORMATS
 from tests.support import forward
-from tools.zoo.faults import Sharded, linears, replace_linear
+from tools.zoo.fault import linears, replace_linear
+from tools.zoo.faults_linear import Sharded
 from tools.zoo.models import QUANTISABLE, Subject, draw
 
 KINDS = (

@@ -64,12 +64,14 @@ def _blocks(name: str, tensor: torch.Tensor, stored: str, path: Path) -> Weight:
 
 
 def draw(
-    seed: str, *, family: str | None = None, stored: str = "F32", dtype: torch.dtype = torch.float32,
+    seed: str, *, family: str | None = None, stored: str | tuple[str, ...] = "F32", dtype: torch.dtype = torch.float32,
     steps: str | None = None, changes: Mapping[str, Any] | None = None, gain: float = 1.0,
     lengths: tuple[int, int] | None = None,
 ) -> Subject:  # fmt: skip
-    """A model and a prompt. steps: "whole", "chunks", "decode" or None for any of them."""
+    """A model and a prompt. steps: "whole", "chunks", "decode" or None for any of them; stored: one type, or one of."""
     rng = random.Random(seed)
+    if isinstance(stored, tuple):
+        stored = rng.choice(stored)
     raw = random_models.draw_config(rng, family or rng.choice(random_models.FAMILIES))
     if stored in FORMATS:
         changes = {**_WHOLE_BLOCKS, **(changes or {})}

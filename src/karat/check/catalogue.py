@@ -135,6 +135,22 @@ BUGS: Mapping[str, Bug] = {
     ),
     "dtype-misread": Bug("float16 is read as bfloat16, or the reverse", "read the tensor's own dtype"),
     "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
+    "quant-nibbles": Bug(
+        "the nibbles of quantised weights are taken in the wrong order",
+        "within a run of bytes the low nibbles are the first half of the numbers, the high ones the second",
+    ),
+    "quant-zero": Bug(
+        "quantised numbers have the wrong offset",
+        "subtract 8 (4 bits), 16 (5 bits), 32 (6 bits); bytes of Q8_0 are signed",
+    ),
+    "quant-min-sign": Bug(
+        "the minimum of quantised blocks is not applied as it should be",
+        "Q4_1 and Q5_1 add it, Q2_K, Q4_K and Q5_K subtract it",
+    ),
+    "quant-scale": Bug(
+        "quantised numbers have the scale of another block, or a scale unpacked wrongly",
+        "each block has its own scale; the 6-bit scales of K-quants keep their upper bits apart",
+    ),
     "overflow-fp16": Bug("a value overflows float16", "accumulate and keep activations in float32 or bfloat16"),
     "gguf-permute": Bug(
         "rows of q and k are permuted as in Llama's GGUF files",

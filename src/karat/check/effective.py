@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.compute import Weights, rounded
+from karat.check.quant_mistakes import misread
 
 Array = NDArray[np.floating]
 DType = np.dtype[np.floating]
@@ -85,6 +86,8 @@ def _bits(e: Effective, weights: Weights, dtype: DType) -> Array:
     """The stored bytes, read wrongly."""
     (how,) = e.args
     stored = weights.stored[e.names[0]]  # type: ignore[attr-defined]
+    if stored.is_quantised:
+        return misread(stored, how).astype(dtype)
     data = stored.data
     match how:
         case "truncated":

@@ -7,6 +7,7 @@ from typing import Any
 from karat.check.catalogue import Variant
 from karat.check.effective import Effective
 from karat.check.graph import Node
+from karat.check.quant_mistakes import mistakes
 from karat.check.variants_scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.checkpoint.weights import PLAIN_BYTES
 
@@ -57,6 +58,7 @@ def misreadings(scope: Scope, weight: str | None = None) -> Iterator[tuple[str, 
     """(how, bug, detail) of each way to read the bytes wrongly."""
     stored = scope.weights.stored[weight or scope.graph.nodes["lm_head"].params["weight"]].dtype
     if stored not in PLAIN_BYTES:
+        yield from mistakes(stored)
         return
     if stored == "F32":
         yield "truncated", "dtype-trunc", "cut to bfloat16"

@@ -1,0 +1,114 @@
+"""Blocks of quantised weights read wrongly: each mistake as other bytes, or another sum, of the right format.
+
+What is said of a format here is where its fields lie (ggml-common.h); how they are read is karat.quant's. So a new
+format is a line in the tables below.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.weights import Weight
+from karat.quant import FORMATS
+
+Values = NDArray[np.float32]
+
+# First and last byte of the nibbles, and how many bytes belong together: their low nibbles come first, then the high.
+_NIBBLES: Mapping[str, tuple[int, int, int]] = {
+    "Q4_0": (2, 18, 16), "Q4_1": (4, 20, 16), "Q5_0": (6, 22, 16), "Q5_1": (8, 24, 16), "IQ4_NL": (2, 18, 16),
+    "IQ4_XS": (8, 136, 16), "Q4_K": (16, 144, 32), "Q5_K": (48, 176, 32),
+}  # fmt: skip
+# Where the low bits of the numbers lie, a byte of ones in them, and what is subtracted from each number.
+_OFFSETS: Mapping[str, tuple[int, int, int, int]] = {
+    "Q4_0": (2, 18, 0x11, 8), "Q5_0": (6, 22, 0x11, 16), "Q6_K": (0, 128, 0x11, 32), "Q3_K": (32, 96, 0x55, 4),
+}  # fmt: skip
+# All bits of the numbers: with zeros there, the minimum is what is left.
+_MINIMA: Mapping[str, tuple[int, int]] = {
+    "Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176),
+}  # fmt: skip
+# The scale of a block, its minimum with it; and those of sub-blocks, a byte each.
+_SCALES: Mapping[str, tuple[int, int]] = {
+    "Q4_0": (0, 2), "Q4_1": (0, 4), "Q5_0": (0, 2), "Q5_1": (0, 4), "Q8_0": (0, 2), "IQ4_NL": (0, 2), "Q2_K": (80, 84),
+    "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210),
+}  # fmt: skip
+_SUB_SCALES: Mapping[str, tuple[int, int]] = {"Q2_K": (0, 16), "Q6_K": (192, 208)}
+_SIX_BITS = ("Q4_K", "Q5_K")  # eight scales and minima of six bits in bytes 4 to 15
+
+
+def mistakes(stored: str) -> Iterator[tuple[str, str, str]]:
+    """(how, bug, detail) of each way to read a block format wrongly."""
+    if stored in _NIBBLES:
+        yield "nibbles exchanged", "quant-nibbles", f"{stored}: high nibbles come first"
+        yield "nibbles in turn", "quant-nibbles", f"{stored}: the two nibbles of a byte are neighbours"
+    if stored in _OFFSETS:
+        offset = _OFFSETS[stored][3]
+        yield f"offset: {offset}", "quant-zero", f"{stored}: {offset} is not subtracted"
+        for less in (1, -1):
+            yield f"offset: {less}", "quant-zero", f"{stored}: {offset - less} is subtracted instead of {offset}"
+    if stored == "Q8_0":
+        yield "unsigned", "quant-zero", f"{stored}: the bytes are read as unsigned"
+    if stored in _MINIMA:
+        yield "minimum: 2", "quant-min-sign", f"{stored}: the minimum has the wrong sign"
+        yield "minimum: 1", "quant-min-sign", f"{stored}: the minimum is left out"
+    if stored in _SCALES:
+        for by, where in ((1, "before"), (-1, "after")):
+            yield f"scale: {by}", "quant-scale", f"{stored}: each block has the scale of the one {where}"
+    if stored in _SUB_SCALES:
+        for by, where in ((1, "before"), (-1, "after")):
+            yield f"sub-scale: {by}", "quant-scale", f"{stored}: each sub-block has the scale of the one {where}"
+    if stored in _SIX_BITS:
+        yield "six bits", "quant-scale", f"{stored}: the upper bits of the last four scales and minima are dropped"
+
+
+def misread(weight: Weight, how: str) -> Values:
+    """Values [*shape] of a tensor of blocks, read in the way `how`; as they are where its format cannot be."""
+    format_ = FORMATS[weight.dtype]
+    blocks = weight.data.reshape(-1, format_.block_bytes)
+    if how in {known for known, _, _ in mistakes(weight.dtype)}:
+        values = _misread(weight.dtype, blocks, how)
+    else:
+        values = format_.dequantize(blocks)
+    return values.astype(np.float32, copy=False).reshape(weight.shape)
+
+
+def _misread(stored: str, blocks: NDArray[np.uint8], how: str) -> NDArray[np.floating]:
+    read = FORMATS[stored].dequantize
+    kind, _, by = how.partition(": ")
+    changed = blocks.copy()
+    match kind:
+        case "nibbles exchanged":
+            first, last, _ = _NIBBLES[stored]
+            changed[:, first:last] = (blocks[:, first:last] >> 4) | (blocks[:, first:last] << 4)
+            return read(changed)
+        case "nibbles in turn":
+            first, last, run = _NIBBLES[stored]
+            runs = blocks[:, first:last].reshape(len(blocks), -1, run)
+            stream = np.stack((runs & 15, runs >> 4), axis=-1).reshape(*runs.shape[:2], 2 * run)
+            changed[:, first:last] = (stream[..., :run] | (stream[..., run:] << 4)).reshape(len(blocks), -1)
+            return read(changed)
+        case "offset":
+            first, last, ones, _ = _OFFSETS[stored]
+            changed[:, first:last] = ones
+            step = read(changed)
+            changed[:, first:last] = 0
+            return read(blocks) + np.float32(int(by)) * (step - read(changed))
+        case "unsigned":
+            changed[:, 2:] = 1
+            return read(blocks) + np.float32(256) * read(changed) * (blocks[:, 2:] > 127)
+        case "minimum":
+            first, last = _MINIMA[stored]
+            changed[:, first:last] = 0
+            return read(blocks) - np.float32(int(by)) * read(changed)
+        case "scale":
+            first, last = _SCALES[stored]
+            changed[:, first:last] = np.roll(blocks[:, first:last], int(by), axis=0)
+            return read(changed)
+        case "sub-scale":
+            first, last = _SUB_SCALES[stored]
+            changed[:, first:last] = np.roll(blocks[:, first:last], int(by), axis=1)
+            return read(changed)
+        case "six bits":
+            changed[:, 4:12] &= 0x3F
+            return read(changed)
+    raise AssertionError(how)
