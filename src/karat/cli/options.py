@@ -64,7 +64,8 @@ class LoadOptions:
         int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8 where it can be.")
     ] = None
     guard: Annotated[
-        bool | None, _flag("Model", "--guard", "Stop at the first NaN or infinity, with op, layer and token.")
+        bool | None,
+        _flag("Model", "--guard", "Stop at the first NaN, infinity or impossible value, and say where."),
     ] = None
     max_model_len: Annotated[
         int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")

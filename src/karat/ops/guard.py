@@ -1,18 +1,30 @@
-"""Guard: wraps an executor and stops at the first result that is not finite, with its op, layer and token."""
+"""Guard: wraps an executor and stops at the first result that no right computation gives, with op, layer and token."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.errors import NumericsError
-from karat.ops.api import Ops, Step, Tensor
+from karat.ops.api import Cache, Observer, Ops, RopeTable, Step, Tensor
 from karat.ops.tap import Tap
+
+Array = NDArray[np.floating]
+
+# The square of anything larger is infinite in float32, and every result goes through a norm.
+LARGEST = 1e18
+# Far beyond what a trained head says; a softmax over such logits is one token.
+LARGEST_LOGIT = 1e6
+# Rounding takes sums of a softmax, and lengths of what RoPE turned, a few units in the last place from what they are.
+SLACK = 1e-3
 
 
 class Guard(Tap):
     """Ops that behave as `inner` does, bit for bit, and look at every named result. Nothing is kept.
 
-    NaN or infinity raises NumericsError at the op where it arises. The engine runs a batch that fails again sequence
-    by sequence, so only the request at fault ends, with this error.
+    NumericsError at the op where it arises: for NaN, infinity, magnitudes above LARGEST, attention weights that are not
+    from 0 to 1 or do not sum to 1, RoPE that does not turn but stretch, logits that are all the same or above
+    LARGEST_LOGIT. The engine runs a batch that fails again sequence by sequence, so only the request at fault ends,
+    with this error.
     """
 
     def __init__(self, inner: Ops) -> None:
@@ -26,12 +38,68 @@ class Guard(Tap):
     def _record(self, name: str, x: Tensor) -> Tensor:
         values = self._inner.read(x)
         if not np.isfinite(values).all():
-            index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-            raise NumericsError(
-                f"{name}{list(index)}: {values[index]} at {self._place(index[0], len(values))}; every result before it "
-                "was finite (--guard); `karat trace` and `karat diagnose` show what this op was given"
-            )
+            self._stop(name, values, ~np.isfinite(values), "every result before it was finite")
+        limit = LARGEST_LOGIT if name == "lm_head" else LARGEST
+        if max(values.max(initial=0), -values.min(initial=0)) > limit:
+            self._stop(name, values, np.abs(values) > limit, f"magnitudes stay below {limit:g} in a model that works")
+        if name == "lm_head" and values.shape[-1] > 1:
+            same = np.ptp(values, axis=-1, keepdims=True) == 0
+            if same.any():
+                self._stop(name, values, same & np.ones_like(values, bool), "all logits of the token are this number")
         return x
+
+    def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
+        before = np.array(self._inner.read(x), np.float64)  # [tokens, heads, head_dim]
+        result = super().rope(x, table, step, name=name)
+        after = np.asarray(self._inner.read(result), np.float64)
+        lengths, turned = (np.linalg.norm(part, axis=-1) for part in (before, after))
+        seen = lengths > 1e-20 * max(1.0, float(lengths.max(initial=0)))
+        ratios = np.where(seen, turned / np.where(seen, lengths, 1), 1.0)
+        factor = float(np.median(ratios[seen])) if seen.any() else 1.0  # yarn lengthens all by one factor
+        wrong = seen & (np.abs(ratios - factor) > SLACK * factor)
+        if wrong.any():
+            self._stop(name, ratios, wrong, f"times the length before; others {factor:.6g} times, and RoPE turns only")
+        return result
+
+    def paged_attention(
+        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
+        observe: Observer | None = None,
+    ) -> Tensor:  # fmt: skip
+        prefix = name.rpartition(".")[0]
+        sequence = 0
+
+        def look(what: str, values: Array) -> None:
+            nonlocal sequence
+            if what == "weights":
+                self._look_at_weights(f"{prefix}.weights", values, sequence)
+                sequence += 1
+            if observe:
+                observe(what, values)
+
+        return super().paged_attention(
+            q, cache, layer, step, scale=scale, window=window, name=name, observe=look
+        )  # fmt: skip
+
+    def _look_at_weights(self, name: str, weights: Array, sequence: int) -> None:
+        """weights [heads, new tokens, keys] of one sequence."""
+        assert self._batch is not None, "a result before any batch"
+        sums = weights.sum(axis=-1, dtype=np.float64)
+        bad = ~(np.abs(sums - 1) <= SLACK) | (weights.min(axis=-1) < 0)
+        if bad.any():
+            head, row = (int(i) for i in np.argwhere(bad)[0])
+            position = self._batch.positions[self._batch.query_starts[sequence] + row]
+            least, total = weights[head, row].min(), sums[head, row]
+            raise NumericsError(
+                f"{name}[{head}, {row}]: weights from {least:.6g} that sum to {total:.6g}, not from 0 and to 1, at "
+                f"position {position} of sequence {sequence} of the step, head {head} (--guard)"
+            )
+
+    def _stop(self, name: str, values: Array, wrong: NDArray[np.bool_], why: str) -> None:
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise NumericsError(
+            f"{name}{list(index)}: {values[index]:.6g} at {self._place(index[0], len(values))}; {why} (--guard); "
+            "`karat trace` and `karat diagnose` show what this op was given"
+        )
 
     def _place(self, row: int, num_rows: int) -> str:
         assert self._batch is not None, "a result before any batch"

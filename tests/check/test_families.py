@@ -1,0 +1,76 @@
+"""`karat check` of random models of every family, as folders and as GGUF: rounding and nothing else, on every seed."""
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from karat.check import llamacpp
+from karat.check.agreement import has_transformers
+from karat.check.model import CheckedModel, open_model
+from karat.check.quantised import distances
+from karat.check.stage import overall
+from karat.check.stages import STAGES, Checker, Plan
+from karat.checkpoint import open_model as open_checkpoint
+from karat.checkpoint.weights import Weight
+from karat.convert import MIXES, convert
+from tests.convert.test_convert import FAMILIES, folder_of
+
+SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))
+PROMPT = "Once upon a time, there was a small house. 你好 🍎"
+# What takes long: a story of hundreds of tokens means nothing here.
+CHOSEN = tuple(stage for stage in STAGES if stage != "story")
+
+
+def verdicts(model: CheckedModel, **options: Any) -> dict[str, str]:
+    checker = Checker(Plan(model=model, prompt=PROMPT, num_tokens=12, stages=CHOSEN, seed=SEED, **options))
+    done = list(checker.stages())
+    bad = [line for stage in done for line in stage.lines if stage.verdict == "bug"]
+    assert not bad, f"KARAT_SEED={SEED}: {bad}"
+    return {stage.name: stage.verdict for stage in done} | {"": overall(done)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_of_every_family_is_right(family: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", SEED, **FAMILIES[family])
+    found = verdicts(open_model(str(folder)), with_hf=has_transformers())
+    assert found[""] == "numerics" and found["weights"] == "exact" and list(found)[:-1] == list(CHOSEN)
+
+
+@pytest.mark.parametrize(
+    ("family", "mix"),
+    [(family, ("F32", "Q8_0", "Q4_0")[i % 3]) for i, family in enumerate(FAMILIES)] + [("qwen2", "Q4_K_M")],
+)
+def test_a_gguf_file_of_every_family_is_right(family: str, mix: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 256} if mix == "Q4_K_M" else {}
+    folder = folder_of(tmp_path / "model", SEED, **{**FAMILIES[family], **sizes})
+    path = tmp_path / "model.gguf"
+    convert(open_checkpoint(folder), path, MIXES[mix])
+    original = open_model(str(folder))
+    found = verdicts(open_model(str(path)), with_llamacpp=llamacpp.is_installed(), original=original)
+    assert found[""] == ("numerics" if mix == "F32" else "quantisation")
+    assert found["layers"] == found[""]
+
+
+def test_the_distance_to_the_original_names_the_worst_tensor_and_strangers(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", SEED)
+    path = tmp_path / "model.gguf"
+    convert(open_checkpoint(folder), path, MIXES["Q4_0"])
+    model, original = open_model(str(path)), open_model(str(folder))
+    found = distances(model, original)
+    far: dict[str, float] = found.facts["tensors"]
+    assert not found.faults and far.keys() == model.stored.keys()
+    for name, value in far.items():
+        ours, right = (m.stored[name].to_array(np.dtype(np.float32)).astype(np.float64) for m in (model, original))
+        assert value == pytest.approx(np.sqrt(np.mean((ours - right) ** 2) / np.mean(right**2)), rel=1e-9)
+    worst = max(far, key=far.__getitem__)
+    assert found.lines[-1].startswith(f"furthest from the original: {worst}, ")
+    name = "model.layers.1.mlp.up_proj.weight"
+    stranger = Weight(name, "F32", (96, 64), np.zeros(96 * 64 * 4, np.uint8) + np.uint8(60), Path("x"))
+    wrong = replace(model, stored={**model.stored, name: stranger})
+    (fault,) = distances(wrong, original).faults
+    assert fault.startswith(f"{name} (F32): ") and "away from the original's" in fault
