@@ -49,6 +49,19 @@ def test_the_faulty_part_is_the_one_whose_replacement_helps(part: str) -> None:
     assert "forward" not in vars(layer.mlp), "a replacement was left in place"
 
 
+@pytest.mark.parametrize("part", ["attention", "mlp", "norm", "head"])
+def test_theirs_in_ours_brings_the_fault_along(part: str) -> None:
+    """A fault of their MLP is in a run whose MLP is theirs, and in no other."""
+    subject = draw(f"{SEED}-hybrid-theirs-{part}", changes={"num_hidden_layers": 2})
+    checkpoint = Checkpoint(subject.hf, subject.raw, "F32")
+    subject.hf.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda _m, args: (args[0] * 1.5,))
+    (_, run) = _hybrid(subject, checkpoint).run([f"theirs:{part}"])
+    if part == "mlp":
+        assert run.from_theirs < 1e-3 < run.from_ours
+    else:
+        assert run.from_ours < 1e-3 < run.from_theirs
+
+
 def test_unknown_parts_are_named() -> None:
     subject = draw(f"{SEED}-hybrid-unknown", changes={"num_hidden_layers": 2})
     hybrid = _hybrid(subject, Checkpoint(subject.hf, subject.raw, "F32"))

@@ -192,3 +192,21 @@ class TestInvariance:
     def test_another_executor_is_refused(self, karat_here: Karat) -> None:
         done = karat_here("check", "--invariance", "--executor", "reference")
         assert done.returncode == 2 and "only the native executor promises" in done.stderr
+
+
+def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "model.gguf"
+    assert karat_here("convert", str(embedded_model_path()), str(path), "--quant", "Q4_0", "-q").returncode == 0
+    done = karat_here(
+        "check", str(path), "--tokens", "8", "--stages", "weights,layers,logits", "--layers", "1,3-4", "--against",
+        "reference", "--original", str(embedded_model_path()), "--json",
+    )  # fmt: skip
+    facts = json.loads(done.stdout)
+    assert (done.returncode, facts["verdict"]) == (0, "quantisation"), facts
+    stages = {stage["name"]: stage for stage in facts["stages"]}
+    assert list(stages) == ["weights", "layers", "logits"]
+    assert any(line.startswith("furthest from the original: ") for line in stages["weights"]["lines"])
+    assert 0 < stages["logits"]["facts"]["against_original"]["mean_kl"] < 1
+    assert stages["layers"]["lines"][0].startswith(f"{3 * 17 + 4} results, each re-run")
+    done = karat_here("check", str(path), "--layers", "6")
+    assert done.returncode == 2 and "--layers 6: the model has layers 0 to 5" in done.stderr

@@ -112,6 +112,17 @@ def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def text_perplexity(logits: Array, rows: NDArray[np.int64], ids: Sequence[int]) -> float:
+    """Perplexity of the tokens that follow those whose logits [rows, vocab] there are."""
+    nats: list[float] = []
+    for row, token in zip(logits, rows, strict=True):
+        if token + 1 < len(ids):
+            values = np.asarray(row, np.float64)
+            largest = values.max()
+            nats.append(float(largest + np.log(np.exp(values - largest).sum()) - values[ids[token + 1]]))
+    return float(np.exp(np.mean(nats)))
+
+
 def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
     """What `logit_facts` says, in words."""
     return [

@@ -20,6 +20,7 @@ from karat.ops.api import CacheSpec, Ops
 
 Array = NDArray[np.floating]
 
+# "theirs:" before one of the first four: that part theirs, the rest ours.
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 
@@ -88,6 +89,10 @@ class Hybrid:
         match kind:
             case "":
                 return
+            case "theirs" if number in PARTS[:-1]:  # every other part is ours
+                for other in PARTS[:-1]:
+                    if other != number:
+                        yield from self._replacements(other)
             case "attention":
                 for theirs, ours in layers:
                     run = self._with_step(ours.self_attn, cache)
@@ -108,7 +113,8 @@ class Hybrid:
                 yield theirs, lambda hidden_states, *_, **__: run(hidden_states)
             case _:
                 raise UsageError(
-                    f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {len(layers) - 1}"
+                    f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {len(layers) - 1}, or theirs: "
+                    "and one of the first four"
                 )
 
     def _plain(self, module: Callable[..., Any]) -> Callable[..., torch.Tensor]:
@@ -133,7 +139,9 @@ def _distance(a: Array, b: Array) -> float:
 def suspect(runs: Sequence[HybridRun]) -> str | None:
     """The part that takes most of the divergence away when it is ours; None if there is none to speak of."""
     alone = runs[0].from_ours
-    best = min(runs[1:], key=lambda run: run.from_ours, default=None)
+    best = min(
+        (run for run in runs[1:] if not run.part.startswith("theirs:")), key=lambda run: run.from_ours, default=None
+    )
     if best is None or alone < 1e-3 or best.from_ours > 0.1 * alone:
         return None
     return best.part

@@ -21,7 +21,7 @@ from karat.check.model import CheckedModel
 from karat.check.record import Steps
 from karat.check.stage import Stage, Verdict
 from karat.check.streamed import Results, Streamed
-from karat.check.trace import Array, Trace, make_info, read_trace
+from karat.check.trace import Array, Trace, make_info, read_trace, rows_of
 from karat.check.wording import diagnosis_lines, times
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
@@ -50,6 +50,7 @@ class Plan:
     with_llamacpp: bool = False
     other: Path | None = None  # a trace of another engine, judged too
     hybrid: tuple[str, ...] = ()  # parts that Karat computes in a transformers model, one at a time
+    layers: frozenset[int] | None = None  # judge only these; what is outside the layers always is
     original: CheckedModel | None = None  # what a quantised model was made of
     stages: tuple[str, ...] = STAGES
     stories: int = 8
@@ -59,8 +60,9 @@ class Plan:
 class Checker:
     """Runs the stages one by one; what one stage computes, the next may use."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> None:
         self.plan = plan
+        self._progress = progress  # told in a few words what is being done
         self.tokenizer = Tokenizer.of(plan.model.checkpoint)
         self.ids = tuple(self.tokenizer.encode(plan.prompt))[: plan.num_tokens]
         self.is_quantised = any(weight.is_quantised for weight in plan.model.stored.values())
@@ -104,11 +106,12 @@ class Checker:
             "layers": self._layers, "logits": self._logits, "generation": self._generation, "story": self._story,
             "health": self._health, "invariance": self._invariance,
         }  # fmt: skip
-        chosen = [work[name] for name in STAGES if name in plan.stages]
-        chosen += [self._llamacpp] if plan.with_llamacpp else []
-        chosen += [self._other] if plan.other is not None else []
-        chosen += [self._hybrid] if plan.hybrid else []
-        for run in chosen:
+        chosen = [(name, work[name]) for name in STAGES if name in plan.stages]
+        chosen += [("llama.cpp", self._llamacpp)] if plan.with_llamacpp else []
+        chosen += [("trace", self._other)] if plan.other is not None else []
+        chosen += [("hybrid", self._hybrid)] if plan.hybrid else []
+        for name, run in chosen:
+            self._progress(name)
             start = time.monotonic()
             stage = run()
             yield replace(stage, seconds=time.monotonic() - start)
@@ -124,7 +127,7 @@ class Checker:
             return self.results
         plan, model = self.plan, self.plan.model
         run = LayerwiseRun(model.config, model.stored, self.ops, self._steps, plan.kv_dtype)
-        streamed = Streamed(model, run, seed=plan.seed)
+        streamed = Streamed(model, run, layers=plan.layers, progress=self._progress, seed=plan.seed)
         info, name = run.info, "lm_head"
         if plan.with_hf:
             theirs = replace(make_info(self.ids, executor="transformers"), rows=info.rows)
@@ -174,6 +177,11 @@ class Checker:
             against = agreement.logit_facts(ours, results.logits[other])
             lines += agreement.logit_lines(other, against)
             facts[f"against_{other}"] = against
+        if len(ours) > 1:
+            rows = rows_of(results.info, "lm_head")
+            shown = {side: agreement.text_perplexity(logits, rows, self.ids) for side, logits in results.logits.items()}
+            facts["perplexity"] = shown
+            lines.append("perplexity of the text: " + ", ".join(f"{side} {value:.6g}" for side, value in shown.items()))
         explained = all(flip.startswith("flip") for flip in facts["flips"])
         head = next((drift.ratio for drift in results.drift["float64"] if drift.name == "lm_head"), 0.0)
         ok = explained and head <= agreement.DRIFT_LIMIT
@@ -296,7 +304,7 @@ class Checker:
         theirs = agreement.load_transformers(model.path)
         runs = Hybrid(theirs, model.config, model.checkpoint, self.ops, self.ids).run(plan.hybrid)
         lines = [
-            f"{run.part} ours, the rest transformers: {run.from_theirs:.2g} of a deviation from theirs alone, "
+            f"{_mixed(run.part)}: {run.from_theirs:.2g} of a deviation from theirs alone, "
             f"{run.from_ours:.2g} from ours alone"
             for run in runs
         ]
@@ -305,3 +313,9 @@ class Checker:
         facts: dict[str, Any] = {run.part: [run.from_theirs, run.from_ours] for run in runs}
         small = max(max(run.from_theirs, run.from_ours) for run in runs) <= agreement.HYBRID_LIMIT
         return Stage("hybrid", self.rounding if small else "bug", lines, facts)
+
+
+def _mixed(part: str) -> str:
+    """What a hybrid run is made of."""
+    whose, _, theirs = part.partition(":")
+    return f"{theirs} transformers', the rest ours" if whose == "theirs" else f"{part} ours, the rest transformers"

@@ -4,7 +4,7 @@ Nothing of a layer is kept but figures: what is in memory is one layer's weights
 that go on from it. So a model is checked in the memory of its largest part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,10 +56,14 @@ class Results:
 
 
 class Streamed:
-    """Judges the parts of `run` as `advance` is called, once for each."""
+    """Judges the parts of `run` as `advance` is called, once for each; of the layers only `layers`, if given."""
 
-    def __init__(self, model: CheckedModel, run: LayerwiseRun, *, seed: int = 0, seconds: float = 20.0) -> None:
+    def __init__(
+        self, model: CheckedModel, run: LayerwiseRun, *, layers: Collection[int] | None = None,
+        progress: Callable[[str], None] = lambda _: None, seed: int = 0, seconds: float = 20.0,
+    ) -> None:  # fmt: skip
         self._model, self._seed, self._seconds = model, seed, seconds
+        self._layers, self._progress = layers, progress
         self._weights = model.weights(run.info.dtype)
         self._parts = zip(parts_of(model.graph), run.parts(), strict=True)
         self._carried: dict[str, Array] = {}  # the input of the next part
@@ -75,6 +79,9 @@ class Streamed:
         if following is None:
             return False
         part, arrays = following
+        if part.layer is not None:
+            self._progress(f"layer {part.layer + 1} of {self._model.config.num_layers}")
+        chosen = part.layer is None or self._layers is None or part.layer in self._layers
         results, info = self.results, self.results.info
         diagnoser = Diagnoser(
             self._model.graph, self._weights, Trace(info, {**self._carried, **arrays}),
@@ -82,7 +89,7 @@ class Streamed:
         )  # fmt: skip
         replay = diagnoser.replay
         results.health.look(arrays)
-        findings, wrong = diagnoser.look(part.names)
+        findings, wrong = diagnoser.look(part.names if chosen else ())
         results.findings += findings
         results.wrong += wrong
         results.beyond_judging += replay.beyond_judging
@@ -95,7 +102,7 @@ class Streamed:
         }
         for name in part.names:
             free = self._free.advance(replay, name)
-            if name not in replay.recorded:
+            if name not in replay.recorded or not chosen:
                 continue
             results.drift.setdefault("float64", []).append(drift_of(replay, free, free.right))
             for other, found in theirs.items():

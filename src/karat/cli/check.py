@@ -1,13 +1,14 @@
 """`karat check`: proves that a model runs right, or says what is wrong."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from karat.cli.options import LoadOptions
-from karat.cli.terminal import emit
+from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import KaratError, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def check(
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
     tokens: Annotated[int, typer.Option(metavar="N", help="At most N tokens of it.")] = 64,
     stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
+    layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Judge only these layers.")] = None,
     stages: Annotated[
         str | None, typer.Option("--stages", metavar="A,B", help="Only these stages (default: all).")
     ] = None,
@@ -58,7 +60,9 @@ def check(
     hybrid: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PART", help="Ours in a transformers model: attention, mlp, norm, head, layer:K; repeatable."
+            metavar="PART",
+            help="Ours in a transformers model: attention, mlp, norm, head, layer:K; or theirs in ours: theirs:mlp …; "
+            "repeatable.",
         ),
     ] = None,
     invariance: Annotated[
@@ -130,14 +134,16 @@ def check(
         with_hf=with_hf,
         with_llamacpp=with_llamacpp,
         original=None if original is None else open_model(original),
+        layers=None if layers is None else _layers(layers, opened.config.num_layers),
         stages=chosen,
         stories=stories,
         seed=drawn,
         **options,
     )
-    checker = Checker(plan)
+    checker = Checker(plan, _progress)
     done = []
     for stage in checker.stages():
+        _progress("")
         done.append(stage)
         if not as_json:
             emit(_lines(stage))
@@ -152,6 +158,21 @@ def check(
             raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     emit(json.dumps(facts, indent=2, ensure_ascii=False, default=float) + "\n" if as_json else f"verdict: {verdict}\n")
     raise typer.Exit(1 if verdict == "bug" else 0)
+
+
+def _progress(what: str) -> None:
+    """One line on a terminal, written over by the next."""
+    if is_terminal(sys.stderr):
+        note(f"\r{what:30}\r", end="")
+
+
+def _layers(text: str, count: int) -> frozenset[int]:
+    from karat.cli.trace import numbers
+
+    chosen = frozenset(numbers("--layers", text) or ())
+    if not chosen or max(chosen) >= count:
+        raise UsageError(f"--layers {text}: the model has layers 0 to {count - 1}")
+    return chosen
 
 
 def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
