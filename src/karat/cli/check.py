@@ -21,6 +21,7 @@ Examples
   karat check                            the embedded model
   karat check ./my-model --tokens 64 --against reference
   karat check org/name --json --report check.html
+  karat check model.gguf --original ./my-model   against llama.cpp, and how far it is from what it was made of
   karat check --invariance               logits under every setting that must not change them
   karat check ./my-model --tensor-parallel-size 4     ranks against one process: shards, logits, every op
 
@@ -35,7 +36,7 @@ _PROMPT = (
 
 def check(
     load: LoadOptions,
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +62,7 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="PART",
-            help="Ours in a transformers model: attention, mlp, norm, head, layer:K; or theirs in ours: theirs:mlp …; "
+            help="Ours in a transformers model: attention, mlp, norm, head, layer:K; or theirs in ours: theirs:mlp; "
             "repeatable.",
         ),
     ] = None,

@@ -28,7 +28,7 @@ DEFAULT_PROMPT = "Once upon a time, there was a little girl named Lily. She love
 
 
 def trace(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, or org/name.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
     source: Annotated[
         str,
