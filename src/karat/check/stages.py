@@ -317,5 +317,7 @@ class Checker:
 
 def _mixed(part: str) -> str:
     """What a hybrid run is made of."""
+    if part == "none":
+        return "transformers alone"
     whose, _, theirs = part.partition(":")
     return f"{theirs} transformers', the rest ours" if whose == "theirs" else f"{part} ours, the rest transformers"
