@@ -18,6 +18,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 using namespace karat::prototype;
 
 enum class Arithmetic { scaled_weight, block_sum };
@@ -191,8 +195,11 @@ int main(int argc, char** argv) {
     const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
     constexpr std::size_t kMostTokens = 510;
     const std::size_t bytes = kPanels * (kColumns / 256) * std::max(8 * Q4_0::kBytes, Q6_K::kBytes) + 2 * kPrefetch;
-    std::vector<std::uint8_t> weights(bytes + 64);
-    std::uint8_t* w = weights.data() + 64 - reinterpret_cast<std::uintptr_t>(weights.data()) % 64;
+    constexpr std::size_t kHugePage = std::size_t{2} << 20;  // as the engine's own memory
+    auto* w = static_cast<std::uint8_t*>(std::aligned_alloc(kHugePage, (bytes + kHugePage - 1) / kHugePage * kHugePage));
+#ifdef __linux__
+    madvise(w, bytes, MADV_HUGEPAGE);
+#endif
     for (std::size_t i = 0; i < bytes; ++i) w[i] = static_cast<std::uint8_t>(i * 37 >> 3) & 0x3b;  // finite scales
     std::vector<float> x(kColumns * kMostTokens, 0.01f), out(kPanels * kRows);
     report_one_token<Q4_0>("Q4_0", w, x.data(), out.data(), threads);
