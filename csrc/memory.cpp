@@ -12,7 +12,7 @@ namespace {
 
 // AddressSanitizer watches what malloc gives, to the byte, but not pages that were mapped.
 #if defined(__SANITIZE_ADDRESS__)
-std::uint8_t* get(std::size_t bytes) {
+std::uint8_t* get(std::size_t bytes, Memory::Pages) {
     void* data = nullptr;
     if (posix_memalign(&data, 64, bytes) != 0) throw std::bad_alloc();
     return static_cast<std::uint8_t*>(std::memset(data, 0, bytes));
@@ -21,11 +21,12 @@ void give_back(std::uint8_t* data, std::size_t) { std::free(data); }
 #else
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
-std::uint8_t* get(std::size_t bytes) {
+std::uint8_t* get(std::size_t bytes, Memory::Pages pages) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-    if (bytes >= 8 * kLargePage) (void)madvise(data, bytes, MADV_HUGEPAGE);  // advice: without it pages are small
+    if (bytes >= 8 * kLargePage)  // advice: a system may have its own mind
+        (void)madvise(data, bytes, pages == Memory::Pages::large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
     return static_cast<std::uint8_t*>(data);
 }
@@ -41,7 +42,7 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
     return all;
 }
 
-Memory::Memory(std::size_t bytes) : data_(bytes ? get(bytes) : nullptr), size_(bytes) {}
+Memory::Memory(std::size_t bytes, Pages pages) : data_(bytes ? get(bytes, pages) : nullptr), size_(bytes) {}
 
 Memory::~Memory() {
     if (data_) give_back(data_, size_);

@@ -13,7 +13,9 @@ std::size_t product(std::initializer_list<std::size_t> sizes);
 class Memory {
 public:
     Memory() = default;
-    explicit Memory(std::size_t bytes);  // throws std::bad_alloc
+    enum class Pages { large, small };  // large ones where the system has them, for what is read as a whole
+
+    explicit Memory(std::size_t bytes, Pages pages = Pages::large);  // throws std::bad_alloc
     ~Memory();
     Memory(Memory&& other) noexcept;
     Memory& operator=(Memory&& other) noexcept;

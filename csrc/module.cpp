@@ -16,6 +16,11 @@
 #include <tuple>
 
 #include "collective.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
 #include "gil.h"
 #include "isa.h"
 #include "k_fit_module.h"
@@ -32,6 +37,8 @@ template <class T, int N>
 using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Ids = In<std::int32_t, 1>;
 
+constexpr std::size_t kPackedTogether = 32;  // panels, of a large matrix
+
 template <class E, std::size_t N>
 E named(const std::string& name, const std::pair<const char*, E> (&names)[N]) {
     for (const auto& [known, value] : names)
@@ -45,9 +52,21 @@ Format format_of(const std::string& name) {
     throw std::invalid_argument("no kernels for stored type '" + name + "'");
 }
 
-// Packs a stored matrix, panels shared out among the threads.
+// Gives pages of a mapped file back to the system as far as they lie wholly in [from, to); they are read again if they
+// are needed again.
+void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const std::uint8_t* to) {
+#ifdef __linux__
+    static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = (reinterpret_cast<std::uintptr_t>(from) + page - 1) / page * page;
+    const auto last = reinterpret_cast<std::uintptr_t>(to) / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
+}
+
+// Packs a stored matrix, panels shared out among the threads. A `mapped` one is a file's: what is packed of it is given
+// back, so that a large matrix is not in memory twice.
 std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
-                                        In<std::uint8_t, 1> stored, int num_threads) {
+                                        In<std::uint8_t, 1> stored, int num_threads, bool mapped) {
     Matrix matrix{format_of(format), rows, columns, nullptr};
     const FormatInfo& info = matrix.info();
     if (rows == 0 || columns == 0 || columns % info.block_columns != 0 ||
@@ -60,13 +79,26 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
         const Matrix& matrix;
         const std::uint8_t* stored;
         std::uint8_t* packed;
+        std::size_t item;  // panels
+        bool mapped;
         std::atomic<std::size_t> next{0};
-    } job{matrix, stored.data(), memory.bytes()};
+    };
+    const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
+    Job job{matrix, stored.data(), memory.bytes(), std::clamp<std::size_t>(share, 1, kPackedTogether), mapped};
     Pool::of(num_threads)->run(
         [](void* argument, int) {
             auto& j = *static_cast<Job*>(argument);
             const std::size_t count = j.matrix.num_panels();
-            for (std::size_t i; (i = j.next.fetch_add(1)) < count;) pack_panels(j.matrix, j.stored, i, i + 1, j.packed);
+            const std::size_t row_bytes = j.matrix.columns / j.matrix.info().block_columns * j.matrix.info().block_bytes;
+            const auto row = [&](std::size_t panel) {
+                return panel < count ? std::min(j.matrix.rows, j.matrix.first_group(panel) * kGroupRows) : j.matrix.rows;
+            };
+            for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
+                const std::size_t end = std::min(count, i + j.item);
+                pack_panels(j.matrix, j.stored, i, end, j.packed);
+                if (j.mapped && j.item == kPackedTogether)
+                    give_back(j.stored + row(i) * row_bytes, j.stored + row(end) * row_bytes);
+            }
         },
         &job);
     matrix.data = memory.bytes();
@@ -205,7 +237,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
         .def("stored", &unpack_matrix);
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
-          nb::arg("num_threads"));
+          nb::arg("num_threads"), nb::arg("mapped") = false);
     nb::class_<Vector>(m, "Vector")
         .def("__len__", [](const Vector& self) { return self.values.size(); })
         .def("values", &values_of);

@@ -25,7 +25,7 @@ OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, st
     k_bytes = product({num_slots, kv_heads, head_dim, item});
     v_bytes = product({num_slots, kv_heads, padded, item});
     (void)product({layers, v_bytes, 2});  // K takes no more than V
-    memory = Memory(layers * (k_bytes + v_bytes));
+    memory = Memory(layers * (k_bytes + v_bytes), Memory::Pages::small);  // a short text touches a little of each layer
 }
 
 CacheView OwnedCache::layer(std::size_t index) const {

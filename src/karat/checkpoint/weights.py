@@ -59,6 +59,11 @@ class Weight:
             return self.stored
         return self.stored.reshape(self.shape[0], -1)[self.row_order()].reshape(-1)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether `stored` is a view of a mapped file."""
+        return mapping_of(self.stored) is not None
+
     def release(self) -> None:
         """Give the memory of mapped pages back to the system; they are read again if they are needed again."""
         if (found := mapping_of(self.stored)) is not None and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:

@@ -97,7 +97,9 @@ class NativeOps:
                 self._held_as_float32.add(stored_as)
             stored_as, data = "F32", weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
         try:
-            packed = native().pack(stored_as, *weight.shape, data, self.threads)
+            packed = native().pack(
+                stored_as, *weight.shape, data, self.threads, mapped=data is weight.stored and weight.is_mapped
+            )
         except RuntimeError as refusal:  # of threads
             raise ExecutorError(str(refusal)) from refusal
         weight.release()

@@ -25,6 +25,7 @@ _HALF_PI = (
 )
 _TERMS = 9  # of each Taylor series on ±π/4; the first one left out is below 2⁻⁵⁸
 _DIGITS = 40
+_CHUNK = 1024  # positions
 _PI = Decimal("3.141592653589793238462643383279502884197")
 
 
@@ -38,11 +39,16 @@ class CosSin:
 
 def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype: np.dtype[np.floating]) -> CosSin:
     """The table for positions 0 … num_positions - 1."""
-    positions = np.arange(num_positions, dtype=np.float32)
-    angles = positions[:, None] * inverse_frequencies(rope, head_dim)[None, :]  # [positions, head_dim / 2] float32
-    cos, sin = cos_sin(angles.astype(np.float64))
-    factor = rope.attention_factor
-    return CosSin((cos * factor).astype(dtype), (sin * factor).astype(dtype))
+    frequencies = inverse_frequencies(rope, head_dim)
+    table = CosSin(*(np.empty((num_positions, head_dim // 2), dtype) for _ in range(2)))
+    for start in range(0, num_positions, _CHUNK):  # in float64 it would take twenty times the memory of the result
+        stop = min(start + _CHUNK, num_positions)
+        positions = np.arange(start, stop, dtype=np.float32)
+        angles = positions[:, None] * frequencies[None, :]  # [positions, head_dim / 2] float32
+        cos, sin = cos_sin(angles.astype(np.float64))
+        table.cos[start:stop] = cos * rope.attention_factor
+        table.sin[start:stop] = sin * rope.attention_factor
+    return table
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
