@@ -26,7 +26,9 @@ if sys.platform != "linux":
     pytest.skip("ranks are watched through /proc", allow_module_level=True)
 
 LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
-NOTICED_S = 2.5  # two seconds, and half a one for a machine that is busy
+# Until a test gives up. That silence is noticed after 1.5 s is in the error; the rest is how busy the machine is, which
+# is no business of a test (tests/dist/test_processes.py has a clock of its own).
+NOTICED_S = 15
 
 
 @pytest.fixture(scope="module")
