@@ -14,25 +14,18 @@
 #include <unistd.h>
 #endif
 
+#include "spin.h"
+
 namespace karat {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr int kSpins = 4000;                  // some tens of microseconds
 constexpr long kSleepNanoseconds = 50000000;  // after which a sleeper looks whether its step was abandoned
 
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 // Whether number `a` is at or after number `b`; numbers wrap around.
 bool reached(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) >= 0; }
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Sleeps while `word` is `old`, for a limited time. Between processes, so neither std::atomic::wait nor a private futex.
 void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {

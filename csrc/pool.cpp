@@ -10,19 +10,10 @@
 #include <system_error>
 
 #include "float_env.h"
+#include "spin.h"
 
 namespace karat {
 namespace {
-
-constexpr int kSpins = 4000;  // some tens of microseconds
-
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Returns when `value` is no longer `old`.
 void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomic<int>& sleeping) {

@@ -167,13 +167,17 @@ class StoryModel(nn.Module):
         """token_ids [batch, length] -> logits [batch, length, vocab]."""
         return F.linear(self.model(token_ids), self.model.embed_tokens.weight)
 
-    def loss(self, token_ids: Tensor, targets: Tensor, weights: Tensor, strangers: Strangers | None = None) -> Tensor:
+    def loss(
+        self, token_ids: Tensor, targets: Tensor, weights: Tensor, strangers: Strangers | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Weighted sum of cross entropies in nats; targets and weights [batch, length], targets already shifted and
-        -100 where nothing is to be learned. With `strangers`, ids from the vocabulary's end on are theirs.
+        -100 where nothing is to be learned. With `strangers`, ids from the vocabulary's end on are theirs, and
+        `embeddings` [COUNT, hidden] what they are now.
         """
         table, targets, weights = self.model.embed_tokens.weight, targets.flatten(), weights.flatten()
-        if strangers is not None:
-            table = torch.cat((table, strangers.draw(table)))
+        if embeddings is not None:
+            table = torch.cat((table, embeddings))
         logits = F.linear(self.model(token_ids, table).flatten(0, 1), table).float()  # [batch * length, table]
         if strangers is not None:
             logits = strangers.masked(logits, targets, weights)

@@ -59,14 +59,17 @@ class Strangers:
     def to(self, device: torch.device) -> Strangers:
         return Strangers(self.reserved.to(device), self.nouns.to(device), self.begins.to(device))
 
-    def draw(self, embedding: Tensor) -> Tensor:
+    def draw(self, embedding: Tensor, seed: int) -> Tensor:
         """Embeddings of strangers [COUNT, hidden], made of those of the vocabulary [vocab, hidden], which do not learn
-        from it.
+        from it. The same seed draws the same.
         """
+        chance = torch.Generator().manual_seed(seed)
         nouns = embedding.detach()[self.nouns]
         mean = nouns.mean(0)
-        first, second = (nouns[torch.randint(len(nouns), (COUNT,), device=nouns.device)] - mean for _ in range(2))
-        angle = torch.rand(COUNT, 1, device=nouns.device) * math.pi / 2
+        first, second = (
+            nouns[torch.randint(len(nouns), (COUNT,), generator=chance).to(nouns.device)] - mean for _ in range(2)
+        )
+        angle = torch.rand(COUNT, 1, generator=chance).to(nouns.device) * math.pi / 2
         return mean + torch.cos(angle) * first + torch.sin(angle) * second
 
     def masked(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

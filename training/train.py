@@ -120,7 +120,7 @@ def train(arguments: argparse.Namespace) -> None:
     start = Progress(**vars(progress)) if not arguments.resume_budget else Progress()
     schedule = Schedule(arguments.minutes, arguments.tokens, arguments.decay_share)
     strangers = Strangers.of(tokenizer, corpus.lexicon).to(device)
-    loss_fn: Callable[[Tensor, Tensor, Tensor, Strangers], Tensor] = (
+    loss_fn: Callable[[Tensor, Tensor, Tensor, Strangers, Tensor], Tensor] = (
         torch.compile(model.loss, dynamic=True) if arguments.compile else model.loss
     )
     maker = SampleMaker(corpus, tokenizer, LEARN)
@@ -141,7 +141,9 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.param_groups[0]["lr"] = rate * factor
         targets = batch.targets.to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = loss_fn(batch.token_ids.to(device), targets, batch.weights.to(device), strangers)
+            # By the step, so that a run that was resumed goes on with the same.
+            drawn = strangers.draw(model.model.embed_tokens.weight, arguments.seed << 32 | progress.step)
+            loss = loss_fn(batch.token_ids.to(device), targets, batch.weights.to(device), strangers, drawn)
             loss = loss / (targets >= 0).sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

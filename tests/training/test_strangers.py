@@ -48,14 +48,16 @@ def test_a_stranger_takes_a_nouns_place_everywhere_and_nothing_else_changes() ->
 
 
 def test_embeddings_are_distributed_as_those_of_nouns(strangers: Strangers) -> None:
-    """Mean and covariance, of as many draws as make a tenth of the deviation unlikely to be chance."""
+    """Mean and deviation, of as many draws as make a tenth of it unlikely to be chance."""
     torch.manual_seed(0)
     embedding = torch.randn(VOCAB, 6) * torch.tensor([1.0, 2, 3, 0.5, 1, 1]) + 4
     nouns = embedding[strangers.nouns]
-    drawn = torch.cat([strangers.draw(embedding) for _ in range(200)])
+    drawn = torch.cat([strangers.draw(embedding, seed) for seed in range(200)])
     assert drawn.shape == (200 * COUNT, 6)
     assert ((drawn.mean(0) - nouns.mean(0)).abs() < 0.1 * nouns.std(0)).all()
     assert ((drawn.std(0) / nouns.std(0) - 1).abs() < 0.1).all()
+    assert torch.equal(strangers.draw(embedding, 5), strangers.draw(embedding, 5))
+    assert not torch.equal(strangers.draw(embedding, 5), strangers.draw(embedding, 6))
 
 
 def test_reserved_words_are_left_out_only_where_an_asked_word_begins() -> None:
@@ -79,12 +81,10 @@ def test_strangers_are_read_and_predicted() -> None:
         torch.zeros(64 + COUNT, dtype=torch.bool), torch.arange(10, 40), torch.ones(64 + COUNT, dtype=torch.bool)
     )
     ids, targets = torch.randint(0, 64 + COUNT, (2, 2, 8)).unbind()
-    torch.manual_seed(1)
-    loss = model.loss(ids, targets, torch.ones(2, 8), strangers)
-    torch.manual_seed(1)
     embedding = model.model.embed_tokens.weight
-    state = model.state_dict() | {"model.embed_tokens.weight": torch.cat((embedding, strangers.draw(embedding)))}
-    larger.load_state_dict(state)
+    drawn = strangers.draw(embedding, 1)
+    loss = model.loss(ids, targets, torch.ones(2, 8), strangers, drawn)
+    larger.load_state_dict(model.state_dict() | {"model.embed_tokens.weight": torch.cat((embedding, drawn))})
     assert torch.allclose(loss, larger.loss(ids, targets, torch.ones(2, 8)))
     with pytest.raises(IndexError):
         model.loss(ids, targets, torch.ones(2, 8))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from karat.check.compute import evaluate
-from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay, distance
+from karat.check.distances import distance
+from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
 from karat.check.trace import Trace
 from karat.errors import TraceError
 

@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.accumulation import Accumulation
+from karat.check.align import align
 from karat.check.compute import Context, Weights, evaluate
+from karat.check.distances import distance, gap, largest_finite
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.tokens import Tokens
-from karat.check.trace import MASKED, Trace
+from karat.check.trace import Trace
 from karat.config import FloatName
 from karat.errors import TraceError
 
@@ -47,14 +49,6 @@ _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
 _ROUNDINGS: Mapping[str, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "rope": 2}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
-    """A recorded array in the shape of its node, and which of its rows (and heads) the trace really has."""
-
-    values: Array
-    present: NDArray[np.bool_] | None  # broadcastable to values; None: all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,57 +94,21 @@ class Replay:
         self._accumulation = Accumulation(self.context, seed)
         self._accumulator = 2.0**-29 if trace.info.dtype == "float64" else 1.0
         self.recorded = {
-            name: self._align(graph.nodes[name], trace.arrays[name]) for name in graph.nodes if name in trace.arrays
+            name: align(
+                trace,
+                node,
+                self.tokens,
+                num_heads=graph.config.num_heads,
+                domain=self.domain(node),
+                features=self.features(node),
+            )
+            for name, node in graph.nodes.items()
+            if name in trace.arrays
         }
         self.beyond_judging: list[str] = []
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
         self.values: dict[str, Array] = {}  # what the next node reads: recorded where it is, else computed
-
-    def _align(self, node: Node, array: Array) -> Recorded:
-        """Bring a recorded array into its node's shape."""
-        name, info = node.name, self.trace.info
-        with np.errstate(invalid="ignore"):
-            values = np.asarray(array, F64)
-        rows = self.trace.rows_of(name)
-        while values.ndim > 1 and values.shape[0] == 1 and values.ndim > expected_ndim(node):
-            values = values[0]  # a batch of one
-        axis = 1 if node.kind in ("scores", "softmax") else 0
-        heads = info.heads.get(name)
-        if values.ndim <= axis or values.shape[axis] != len(rows):
-            raise TraceError(f"{name}: shape {array.shape}; expected {len(rows)} tokens on axis {axis}")
-        if node.kind in ("scores", "softmax"):
-            count = self.graph.config.num_heads
-            if values.ndim != 3 or len(values) != (count if heads is None else len(heads)):
-                raise TraceError(f"{name}: shape {array.shape}; expected [{count} heads, tokens, keys]")
-            empty = -np.inf if node.kind == "scores" else 0.0
-            values = values[:, :, : self.tokens.context]
-            full = np.full((count, self.tokens.num_tokens, self.tokens.context), empty)
-            chosen = np.array(range(count) if heads is None else heads, np.int64)
-            index = np.ix_(chosen, rows, np.arange(values.shape[2]))
-            if node.kind == "scores":
-                values = np.where(values <= MASKED, -np.inf, values)
-            full[index] = values
-            if heads is None and len(rows) == self.tokens.num_tokens:
-                return Recorded(full, None)
-            present = np.zeros((count, self.tokens.num_tokens, 1), bool)
-            present[np.ix_(chosen, rows)] = True
-            return Recorded(full, present)
-        domain = self.domain(node)
-        features = self.features(node)
-        try:
-            values = values.reshape(len(rows), *features)
-        except ValueError:
-            raise TraceError(
-                f"{name}: shape {array.shape}; expected [tokens, {', '.join(map(str, features))}]"
-            ) from None
-        if np.array_equal(rows, domain):
-            return Recorded(values, None)
-        full = np.zeros((len(domain), *features))
-        found = np.isin(rows, domain)
-        full[np.searchsorted(domain, rows[found])] = values[found]
-        present = np.isin(domain, rows).reshape(-1, *(1,) * len(features))
-        return Recorded(full, present)
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
@@ -306,10 +264,10 @@ class Replay:
             for dtype, draw in draws:
                 context = self._jittered if draw % 2 else self.context
                 moved = self._run(names, edits, dtype, self.unit, context)
-                np.fmax(spread, _gap(moved, expected), out=spread)
+                np.fmax(spread, gap(moved, expected), out=spread)
             if self.unit == PRECISION["float32"] and len(draws) > 1:
                 single = self._run(names, edits, F32, 0.0, self.context)
-                np.fmax(spread, _gap(single, expected), out=spread)
+                np.fmax(spread, gap(single, expected), out=spread)
         spread[~np.isfinite(spread)] = 0
         per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
         by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
@@ -406,37 +364,7 @@ class Replay:
         return True
 
 
-def distance(got: Array, expected: Array) -> Array:
-    """|got - expected| in float64: 0 where both are the same infinity or NaN, infinity where only one is NaN."""
-    error = _gap(got, expected)
-    odd = ~np.isfinite(error)
-    if odd.any():
-        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-        error[odd] = np.where(same, 0, np.inf)[odd]
-    return error
-
-
-def _gap(a: Array, b: Array) -> Array:
-    """|a - b| in one new float64 array: these are the largest arrays there are."""
-    with np.errstate(all="ignore"):
-        out = np.subtract(a, b, dtype=F64)
-        return np.abs(out, out=out)
-
-
-def largest_finite(x: Array) -> float:
-    """The largest magnitude of the finite values; 0 if there are none."""
-    low, high = float(x.min(initial=0)), float(x.max(initial=0))
-    if np.isfinite(low) and np.isfinite(high):
-        return max(-low, high)
-    finite = x[np.isfinite(x)]
-    return float(np.abs(finite).max(initial=0))
-
-
 @cache
 def _pool(dtype: np.dtype[np.floating]) -> Array:
     """Uniform numbers from -1 to 1, a prime number of them."""
     return np.random.default_rng(0).uniform(-1, 1, 262_139).astype(dtype)
-
-
-def expected_ndim(node: Node) -> int:
-    return 3 if node.kind in ("scores", "softmax", "rope") else 2
