@@ -141,25 +141,21 @@ def _kl(p: Array, q: Array) -> Array:
     return divergence
 
 
-def greedy_difference(theirs: Array, num_prompt: int, chosen: list[int], logits: Array) -> str:
-    """Where another engine, fed with our tokens, would have taken another one first, with both margins.
+def greedy_difference(theirs: Array, ours: Array) -> str | None:
+    """Where two engines that read the same tokens would take different ones next; None if nowhere.
 
-    theirs, logits: [tokens, vocab] of prompt and chosen tokens, of the other engine and of ours.
+    theirs, ours: logits [tokens, vocab]. The first difference that rounding does not explain, or else the first one.
     """
-    for step, token in enumerate(chosen):
-        row = num_prompt - 1 + step
-        other = int(theirs[row].argmax())
-        if other != token:
-            ours_margin = float(logits[row, token] - logits[row, other])
-            theirs_margin = float(theirs[row, other] - theirs[row, token])
-            apart = float(np.abs(theirs[row] - logits[row]).max())
-            word = (
-                "rounding decides"
-                if ours_margin + theirs_margin <= 2 * apart and apart < 0.02 * theirs.std()
-                else "bug"
-            )
-            return (
-                f"{word}: token {step} is {token} here (ahead by {ours_margin:.3g}), {other} there (ahead by "
-                f"{theirs_margin:.3g}); logits differ by up to {apart:.3g}"
-            )
-    return f"transformers takes the same {len(chosen)} tokens"
+    found: list[str] = []
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        here, there = int(a.argmax()), int(b.argmax())
+        if here == there:
+            continue
+        margins = float(a[here] - a[there]), float(b[there] - b[here])
+        apart = float(np.abs(a - b).max())
+        explained = sum(margins) <= 2 * apart and apart < 0.02 * theirs.std()
+        found.append(
+            f"{'rounding decides' if explained else 'bug'}: token {step} is {here} here (ahead by {margins[0]:.3g}), "
+            f"{there} there (ahead by {margins[1]:.3g}); logits differ by up to {apart:.3g}"
+        )
+    return next((line for line in found if line.startswith("bug")), found[0] if found else None)

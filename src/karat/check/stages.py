@@ -1,7 +1,7 @@
 """The stages of `karat check`: each looks at one thing and ends in a verdict."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -208,16 +208,37 @@ class Checker:
         lines = [f"{len(chosen)} tokens, decoded one by one, are those of one pass over all: {'yes' if same else 'no'}"]
         verdict: Verdict = "exact" if same else "bug"
         if self.plan.with_hf:
-            theirs: list[Array] = []
-            every = [*self.ids, *chosen]
-            agreement.hf_layerwise(
-                self.plan.model.path, every, range(len(every)),
-                lambda arrays: theirs.extend([arrays["lm_head"]] if "lm_head" in arrays else []),
-            )  # fmt: skip
-            lines.append(agreement.greedy_difference(theirs[0].astype(np.float64), len(self.ids), chosen, whole))
+            lines.append(self._against_transformers(chosen, whole))
             if lines[-1].startswith("bug"):
                 verdict = "bug"
         return Stage("generation", verdict, lines, {"token_ids": chosen})
+
+    def _against_transformers(self, chosen: Sequence[int], whole: Array) -> str:
+        """Whether transformers would have chosen our tokens; whole: our logits [tokens, vocab] of prompt and tokens.
+
+        Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not.
+        """
+        rows: list[Array] = []
+        every = [*self.ids, *chosen]
+        agreement.hf_layerwise(
+            self.plan.model.path, every, range(len(self.ids) - 1, len(every) - 1),
+            lambda arrays: rows.extend([arrays["lm_head"]] if "lm_head" in arrays else []),
+        )  # fmt: skip
+        theirs = rows[0].astype(np.float64)
+        same = f"transformers takes the same {len(chosen)} tokens"
+        difference = agreement.greedy_difference(theirs, whole[len(self.ids) - 1 : -1])
+        if difference is None:
+            return same
+        if self.kv_dtype == self.dtype:
+            return difference
+        llm = LLM(
+            self.plan.model.checkpoint, executor=self.plan.executor, dtype=self.plan.dtype, kv_dtype=self.dtype,
+            threads=self.plan.threads, max_num_seqs=1, max_model_len=len(every),
+        )  # fmt: skip
+        remaining = agreement.greedy_difference(theirs, llm.logits(every)[len(self.ids) - 1 : -1])
+        if remaining is None:
+            return f"{same} on a {self.dtype} cache; on the {self.kv_dtype} one {difference.partition(': ')[2]}"
+        return f"{remaining} (both on a {self.dtype} cache)"
 
     def _story(self) -> Stage:
         if not self.tokenizer.chat_template:
