@@ -4,6 +4,8 @@ Tolerances: float64 logits 1e-10, float32 logits 1e-4, of values of deviation ab
 differently for other numbers of rows. Tokens must be the same.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +18,7 @@ import pytest
 
 import karat
 from karat import LLM, SamplingParams
-from karat.errors import CapacityError, RequestError, TemplateError
+from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
 from tests.engine.tiny import GREEDY, PROMPTS, SAMPLED, VOCAB, at_rest, tokens
 
 # The same answer every time
@@ -188,6 +190,29 @@ def test_the_version_is_that_of_the_project() -> None:
 def test_importing_karat_imports_no_numpy() -> None:
     code = "import karat, sys; karat.SamplingParams; assert not {'numpy', 'tokenizers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_continuing_a_text_imports_what_that_needs() -> None:
+    """No template engine, no ranks, no peers: a model of 0.5B should answer a second after its process started."""
+    code = (
+        "import sys; from karat.cli import main; main(['run', 'Once', '--max-tokens', '1', '-q']); "
+        "print(sorted({'jinja2', 'karat.dist.processes', 'karat.engine.parallel', 'karat.check', 'karat.bench', "
+        "'importlib.metadata', 'huggingface_hub', 'torch', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_faulty_tokenizer_ends_loading(folder: Path, ranks: int, tmp_path: Path) -> None:
+    """It is read while weights are; its own error is what one gets, and no rank is started."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = children.read_text() if children.exists() else ""
+    broken = shutil.copytree(folder, tmp_path / "model")
+    (broken / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        LLM(broken, tensor_parallel_size=ranks)
+    assert (children.read_text() if children.exists() else "") == before
 
 
 def test_a_really_trained_model(data_dir: Path) -> None:

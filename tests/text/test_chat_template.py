@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.errors import TemplateError
-from karat.text import ChatTemplate
+from karat.text.chat_template import ChatTemplate
 from tests.text.conversations import CONVERSATIONS, WITH_TOOLS, Conversation, assistant, call, system, text, user
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)

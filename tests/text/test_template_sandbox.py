@@ -7,7 +7,8 @@ import tracemalloc
 import pytest
 
 from karat.errors import TemplateError
-from karat.text import ChatTemplate, template_budget
+from karat.text import template_budget
+from karat.text.chat_template import ChatTemplate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 MAX_PEAK_BYTES = 200 * 1024**2  # of what Python allocates: the budget's 64 MiB, the step that met it, some slack

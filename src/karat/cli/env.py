@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -70,6 +69,8 @@ def gather() -> dict[str, Any]:
 
 
 def _version_or_none(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms that every command would take
+
     try:
         return version(package)
     except PackageNotFoundError:

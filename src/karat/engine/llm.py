@@ -3,23 +3,22 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
-from karat.engine.defaults import read_defaults
+from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import Preparation
 from karat.engine.memory import available_bytes, num_cache_blocks, require_room
-from karat.engine.parallel import ParallelModel, load_command
-from karat.engine.rank_messages import Load
 from karat.engine.step import model_runner
 from karat.errors import CapacityError, UsageError
 from karat.models.degrees import check_degree, num_kv_heads_held
@@ -29,6 +28,9 @@ from karat.ops.api import CacheSpec, Runner
 from karat.ops.guard import Guard
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
+
+if TYPE_CHECKING:
+    from karat.engine.parallel import ParallelModel
 
 GenerationSource = Literal["auto", "none"]
 Quantization = Literal["q8_0", "q4_0"]
@@ -118,15 +120,10 @@ class LLM:
                 f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
                 "config.json); beyond them its answers mean nothing; lower it"
             )
-        self.tokenizer = Tokenizer.of(checkpoint) if tokenizer is None else tokenizer
-        defaults = read_defaults(
-            checkpoint.generation_config, self.config, self.tokenizer, checkpoint.generation_source
-        )
-        if generation_config == "none":
-            defaults = replace(defaults, params=SamplingParams(), notice=None)
-        self.end_token_ids = defaults.end_token_ids
-        self.default_params = defaults.params
-        self.defaults_notice = defaults.notice
+        # A tokenizer of 150,000 tokens takes as long to read as 200 MB of weights.
+        thread = ThreadPoolExecutor(1, "karat-tokenizer")
+        text_side = thread.submit(_text_side, checkpoint, self.config, tokenizer, generation_config)
+        thread.shutdown(wait=False)
         self.executor, self.dtype = ops.executor, ops.dtype
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
         self.tensor_parallel_size = tensor_parallel_size
@@ -146,27 +143,39 @@ class LLM:
             block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             enable_prefix_caching=enable_prefix_caching,
         )  # fmt: skip
+
+        def loaded(done: int, total: int) -> None:
+            if text_side.done():
+                text_side.result()  # raises now what it would raise after all is loaded
+            if progress is not None:
+                progress(done, total)
+
         self._ranks: ParallelModel | None = None
         if tensor_parallel_size > 1:
-            self._ranks = _started(
-                tensor_parallel_size,
-                load_command(
-                    checkpoint, sizes, executor=ops.executor, dtype=dtype, threads=threads, kv_dtype=self.kv_dtype,
-                    quantize=quantize, guard=guard,
-                ),
-                self.config, sum(weight.num_bytes for weight in each_once), progress,
+            from karat.engine.parallel import load_command, start  # which one process does without
+
+            text_side.result()  # a fault in it leaves no ranks behind
+            command = load_command(
+                checkpoint, sizes, executor=ops.executor, dtype=dtype, threads=threads, kv_dtype=self.kv_dtype,
+                quantize=quantize, guard=guard,
             )  # fmt: skip
+            num_bytes = sum(weight.num_bytes for weight in each_once)
+            self._ranks = start(tensor_parallel_size, command, self.config, num_bytes, loaded)
         else:
-            loaded = build(
-                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare, progress=progress
+            in_process = build(
+                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare, progress=loaded
             )
             cache = ops.new_cache(
                 CacheSpec(
                     num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-                    num_kv_heads=loaded.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
+                    num_kv_heads=in_process.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
                 )
             )  # fmt: skip
-            run: Runner = model_runner(loaded.on(Guard(ops)) if guard else loaded, cache, sizes.step_limits)
+            run: Runner = model_runner(in_process.on(Guard(ops)) if guard else in_process, cache, sizes.step_limits)
+        self.tokenizer, defaults = text_side.result()
+        self.end_token_ids = defaults.end_token_ids
+        self.default_params = defaults.params
+        self.defaults_notice = defaults.notice
         self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         self._inbox: dict[str, deque[RequestUpdate]] = {}
@@ -328,22 +337,16 @@ class LLM:
             self._inbox[update.request_id].append(update)
 
 
-def _started(
-    size: int, load: Load, config: ModelConfig, num_bytes: int, progress: Callable[[int, int], None] | None
-) -> ParallelModel:
-    """Ranks that have loaded the model of `num_bytes`; what several of them hold counts once."""
-
-    def told(done: int) -> None:
-        if progress is not None:
-            progress(min(done, num_bytes), num_bytes)
-
-    ranks = ParallelModel(size)
-    try:
-        ranks.load(load, config, told)
-    except BaseException:
-        ranks.close()
-        raise
-    return ranks
+def _text_side(
+    checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | None, source: GenerationSource
+) -> tuple[Tokenizer, GenerationDefaults]:
+    """The tokenizer, unless there is one, and the defaults of requests."""
+    if tokenizer is None:
+        tokenizer = Tokenizer.of(checkpoint)
+    defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
+    if source == "none":
+        defaults = replace(defaults, params=SamplingParams(), notice=None)
+    return tokenizer, defaults
 
 
 def _chat_options(

@@ -146,6 +146,19 @@ def _decoder(answer: type[msgspec.Struct]) -> Any:
     return msgspec.msgpack.Decoder(answer | Failed)
 
 
+def start(
+    size: int, load: Load, config: ModelConfig, num_bytes: int, progress: Callable[[int, int], None]
+) -> ParallelModel:
+    """Ranks that have loaded the model of `num_bytes`, told to `progress`; what several of them hold counts once."""
+    ranks = ParallelModel(size)
+    try:
+        ranks.load(load, config, lambda done: progress(min(done, num_bytes), num_bytes))
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
+
+
 def load_command(
     checkpoint: ModelCheckpoint, sizes: EngineConfig, *, executor: str, kv_dtype: FloatName, threads: int | None,
     dtype: FloatName = "float32", quantize: str | None = None, guard: bool = False,

@@ -78,12 +78,13 @@ class _Vocabulary:
             raise TokenizerError(
                 f"{place}: has {len(self.types)} token types for {len(self.tokens)} tokens; convert the model again"
             )
-        if wrong := [kind for kind in self.types if not _NORMAL <= kind <= _BYTE]:
-            raise TokenizerError(f"{place}: has a token of the type {wrong[0]}; expected {_NORMAL} to {_BYTE}")
+        if wrong := set(self.types).difference(range(_NORMAL, _BYTE + 1)):
+            raise TokenizerError(f"{place}: has a token of the type {min(wrong)}; expected {_NORMAL} to {_BYTE}")
 
     def ids(self) -> dict[str, int]:
         """Token to id, without unused ones, which stand for no text."""
-        used = [(token, index) for index, token in enumerate(self.tokens) if self.types[index] != _UNUSED]
+        of_id = enumerate(zip(self.tokens, self.types, strict=True))
+        used = [(token, index) for index, (token, kind) in of_id if kind != _UNUSED]
         ids = dict(used)
         if len(ids) != len(used):
             token, index = next((token, index) for token, index in used if ids[token] != index)
@@ -96,7 +97,7 @@ class _Vocabulary:
         return [
             AddedToken(token, special=kind in special, normalized=False)
             for token, kind in zip(self.tokens, self.types, strict=True)
-            if kind in (*special, _USER_DEFINED) and token
+            if kind != _NORMAL and kind in (*special, _USER_DEFINED) and token
         ]
 
     def roles(self) -> dict[str, str]:

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
 from karat.checkpoint.gguf import Metadata
 from karat.errors import RequestError, TemplateError, TokenizerError
-from karat.text.chat_template import ChatTemplate
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+
+if TYPE_CHECKING:
+    from karat.text.chat_template import ChatTemplate
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -135,7 +137,7 @@ class Tokenizer:
         return int(found[1], 16) if found else None
 
     @cached_property
-    def chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> "ChatTemplate | None":
         """The ordinary chat template; None if the folder has none. Raises `TemplateError` if it does not compile."""
         return self._compile("default") if "default" in self._templates else None
 
@@ -196,10 +198,10 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def _tool_template(self) -> ChatTemplate:
+    def _tool_template(self) -> "ChatTemplate":
         return self._compile("tool_use")
 
-    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> "ChatTemplate":
         if tools is not None and "tool_use" in self._templates:
             return self._tool_template
         if self.chat_template is not None:
@@ -207,10 +209,12 @@ class Tokenizer:
         names = f" but those named {', '.join(sorted(self._templates))}" if self._templates else ""
         raise TemplateError(f"the model has no chat template{names}; expected one; use a chat model, or complete text")
 
-    def _compile(self, name: str) -> ChatTemplate:
+    def _compile(self, name: str) -> "ChatTemplate":
+        from karat.text.chat_template import ChatTemplate  # a template engine, which most texts do without
+
         return ChatTemplate(self._templates[name], **self.special_tokens)
 
-    def _tokens_to_sanitize(self, template: ChatTemplate) -> list[str]:
+    def _tokens_to_sanitize(self, template: "ChatTemplate") -> list[str]:
         """Special tokens, and the added tokens the folder lists, or else those the template writes."""
         listed = self._control_tokens
         return [

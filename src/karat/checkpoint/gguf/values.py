@@ -37,12 +37,12 @@ class GgufArray:
     def strings(self) -> list[str]:
         """The items of a STRING array. ValueError (UnicodeDecodeError) for one that is not UTF-8."""
         assert self.kind == "STRING"
-        buffer, position, unpack = self._buffer, self.begin, _LENGTH.unpack_from
+        data, position, unpack = bytes(self._buffer[self.begin : self.end]), 0, _LENGTH.unpack_from
         items = []
         for _ in range(self.len):
             start = position + 8
-            position = start + unpack(buffer, position)[0]
-            items.append(str(buffer[start:position], "utf-8"))
+            position = start + unpack(data, position)[0]
+            items.append(data[start:position].decode())
         return items
 
     def numbers(self) -> NDArray[Any]:
