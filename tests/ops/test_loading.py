@@ -1,6 +1,8 @@
 """Large matrices are packed from a mapped file, whose pages are given back on the way; what is in memory stays."""
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,3 +47,23 @@ def test_the_pages_of_the_file_are_not_kept(tmp_path: Path) -> None:
     at = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
     resident = next(line for line in lines[at:] if line.startswith("Rss:"))
     assert int(resident.split()[1]) <= 8
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="says how much was ever resident")
+def test_a_file_and_its_packed_form_are_never_in_memory_together(tmp_path: Path) -> None:
+    """27 MB of blocks may take their packed form and 8 MB more at any time, not twice as much."""
+    code = (
+        "import sys, mmap, re, numpy as np; from pathlib import Path; from karat.checkpoint.weights import Weight\n"
+        "from karat.ops.native import NativeOps\n"
+        "def most(): return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024\n"
+        "path = Path(sys.argv[1]); file = path.open('rb')\n"
+        "stored = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)\n"
+        f"weight = Weight('weight', 'Q8_0', ({10 * ROWS}, {COLUMNS}), stored, path); ops = NativeOps(threads=1)\n"
+        "ops.load(Weight('small', 'Q8_0', (64, 32), np.zeros(64 * 34, np.uint8), None))\n"
+        "before = most(); packed = ops.load(weight); print(most() - before)"
+    )
+    path = tmp_path / "weights"
+    num_bytes = 10 * ROWS * COLUMNS // 32 * 34
+    path.write_bytes(bytes(num_bytes))
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert num_bytes * 0.9 < int(done.stdout) < num_bytes * 1.05 + 8 * 2**20

@@ -78,3 +78,12 @@ def test_frequencies_equal_transformers(index: int) -> None:
     ours = inverse_frequencies(rope, head_dim)
     np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=4 * 2.0**-23)
     assert rope.attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-15)
+
+
+def test_a_long_table_is_made_of_the_same_rows() -> None:
+    """It is computed in pieces; every position must have its own angle."""
+    rope = RopeConfig(theta=10000.0)
+    table = cos_sin_table(rope, head_dim=8, num_positions=5000, dtype=np.dtype(np.float64))
+    angles = np.arange(5000, dtype=np.float32)[:, None] * inverse_frequencies(rope, 8)
+    np.testing.assert_allclose(table.cos, np.cos(angles.astype(np.float64)), rtol=0, atol=4e-16)
+    np.testing.assert_allclose(table.sin, np.sin(angles.astype(np.float64)), rtol=0, atol=4e-16)
