@@ -54,14 +54,24 @@ bool all_finite(const float* x, std::size_t n) {
 }
 
 std::size_t argmax(const float* x, std::size_t n) {
-    float tops[kStep];
-    for (float& top : tops) top = x[0];
-    std::size_t i = 0;
-    for (; i + kStep <= n; i += kStep)
-        for (std::size_t j = 0; j < kStep; ++j) tops[j] = tops[j] < x[i + j] ? x[i + j] : tops[j];
-    for (; i < n; ++i) tops[0] = tops[0] < x[i] ? x[i] : tops[0];
-    const float top = *std::max_element(tops, tops + kStep);
-    return static_cast<std::size_t>(std::find(x, x + n, top) - x);
+    constexpr std::size_t kBlock = 1024;
+    std::size_t best = 0;  // where the block begins that had the largest value first
+    float top = x[0];
+    for (std::size_t start = 0; start < n; start += kBlock) {
+        const std::size_t end = std::min(n, start + kBlock);
+        float tops[kStep];
+        for (float& largest : tops) largest = x[start];
+        std::size_t i = start;
+        for (; i + kStep <= end; i += kStep)
+            for (std::size_t j = 0; j < kStep; ++j) tops[j] = tops[j] < x[i + j] ? x[i + j] : tops[j];
+        for (; i < end; ++i) tops[0] = tops[0] < x[i] ? x[i] : tops[0];
+        const float largest = *std::max_element(tops, tops + kStep);
+        if (top < largest) {
+            top = largest;
+            best = start;
+        }
+    }
+    return static_cast<std::size_t>(std::find(x + best, x + n, top) - x);
 }
 
 template <class T>

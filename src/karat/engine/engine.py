@@ -1,7 +1,7 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,8 +182,8 @@ class Engine:
             alone = (self._compute([chunk])[0] for chunk in chunks)
             return [result if isinstance(result, NumericsError) else result.copy() for result in alone]
         assert logits.shape == (len(batch.logit_rows), self.config.vocab_size), f"logits of shape {logits.shape}"
-        counts = [len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks]
-        return list(np.split(logits, np.cumsum(counts)[:-1]))
+        counts = (len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks)
+        return [logits[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
     def _read(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> bool:
         """Hand a chunk's logits to who wants them; True if the sequence ends with that."""
