@@ -7,6 +7,7 @@ namespace karat {
 namespace {
 
 constexpr std::size_t kStep = 16;  // values looked at together
+typedef float Lanes __attribute__((vector_size(16)));  // a register of any CPU
 
 template <class To, class From>
 To bits_as(From from) {
@@ -59,13 +60,19 @@ std::size_t argmax(const float* x, std::size_t n) {
     float top = x[0];
     for (std::size_t start = 0; start < n; start += kBlock) {
         const std::size_t end = std::min(n, start + kBlock);
-        float tops[kStep];
-        for (float& largest : tops) largest = x[start];
+        Lanes tops[4];
+        for (Lanes& lanes : tops) lanes = Lanes{} + x[start];
         std::size_t i = start;
         for (; i + kStep <= end; i += kStep)
-            for (std::size_t j = 0; j < kStep; ++j) tops[j] = tops[j] < x[i + j] ? x[i + j] : tops[j];
-        for (; i < end; ++i) tops[0] = tops[0] < x[i] ? x[i] : tops[0];
-        const float largest = *std::max_element(tops, tops + kStep);
+            for (std::size_t j = 0; j < std::size(tops); ++j) {
+                Lanes values;
+                std::memcpy(&values, x + i + j * 4, sizeof values);
+                tops[j] = values > tops[j] ? values : tops[j];
+            }
+        float largest = x[start];
+        for (const Lanes& lanes : tops)
+            for (int lane = 0; lane < 4; ++lane) largest = std::max(largest, lanes[lane]);
+        for (; i < end; ++i) largest = std::max(largest, x[i]);
         if (top < largest) {
             top = largest;
             best = start;
