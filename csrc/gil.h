@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 #include <unistd.h>
 
 namespace karat {
@@ -14,15 +13,11 @@ class GilReleased {
 public:
     GilReleased() : state_(PyEval_SaveThread()) {}
     ~GilReleased() {
-#if defined(__GLIBCXX__)
         try {
             PyEval_RestoreThread(state_);
-        } catch (const abi::__forced_unwind&) {
+        } catch (...) {  // the unwinding, which is nothing that one could refer to
             for (;;) pause();
         }
-#else
-        PyEval_RestoreThread(state_);
-#endif
     }
     GilReleased(const GilReleased&) = delete;
     GilReleased& operator=(const GilReleased&) = delete;

@@ -13,7 +13,7 @@ void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, flo
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
 inline constexpr std::size_t kChunk = 128;       // columns
-inline constexpr std::size_t kTokenBlock = 192;  // tokens that one unpacked chunk serves
+inline constexpr std::size_t kTokenBlock = 516;  // tokens that one unpacked chunk serves
 inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
 inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
 inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
@@ -64,11 +64,11 @@ inline constexpr bool kHasMinimum = [] {
     return false;
 }();
 
-// The sum of x over sub-block `index`, as a vector.
+// The sum of x over sub-block `index`, of sums over 16 columns.
 template <int kSub>
-KARAT_INLINE f32x16 sum_of_x(const float* sums, std::size_t index) {
-    if constexpr (kSub == 32) return set1(sums[2 * index] + sums[2 * index + 1]);
-    return set1(sums[index]);
+KARAT_INLINE float sum_of_x(const float* sums, std::size_t index) {
+    if constexpr (kSub == 32) return sums[2 * index] + sums[2 * index + 1];
+    return sums[index];
 }
 
 // Calls f with the format as a type.

@@ -61,7 +61,7 @@ struct FewTokens {
                                 for (int t = 0; t < T; ++t) {
                                     const float* totals = a.x_sums + (token + static_cast<std::size_t>(t)) * (a.weight->columns / 16);
                                     float* sum = sums + (t * DG + g) * kLanes;
-                                    store(sum, fma(sum_of_x<Fmt::kSub>(totals, index), minimum, load(sum)));
+                                    store(sum, fma(set1(sum_of_x<Fmt::kSub>(totals, index)), minimum, load(sum)));
                                 }
                             }
                         }

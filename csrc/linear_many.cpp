@@ -48,27 +48,28 @@ struct Tile {
             for (int t = 0; t < T; ++t)
                 for (int g = 0; g < TG; ++g) store(sums + t * kWide + g * kLanes, acc[t][g]);
         } else {
+            float* const first_sum = sums;  // in a register: for all the compiler knows, stores below change members
+            const float* const first_scale = scales;
             for (std::size_t k = 0; k < count; k += kSub) {
                 for (int t = 0; t < T; ++t)
                     for (int g = 0; g < TG; ++g) acc[t][g] = zero();
                 chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, kSub);
-                const float* scale = scales + k / kSub * kStride;
+                float totals[T];
+                if constexpr (kMinimum)
+                    for (int t = 0; t < T; ++t)
+                        totals[t] = sum_of_x<kSub>(x_sums + static_cast<std::size_t>(t) * x_sums_stride, k / kSub);
+                const float* const scale = first_scale + k / kSub * kStride;
                 for (int g = 0; g < TG; ++g) {
                     const f32x16 factor = load(scale + g * kLanes);
+                    f32x16 minimum;
+                    if constexpr (kMinimum) minimum = load(minima + k / kSub * kStride + g * kLanes);
                     for (int t = 0; t < T; ++t) {
-                        float* sum = sums + t * kWide + g * kLanes;
-                        store(sum, fma(acc[t][g], factor, load(sum)));
+                        float* const at = first_sum + t * kWide + g * kLanes;
+                        f32x16 sum = fma(acc[t][g], factor, load(at));
+                        if constexpr (kMinimum) sum = fma(set1(totals[t]), minimum, sum);
+                        store(at, sum);
                     }
                 }
-                if constexpr (kMinimum)
-                    for (int g = 0; g < TG; ++g) {
-                        const f32x16 minimum = load(minima + k / kSub * kStride + g * kLanes);
-                        for (int t = 0; t < T; ++t) {
-                            const float* totals = x_sums + static_cast<std::size_t>(t) * x_sums_stride;
-                            float* sum = sums + t * kWide + g * kLanes;
-                            store(sum, fma(sum_of_x<kSub>(totals, k / kSub), minimum, load(sum)));
-                        }
-                    }
                 settle();
             }
         }

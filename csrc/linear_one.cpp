@@ -40,7 +40,7 @@ KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const f
             }
             for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
             if constexpr (Fmt::kHasMinimum) {
-                const f32x16 total = sum_of_x<Fmt::kSub>(x_sums, (k + sub * Fmt::kSub) / Fmt::kSub);
+                const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, (k + sub * Fmt::kSub) / Fmt::kSub));
                 for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(block_of<Fmt>(w, g, G), sub), sum[g]);
             }
         }
