@@ -8,6 +8,7 @@ namespace {
 struct Build {
     const char* name;
     const Kernels* kernels;
+    const FitKernels* fits;
     bool (*runs_here)();
 };
 
@@ -19,15 +20,26 @@ bool has_avx2() {
 #endif
 
 constexpr Build kBuilds[] = {
-    {"generic", &generic::kernels, [] { return true; }},
+    {"generic", &generic::kernels, &generic::fit_kernels, [] { return true; }},
 #ifdef KARAT_X86
-    {"avx2", &avx2::kernels, [] { return has_avx2(); }},
-    {"avx512", &avx512::kernels, [] { return __builtin_cpu_supports("avx512f") && has_avx2(); }},
+    {"avx2", &avx2::kernels, &avx2::fit_kernels, [] { return has_avx2(); }},
+    {"avx512", &avx512::kernels, &avx512::fit_kernels, [] { return __builtin_cpu_supports("avx512f") && has_avx2(); }},
 #endif
 #ifdef KARAT_ARM
-    {"neon", &neon::kernels, [] { return true; }},  // part of every 64-bit Arm
+    {"neon", &neon::kernels, &neon::fit_kernels, [] { return true; }},  // part of every 64-bit Arm
 #endif
 };
+
+const Build& build_for(std::string_view isa) {
+    std::string runnable;
+    for (const Build& build : kBuilds) {
+        if (!build.runs_here()) continue;
+        if (isa == build.name) return build;
+        runnable += runnable.empty() ? build.name : std::string(", ") + build.name;
+    }
+    throw std::invalid_argument("instruction set '" + std::string(isa) +
+                                "' cannot run here; this CPU and this build offer: " + runnable);
+}
 
 }  // namespace
 
@@ -38,15 +50,8 @@ std::vector<std::string> supported_isas() {
     return names;
 }
 
-const Kernels& kernels_for(std::string_view isa) {
-    std::string runnable;
-    for (const Build& build : kBuilds) {
-        if (!build.runs_here()) continue;
-        if (isa == build.name) return *build.kernels;
-        runnable += runnable.empty() ? build.name : std::string(", ") + build.name;
-    }
-    throw std::invalid_argument("instruction set '" + std::string(isa) +
-                                "' cannot run here; this CPU and this build offer: " + runnable);
-}
+const Kernels& kernels_for(std::string_view isa) { return *build_for(isa).kernels; }
+
+const FitKernels& fit_kernels_for(std::string_view isa) { return *build_for(isa).fits; }
 
 }  // namespace karat

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "k_fit.h"
 #include "kernels.h"
 
 namespace karat {
@@ -14,5 +15,8 @@ std::vector<std::string> supported_isas();
 
 // The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
 const Kernels& kernels_for(std::string_view isa);
+
+// What that build has for k_fit.h; throws the same.
+const FitKernels& fit_kernels_for(std::string_view isa);
 
 }  // namespace karat

@@ -4,15 +4,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "float_env.h"
 #include "gil.h"
 #include "isa.h"
-#include "k_fit.h"
 
 namespace nb = nanobind;
 
@@ -22,21 +19,6 @@ namespace {
 using Values = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Integers = nb::ndarray<std::int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-const FitKernels& fit_kernels_for(const std::string& isa) {
-    const std::vector<std::string> runnable = supported_isas();
-    if (std::find(runnable.begin(), runnable.end(), isa) != runnable.end()) {
-        if (isa == "generic") return generic::fit_kernels;
-#ifdef KARAT_X86
-        if (isa == "avx2") return avx2::fit_kernels;
-        if (isa == "avx512") return avx512::fit_kernels;
-#endif
-#ifdef KARAT_ARM
-        if (isa == "neon") return neon::fit_kernels;
-#endif
-    }
-    throw std::invalid_argument("instruction set '" + isa + "' cannot run here");
-}
 
 // What is written must be as long as what is read; `size` is that of a group.
 void check(const Values& values, const Integers& integers, const Floats& numbers, std::size_t size) {

@@ -1,6 +1,7 @@
 // Prints digests of what a kernel build computes, bit for bit, from inputs that are the same everywhere.
 //   digest ISA THREADS
 // Every build on every machine must print the same lines (numeric contract, kernels.h), whatever the number of threads.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "../../csrc/isa.h"
 #include "../../csrc/plan.h"
+#include "../../csrc/sampling.h"
 
 namespace {
 
@@ -263,6 +265,43 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
     }
 }
 
+void fits(const FitKernels& kernels) {
+    constexpr std::size_t kCount = 64 * 32;
+    std::vector<float> values = numbers(kCount, 71);
+    std::fill_n(values.begin() + 32, 32, 0.0f);  // a group of nothing
+    std::vector<float> scales(kCount / 16), minimums(kCount / 32);
+    std::vector<std::int8_t> integers(kCount);
+    const auto show = [&](const std::string& name) {
+        print("fit " + name + " scales", scales.data(), scales.size());
+        print("fit " + name + " integers", std::vector<float>(integers.begin(), integers.end()).data(), kCount);
+    };
+    for (const float largest : {3.0f, 15.0f, 31.0f}) {
+        kernels.with_minimum(values.data(), kCount / 32, largest, -0.5f, 0.1f, 15, scales.data(), minimums.data(),
+                             integers.data());
+        show("to " + std::to_string(static_cast<int>(largest)));
+        print("fit minimums", minimums.data(), minimums.size());
+    }
+    for (const float largest : {4.0f, 32.0f}) {
+        kernels.symmetric(values.data(), kCount / 16, largest, scales.data(), integers.data());
+        show("symmetric, " + std::to_string(static_cast<int>(largest)));
+    }
+}
+
+// These are compiled once, not for each build: the same bits are asked of every machine and compiler.
+void sampling() {
+    const std::vector<float> x = numbers(5003, 72);
+    const float top = x[argmax(x.data(), x.size())];
+    std::vector<float> found{top, all_finite(x.data(), x.size()) ? 1.0f : 0.0f};
+    for (const std::int64_t index : largest(x.data(), x.size(), 40)) found.push_back(static_cast<float>(index));
+    print("sampling, searches", found.data(), found.size());
+    std::vector<double> weights(x.size() + 1);
+    exp_weights(x.data(), x.size(), top, 0.7, weights.data());
+    weights.back() = exp_sum(x.data(), x.size(), top);
+    std::vector<float> halves(2 * weights.size());  // of each double
+    std::memcpy(halves.data(), weights.data(), weights.size() * sizeof(double));
+    print("sampling, exp", halves.data(), halves.size());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -276,6 +315,8 @@ int main(int argc, char** argv) {
     const int threads = std::atoi(argv[2]);
     elementwise(kernels);
     stored_halves(kernels);
+    fits(fit_kernels_for(argv[1]));
+    sampling();
     linear(kernels, threads);
     model(kernels, threads, CacheType::f32, 16, 0);
     model(kernels, threads, CacheType::f16, 16, 0);
