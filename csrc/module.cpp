@@ -63,41 +63,52 @@ void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const
 #endif
 }
 
-// Packs a stored matrix, panels shared out among the threads. A `mapped` one is a file's: what is packed of it is given
-// back, so that a large matrix is not in memory twice.
+// Packs a stored matrix, panels shared out among the threads. `stored` has rows of `row_bytes` (0: of the matrix' own
+// bytes), of which the matrix' begin at `first_byte`, in their order or in `order`. A `mapped` one is a file's: what is
+// packed of it is given back, so that a large matrix is not in memory twice.
 std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
-                                        In<std::uint8_t, 1> stored, int num_threads, bool mapped) {
+                                        In<std::uint8_t, 1> stored, int num_threads, bool mapped, std::size_t row_bytes,
+                                        std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
     Matrix matrix{format_of(format), rows, columns, nullptr};
     const FormatInfo& info = matrix.info();
-    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 ||
-        stored.shape(0) != product({rows, columns / info.block_columns, info.block_bytes}))
+    const std::size_t own_bytes = product({columns / info.block_columns, info.block_bytes});
+    if (row_bytes == 0) row_bytes = own_bytes;
+    const std::size_t num_stored = row_bytes == 0 ? 0 : stored.shape(0) / row_bytes;
+    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 || own_bytes > row_bytes ||
+        first_byte > row_bytes - own_bytes || stored.shape(0) % row_bytes != 0 ||
+        (order ? order->shape(0) : num_stored) != rows)
         throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
                                     format + " in " + std::to_string(stored.shape(0)) + " bytes");
+    for (std::size_t row = 0; order && row < rows; ++row)
+        if (static_cast<std::size_t>(order->data()[row]) >= num_stored)
+            throw std::invalid_argument("row " + std::to_string(order->data()[row]) + " of " +
+                                        std::to_string(num_stored));
     const GilReleased released;
     Memory memory(matrix.packed_bytes());
     struct Job {
         const Matrix& matrix;
-        const std::uint8_t* stored;
+        const std::uint8_t* whole;  // of which `stored` are columns
+        StoredRows stored;
         std::uint8_t* packed;
         std::size_t item;  // panels
         bool mapped;
         std::atomic<std::size_t> next{0};
     };
     const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
-    Job job{matrix, stored.data(), memory.bytes(), std::clamp<std::size_t>(share, 1, kPackedTogether), mapped};
+    Job job{matrix, stored.data(), {stored.data() + first_byte, row_bytes, order ? order->data() : nullptr}, memory.bytes(),
+            std::clamp<std::size_t>(share, 1, kPackedTogether), mapped && !order};
     Pool::of(num_threads)->run(
         [](void* argument, int) {
             auto& j = *static_cast<Job*>(argument);
             const std::size_t count = j.matrix.num_panels();
-            const std::size_t row_bytes = j.matrix.columns / j.matrix.info().block_columns * j.matrix.info().block_bytes;
-            const auto row = [&](std::size_t panel) {
-                return panel < count ? std::min(j.matrix.rows, j.matrix.first_group(panel) * kGroupRows) : j.matrix.rows;
+            const auto begin = [&](std::size_t panel) {
+                const std::size_t row = j.matrix.first_group(panel) * kGroupRows;
+                return j.whole + j.stored.at(panel < count ? std::min(j.matrix.rows, row) : j.matrix.rows);
             };
             for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
                 const std::size_t end = std::min(count, i + j.item);
                 pack_panels(j.matrix, j.stored, i, end, j.packed);
-                if (j.mapped && j.item == kPackedTogether)
-                    give_back(j.stored + row(i) * row_bytes, j.stored + row(end) * row_bytes);
+                if (j.mapped && j.item == kPackedTogether) give_back(begin(i), begin(end));
             }
         },
         &job);
@@ -237,7 +248,8 @@ NB_MODULE(_native, m) {
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
         .def("stored", &unpack_matrix);
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
-          nb::arg("num_threads"), nb::arg("mapped") = false);
+          nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
+          nb::arg("order") = nb::none());
     nb::class_<Vector>(m, "Vector")
         .def("__len__", [](const Vector& self) { return self.values.size(); })
         .def("values", &values_of);

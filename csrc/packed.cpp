@@ -24,10 +24,10 @@ namespace {
 
 // Where the parts of panels lie in both layouts: calls copy(packed, stored, bytes) for each.
 template <class Copy>
-void walk(const Matrix& shape, std::size_t first_panel, std::size_t last_panel, const Copy& copy) {
+void walk(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
+          const Copy& copy) {
     const FormatInfo& info = shape.info();
     const std::size_t num_blocks = shape.columns / info.block_columns;
-    const std::size_t row_bytes = num_blocks * info.block_bytes;
     const bool has_scale = info.block_bytes % 4 != 0;
     const std::size_t num_words = info.block_bytes / 4;
     // Words begin after a scale that is stored first, else with the block.
@@ -37,23 +37,23 @@ void walk(const Matrix& shape, std::size_t first_panel, std::size_t last_panel, 
         std::size_t out = shape.first_group(panel) * shape.group_bytes();
         const std::size_t lanes = groups * kGroupRows;
         const std::size_t real = shape.rows - first_row < lanes ? shape.rows - first_row : lanes;
-        std::size_t in = first_row * row_bytes;
-        for (std::size_t block = 0; block < num_blocks; ++block, in += info.block_bytes) {
+        std::size_t at[kPanelGroups * kGroupRows];  // the rows
+        for (std::size_t lane = 0; lane < real; ++lane) at[lane] = stored.at(first_row + lane);
+        for (std::size_t block = 0, in = 0; block < num_blocks; ++block, in += info.block_bytes) {
             if (has_scale) {
-                for (std::size_t lane = 0; lane < real; ++lane) copy(out + 2 * lane, in + lane * row_bytes + info.scale_at, 2);
+                for (std::size_t lane = 0; lane < real; ++lane) copy(out + 2 * lane, at[lane] + in + info.scale_at, 2);
                 out += 2 * lanes;
             }
             const std::size_t words = in + words_at;
             for (std::size_t word = 0; word < num_words; ++word, out += 4 * lanes)
-                for (std::size_t lane = 0; lane < real; ++lane)
-                    copy(out + 4 * lane, words + lane * row_bytes + 4 * word, 4);
+                for (std::size_t lane = 0; lane < real; ++lane) copy(out + 4 * lane, at[lane] + words + 4 * word, 4);
         }
     }
 }
 
 }  // namespace
 
-void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
+void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
                  std::uint8_t* packed) {
     for (std::size_t panel = first_panel; panel < last_panel; ++panel) {
         const std::size_t end_row = (shape.first_group(panel) + shape.panel_groups(panel)) * kGroupRows;
@@ -61,13 +61,14 @@ void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t fi
             std::memset(packed + shape.first_group(panel) * shape.group_bytes(), 0,
                         shape.panel_groups(panel) * shape.group_bytes());
     }
-    walk(shape, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
-        bytes == 2 ? std::memcpy(packed + to, stored + from, 2) : std::memcpy(packed + to, stored + from, 4);
+    walk(shape, stored, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
+        bytes == 2 ? std::memcpy(packed + to, stored.data + from, 2) : std::memcpy(packed + to, stored.data + from, 4);
     });
 }
 
 void unpack(const Matrix& matrix, std::uint8_t* stored) {
-    walk(matrix, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
+    const StoredRows rows{stored, matrix.columns / matrix.info().block_columns * matrix.info().block_bytes};
+    walk(matrix, rows, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
         std::memcpy(stored + to, matrix.data + from, bytes);
     });
 }

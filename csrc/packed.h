@@ -66,12 +66,24 @@ struct Matrix {
     const std::uint8_t* panel(std::size_t panel) const;
 };
 
-// Packs panels first … last - 1 of a stored matrix (C order, blocks along a row) into `packed`, the place of the whole
-// packed matrix. Different panels may be packed by different threads.
-void pack_panels(const Matrix& shape, const std::uint8_t* stored, std::size_t first_panel, std::size_t last_panel,
+// Where the rows of a stored matrix begin (each in one piece, blocks along it): `stride` bytes from one to the next, as of
+// some columns of a wider one. Row i is the order[i]-th of them, if there is an order.
+struct StoredRows {
+    const std::uint8_t* data;
+    std::size_t stride;
+    const std::int64_t* order = nullptr;
+
+    std::size_t at(std::size_t row) const {
+        return (order ? static_cast<std::size_t>(order[row]) : row) * stride;
+    }
+};
+
+// Packs panels first … last - 1 of a stored matrix into `packed`, the place of the whole packed matrix. Different panels
+// may be packed by different threads.
+void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
                  std::uint8_t* packed);
 
-// The inverse: the matrix as it was stored, to be compared with the file.
+// The inverse: the matrix as it was stored, row after row, to be compared with the file.
 void unpack(const Matrix& matrix, std::uint8_t* stored);
 
 }  // namespace karat

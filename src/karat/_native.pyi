@@ -51,7 +51,15 @@ def fit_with_minimum(
 ) -> None: ...
 def fit_symmetric(isa: str, values: Floats, largest: int, scales: Floats, integers: NDArray[np.int8]) -> None: ...
 def pack(
-    stored_as: str, rows: int, columns: int, stored: NDArray[np.uint8], num_threads: int, mapped: bool = False
+    stored_as: str,
+    rows: int,
+    columns: int,
+    stored: NDArray[np.uint8],
+    num_threads: int,
+    mapped: bool = False,
+    row_bytes: int = 0,
+    first_byte: int = 0,
+    order: NDArray[np.int64] | None = None,
 ) -> Matrix: ...
 def vector(values: Floats) -> Vector: ...
 def rope_table(cos: Floats, sin: Floats) -> RopeTable: ...

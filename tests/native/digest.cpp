@@ -95,7 +95,7 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
             }
     }
     Memory memory(shape.packed_bytes());
-    pack_panels(shape, stored.data(), 0, shape.num_panels(), memory.bytes());
+    pack_panels(shape, {stored.data(), stored.size() / rows}, 0, shape.num_panels(), memory.bytes());
     shape.data = memory.bytes();
     return std::make_shared<const OwnedMatrix>(OwnedMatrix{shape, std::move(memory)});
 }
@@ -127,7 +127,8 @@ void stored_halves(const Kernels& kernels) {
         std::vector<std::uint16_t> stored(shape.rows * shape.columns);
         for (std::size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<std::uint16_t>(i);
         const Memory memory(shape.packed_bytes());
-        pack_panels(shape, reinterpret_cast<const std::uint8_t*>(stored.data()), 0, shape.num_panels(), memory.bytes());
+        pack_panels(shape, {reinterpret_cast<const std::uint8_t*>(stored.data()), 2 * shape.columns}, 0,
+                    shape.num_panels(), memory.bytes());
         shape.data = memory.bytes();
         std::vector<std::int32_t> ids(shape.rows);
         for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.ops.native import NativeOps, unavailable_reason
+from karat.ops.native_plan import native
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
@@ -67,3 +71,34 @@ def test_a_file_and_its_packed_form_are_never_in_memory_together(tmp_path: Path)
     path.write_bytes(bytes(num_bytes))
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert num_bytes * 0.9 < int(done.stdout) < num_bytes * 1.05 + 8 * 2**20
+
+
+@given(
+    stored=st.sampled_from(["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"]), rows=st.integers(1, 150),
+    blocks=st.integers(1, 5), data=st.data(), threads=st.integers(1, 2),
+)  # fmt: skip
+def test_columns_and_rows_in_another_order_are_packed_from_where_they_lie(
+    stored: str, rows: int, blocks: int, data: st.DataObject, threads: int
+) -> None:
+    size, num_bytes = block_of(stored)
+    first = data.draw(st.integers(0, blocks - 1))
+    last = data.draw(st.integers(first + 1, blocks))
+    content = np.random.default_rng(rows).integers(0, 256, (rows, blocks, num_bytes), np.uint8)
+    order = np.random.default_rng(blocks).permutation(rows)[: data.draw(st.integers(1, rows))].astype(np.int64)
+    place = {"row_bytes": blocks * num_bytes, "first_byte": first * num_bytes}
+    flat, columns = content.reshape(-1), (last - first) * size
+    packed = native().pack(stored, rows, columns, flat, threads, **place)
+    np.testing.assert_array_equal(packed.stored(), content[:, first:last].reshape(-1))
+    ordered = native().pack(stored, len(order), columns, flat, threads, **place, order=order)
+    np.testing.assert_array_equal(ordered.stored(), content[order, first:last].reshape(-1))
+
+
+def test_a_place_outside_of_what_is_stored_is_refused() -> None:
+    content = np.zeros(3 * 8 * 4, np.uint8)
+    for wrong in (
+        {"row_bytes": 32, "first_byte": 17}, {"row_bytes": 15}, {"row_bytes": 33}, {"row_bytes": 24},
+        {"row_bytes": 32, "first_byte": 2**64 - 1}, {"row_bytes": 32, "order": np.array([0, 1, 3])},
+        {"row_bytes": 32, "order": np.array([0, 1, -1])}, {"row_bytes": 32, "order": np.array([0, 1])},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"a matrix of 3 x 4 as F32 in 96 bytes|row -?\d of 3"):
+            native().pack("F32", 3, 4, content, 1, **wrong)
