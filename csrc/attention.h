@@ -76,10 +76,10 @@ struct FromBF16 {
 // Rows of a query: those of one KV head, token by token.
 struct Rows {
     const AttentionArgs& a;
-    std::size_t seq, kv_head, per_token, first_token;
+    std::size_t seq, first_head, per_token, first_token;
 
     KARAT_INLINE std::size_t token(std::size_t row) const { return first_token + row / per_token; }
-    KARAT_INLINE std::size_t head(std::size_t row) const { return kv_head * per_token + row % per_token; }
+    KARAT_INLINE std::size_t head(std::size_t row) const { return first_head + row % per_token; }
     KARAT_INLINE std::size_t end(std::size_t row) const {  // one past the last visible key
         return static_cast<std::size_t>(a.batch.positions[token(row)]) + 1;
     }
@@ -93,8 +93,10 @@ struct Rows {
 };
 
 KARAT_INLINE Rows rows_of(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t first) {
-    return {a, seq, kv_head, a.num_heads / a.cache.num_kv_heads,
-            static_cast<std::size_t>(a.batch.query_starts[seq]) + first};
+    const std::size_t begin = kv_head * a.group_heads, end = begin + a.group_heads;  // of the whole group
+    const std::size_t first_head = most(begin, a.first_head) - a.first_head;
+    const std::size_t last_head = least(end - a.first_head, a.num_heads);
+    return {a, seq, first_head, last_head - first_head, static_cast<std::size_t>(a.batch.query_starts[seq]) + first};
 }
 
 KARAT_INLINE Keys keys_of(const AttentionArgs& a, std::size_t seq, std::size_t kv_head) {

@@ -62,6 +62,7 @@ struct BatchView {
 };
 
 // Causal attention, softmax(q · k * scale) v over the keys at positions [max(0, p + 1 - window), p] of a token at p.
+// Query head h reads KV head (first_head + h) / group_heads: the first and the last group may be cut.
 //   keys are cut at absolute positions 0, 256, 512 …; within a split, with lanes by position modulo 16:
 //     score[j]  = (chain of fma(q[d], k[j, d], score) from 0) * scale
 //     top       = the largest visible score
@@ -77,7 +78,7 @@ struct AttentionArgs {
     BatchView batch;
     const float* q;  // [tokens, heads, head_dim]
     float* out;      // [tokens, heads * head_dim]
-    std::size_t num_heads;
+    std::size_t num_heads, group_heads, first_head;
     float scale;
     std::size_t window;  // 0: all
     float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of scaled scores, for observers

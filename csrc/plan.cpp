@@ -170,16 +170,21 @@ void Plan::kv_write(Register k, Register v, CacheRef cache, std::size_t layer) {
     ops_.push_back(std::move(op));
 }
 
-Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window) {
+Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
+                               std::size_t group_heads, std::size_t first_head) {
     const Info info = use(q);
     const std::size_t heads = info.width / cache->head_dim;
-    require(info.rows == Rows::tokens && layer < cache->num_layers && heads > 0 &&
-                info.width % cache->head_dim == 0 && heads % cache->num_kv_heads == 0,
+    require(info.rows == Rows::tokens && layer < cache->num_layers && heads > 0 && heads <= kMaxCount &&
+                info.width % cache->head_dim == 0 && first_head < group_heads && group_heads <= kMaxCount &&
+                (first_head + heads - 1) / group_heads + 1 == cache->num_kv_heads,
             "attention over a cache that does not fit");
     require(num_heads_ == 0 || (num_heads_ == heads && num_kv_heads_ == cache->num_kv_heads &&
-                                head_dim_ == cache->head_dim),
+                                head_dim_ == cache->head_dim && group_heads_ == group_heads &&
+                                first_head_ == first_head),
             "attention of different shapes in one plan");
     num_heads_ = heads;
+    group_heads_ = group_heads;
+    first_head_ = first_head;
     num_kv_heads_ = cache->num_kv_heads;
     head_dim_ = cache->head_dim;
     num_slots_ = has_cache_ ? std::min(num_slots_, cache->num_slots) : cache->num_slots;
@@ -193,6 +198,8 @@ Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, fl
         op.layer = layer;
         op.scale = scale;
         op.window = window;
+        op.group_heads = group_heads;
+        op.first_head = first_head;
     };
     auto attend = std::make_unique<AttendOp>();
     fill(*attend);
@@ -258,7 +265,7 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     scratch_stride_ = bytes / sizeof(float);
     scratch_ = Memory(bytes * static_cast<std::size_t>(pool_->size()));
     if (num_heads_ > 0) {
-        const std::size_t per_token = num_heads_ / num_kv_heads_, padded = (head_dim_ + 15) / 16 * 16;
+        const std::size_t per_token = std::min(group_heads_, num_heads_), padded = (head_dim_ + 15) / 16 * 16;
         const std::size_t splits = (max_context + kSplitKeys - 1) / kSplitKeys;
         part_floats_ = per_token * (padded + kStats);
         parts_ = Memory(product({max_seqs, num_kv_heads_, splits, part_floats_, sizeof(float)}));

@@ -104,7 +104,9 @@ public:
     Register add(Register x, Register y);
     Register rope(Register x, RopeRef table);
     void kv_write(Register k, Register v, CacheRef cache, std::size_t layer);
-    Register attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window);
+    // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
+    Register attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
+                       std::size_t group_heads, std::size_t first_head);
     Register select(Register x);
 
     // Ends the recording: makes room for steps of at most so many tokens, wanted rows and sequences of so many keys.
@@ -174,6 +176,7 @@ private:
     std::size_t num_tokens_ = 0, num_wanted_ = 0;
     // What the inputs are checked against.
     std::size_t vocab_size_ = 0, num_positions_ = 0, num_slots_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    std::size_t group_heads_ = 0, first_head_ = 0;
     // Collectives of the plan, and the widest rows that ranks put into slots, by kind of rows.
     TransportRef group_;
     std::uint32_t num_collectives_ = 0;

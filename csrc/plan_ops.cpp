@@ -192,6 +192,8 @@ AttentionArgs AttentionOp::args(const StepContext& s) const {
         .q = s.data(q),
         .out = s.data(out),
         .num_heads = s.width(q) / cache->head_dim,
+        .group_heads = group_heads,
+        .first_head = first_head,
         .scale = scale,
         .window = window,
         .scores = s.scores,

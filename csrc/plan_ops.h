@@ -171,7 +171,7 @@ struct AttentionOp : Op {
     std::size_t index;
     Plan::Register q, out;
     CacheRef cache;
-    std::size_t layer, window;
+    std::size_t layer, window, group_heads, first_head;
     float scale;
 
 protected:

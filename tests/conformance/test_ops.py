@@ -20,7 +20,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Loaded, Ops
+from karat.ops.api import CacheSpec, HeadGroups, Loaded, Ops
 from karat.ops.leaves import leaf_ends
 from karat.ops.rope_table import cos_sin_table
 
@@ -190,14 +190,21 @@ def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
 
 
 @every_executor
-@given(data=st.data(), kv_heads=st.integers(1, 3), group=st.integers(1, 3), half=st.integers(1, 8), seed=seeds)
+@given(data=st.data(), kv_heads=st.integers(1, 3), group=st.integers(1, 4), half=st.integers(1, 8), seed=seeds)
 @settings(max_examples=60)
 def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
-    """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN."""
+    """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN.
+
+    The first and the last group of heads may be cut, as on a rank.
+    """
     lens = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     new = [data.draw(st.integers(1, n)) for n in lens]
     window = data.draw(st.none() | st.integers(1, 45))
-    d, heads = 2 * half, kv_heads * group
+    first = data.draw(st.integers(0, group - 1))
+    read_by = np.repeat(np.arange(kv_heads), group)[first:]  # the KV head of each query head
+    read_by = read_by[: len(read_by) - data.draw(st.integers(0, group - 1 - (first if kv_heads == 1 else 0)))]
+    d, heads = 2 * half, len(read_by)
+    groups = None if first == 0 and heads == kv_heads * group else HeadGroups(group, first)
     everything, step_batch = batch_of(lens, lens, seed=seed), batch_of(lens, new, seed=seed)
     cache: Any = ops.new_cache(CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d,
                                          dtype=ops.dtype))  # fmt: skip
@@ -208,16 +215,22 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
     ops.kv_write(k, v, cache, 1, ops.begin(everything))
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
-    got = ops.read(ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b"))
+    seen: list[np.ndarray[Any, Any]] = []
+    got = ops.read(ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b",
+                                       groups=groups))  # fmt: skip
+    ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups,
+                        observe=lambda what, values: seen.append(values) if what == "weights" else None)  # fmt: skip
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
         mask = (key <= query) & (key > query - (window or n + 1))
         want = F.scaled_dot_product_attention(
-            exact(q[part][n - m :]).transpose(0, 1), exact(k[part]).transpose(0, 1).repeat_interleave(group, 0),
-            exact(v[part]).transpose(0, 1).repeat_interleave(group, 0), attn_mask=mask, scale=0.37,
+            exact(q[part][n - m :]).transpose(0, 1), exact(k[part]).transpose(0, 1)[read_by],
+            exact(v[part]).transpose(0, 1)[read_by], attn_mask=mask, scale=0.37,
         ).transpose(0, 1).reshape(m, heads * d)  # fmt: skip
+        observed = torch.from_numpy(np.asarray(seen[i], np.float64)) @ exact(v[part]).transpose(0, 1)[read_by]
+        np.testing.assert_allclose(observed.transpose(0, 1).reshape(m, heads * d), want, rtol=0, atol=1e-3)
         largest = np.abs(q).max() * np.abs(k).max() * d * 0.37
         bound = (8 * (d + n) + 4 * largest * (d + 8)) * np.abs(v).max()
         check(ops, got[at : at + m], want, bound)
@@ -262,3 +275,11 @@ def test_shapes_outside_the_contract_are_refused(ops: Ops) -> None:
         ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
+    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2,
+                                    dtype="float32"))  # fmt: skip
+    q, step = np.ones((1, 4, 2), ops.dtype), ops.begin(batch_of([1], [1]))
+    for groups in (HeadGroups(4), HeadGroups(2, 1), HeadGroups(3, 3), HeadGroups(2, -1), HeadGroups(0)):
+        with pytest.raises(ExecutorError, match=r"some\.op"):
+            ops.paged_attention(q, cache, 0, step, scale=1.0, window=None, name="some.op", groups=groups)
+    with pytest.raises(ExecutorError, match=r"some\.op"):
+        ops.paged_attention(q[:, :3], cache, 0, step, scale=1.0, window=None, name="some.op")

@@ -92,6 +92,27 @@ def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> 
         assert_same(parallel.parallel(teams[size], path, texts, chunk=16), want, size)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "stored"),
+    [(28, 4, 128, "Q6_K"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],
+)
+def test_groups_of_heads_that_are_cut_unevenly(
+    heads: int, kv_heads: int, head_dim: int, stored: str, teams: Teams, tmp_path: Path
+) -> None:
+    """Ranks whose heads are unequal parts of two groups, with prompts, single tokens and both in a step."""
+    config = parallel.config_of(
+        "qwen3", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, num_hidden_layers=2,
+        vocab_size=300,
+    )  # fmt: skip
+    path = parallel.write(tmp_path, config, stored)
+    texts = texts_for(300, f"{heads}-{kv_heads}")
+    want = parallel.single(path, texts, chunk=512)
+    for size, chunk in ((2, 9), (4, 512), (8, 5)):
+        assert_same(parallel.parallel(teams[size], path, texts, chunk=chunk), want, (size, chunk))
+    assert_same(parallel.parallel(teams[4], path, texts, chunk=1, together=False), want, "token by token")
+    assert_same(parallel.parallel(teams[2], path, texts, chunk=64, guard=True), want, "op by op")
+
+
 def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(teams: Teams, tmp_path: Path) -> None:
     """What works is decided here by building every rank's layers; what works has the bits of one process."""
     rng = random.Random(f"{SEED}-configurations")

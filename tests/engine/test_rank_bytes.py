@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from karat.checkpoint import open_model
+from karat.checkpoint.slices import part_bytes
+from karat.config import ModelConfig
+from karat.dist.group import Seat
 from karat.engine.parallel import ParallelModel
-from karat.models.registry import find_weights, read_config
+from karat.models.degrees import working_degrees
+from karat.models.registry import build, find_weights, read_config
 from karat.ops.native import unavailable_reason
+from karat.ops.reference import ReferenceOps
 from tests.support import parallel
 
 if unavailable_reason():
@@ -40,15 +45,31 @@ def count(pid: int, file: str, field: str) -> int:
     return int(match[1])
 
 
-@pytest.mark.parametrize("stored", ["F32", "Q8_0"])
-def test_ranks_read_and_keep_their_share(stored: str, team: ParallelModel, tmp_path: Path) -> None:
-    path = parallel.write(tmp_path, parallel.config_of("llama", **LARGE), stored)
+def shares(config: ModelConfig, item: float) -> list[float]:
+    """The bytes that are each rank's: its query heads, the KV heads that these read, an even part of all else.
+
+    `item` is of a number in a matrix. Heads that do not divide are dealt as the tree says, 3, 4, 3, 4 of 14.
+    """
+    hidden, per_kv = config.hidden_size, config.num_heads // config.num_kv_heads
+    found = []
+    for rank in range(SIZE):
+        heads = range(rank * config.num_heads // SIZE, (rank + 1) * config.num_heads // SIZE)
+        kv_heads = {head // per_kv for head in heads}
+        rows = 2 * config.head_dim * (len(heads) + len(kv_heads)) + 3 * config.intermediate_size // SIZE
+        found.append(item * hidden * (rows + config.vocab_size // SIZE) + 4 * 3 * hidden)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stored", "heads"), [("F32", {}), ("Q8_0", {}), ("Q8_0", {"num_attention_heads": 14, "num_key_value_heads": 2})]
+)
+def test_ranks_read_and_keep_their_share(
+    stored: str, heads: dict[str, int], team: ParallelModel, tmp_path: Path
+) -> None:
+    path = parallel.write(tmp_path, parallel.config_of("llama", **(LARGE | heads)), stored)
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
-    weights = find_weights(config, checkpoint).values()
-    sharded = sum(weight.num_bytes for weight in weights if len(weight.shape) > 1)
-    replicated = sum(weight.num_bytes for weight in weights) - sharded
-    share = sharded / SIZE + replicated
+    share = shares(config, {"F32": 4, "Q8_0": 34 / 32}[stored])
     load = parallel.load_of(path, config.vocab_size, [[1, 2, 3]], chunk=4)
     tiny = parallel.write(tmp_path / "tiny", parallel.config_of("llama", num_hidden_layers=1), "F32")
     small = read_config(open_model(tiny).config)
@@ -63,11 +84,45 @@ def test_ranks_read_and_keep_their_share(stored: str, team: ParallelModel, tmp_p
     anonymous = [1024 * count(pid, "status", "RssAnon") for pid in pids]
     team.load(load, config)
     counted = [holding.bytes_read for holding in team.holdings]
-    assert sum(counted) == sharded + SIZE * replicated
-    assert max(counted) <= share * 1.001
+    assert counted == share
     grown = [1024 * count(pid, "status", "RssAnon") - before for pid, before in zip(pids, anonymous, strict=True)]
-    assert max(grown) <= share * 1.02 + (4 << 20), (grown, share)  # and buffers of a step
+    for rank in range(SIZE):  # and buffers of a step
+        assert grown[rank] <= share[rank] * 1.02 + (4 << 20), (rank, grown, share)
     fetched = [count(pid, "io", "read_bytes") - before for pid, before in zip(pids, read, strict=True)]
-    if sum(fetched) < 0.9 * sharded:
-        pytest.skip(f"the system kept the file in memory: {sum(fetched)} of {sharded} bytes were fetched")
-    assert max(fetched) <= share * 1.05 + (1 << 20), (fetched, counted)
+    if sum(fetched) < 0.9 * sum(share):
+        pytest.skip(f"the system kept the file in memory: {sum(fetched)} of {sum(share)} bytes were fetched")
+    for rank in range(SIZE):
+        assert fetched[rank] <= share[rank] * 1.05 + (1 << 20), (rank, fetched, counted)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "stored"),
+    [(28, 4, 128, "Q4_K"), (28, 4, 64, "F32"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (24, 8, 16, "F32")],
+)
+def test_a_rank_has_each_kv_head_that_it_reads_once(
+    heads: int, kv_heads: int, head_dim: int, stored: str, tmp_path: Path
+) -> None:
+    """Of the files and in its cache, at every degree, also where its heads are unequal parts of two groups."""
+    path = parallel.write(tmp_path, parallel.config_of(
+        "llama", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, attention_bias=True,
+    ), stored)  # fmt: skip
+    checkpoint = open_model(path)
+    config = read_config(checkpoint.config)
+    weights = find_weights(config, checkpoint)
+    sizes = [size for size in (2, 4, 8) if size in working_degrees(config, weights)]
+    assert 4 in sizes
+    for size in sizes:
+        every_head: list[int] = []
+        for rank in range(size):
+            model = build(config, ReferenceOps(), checkpoint, num_positions=8, group=Seat(rank, size))
+            parts = {spec.source.rpartition("self_attn.")[2]: spec for spec in model.parts}
+            own = [row // head_dim for piece in parts["q_proj.weight"].pieces or () for row in range(*piece)]
+            read = sorted({head * kv_heads // heads for head in own})
+            for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
+                rows = [row for piece in parts[name].pieces or () for row in range(*piece)]
+                assert rows == [head * head_dim + row for head in read for row in range(head_dim)]
+            assert model.num_kv_heads == len(read)
+            every_head += sorted(set(own))
+            taken = sum(part_bytes(weights[spec.source], spec) for spec in model.parts)
+            assert model.bytes_read == taken
+        assert every_head == list(range(heads))

@@ -1,6 +1,7 @@
 """Each parallel layer against its unsharded self, in float64; mistakes that only sharding can have are seen here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from karat.checkpoint.weights import Weight, WeightSpec
 from karat.dist.group import SINGLE, Group, Seat, tree_sum
 from karat.errors import ExecutorError
 from karat.layers import linear, merged, shards, vocabulary
+from karat.layers.attention import Attention
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mlp import GatedMLP
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import WeightLoader
 from karat.models.registry import read_config
-from karat.ops.api import Ops, Tensor
+from karat.ops.api import CacheSpec, Ops, Tensor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
 from tests.support import parallel
@@ -118,11 +120,36 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
 
     def call(layer: QKVParallelLinear, ops: Ops, group: Group) -> tuple[Array, ...]:
         q, k, v = layer(ops, x_of(HIDDEN))  # [rows, heads, head_dim]
-        assert q.shape[1] % k.shape[1] == 0, "heads do not divide"
-        per_kv = q.shape[1] // k.shape[1]
-        return q, np.repeat(k, per_kv, axis=1), np.repeat(v, per_kv, axis=1)
+        groups = shards.own_groups(heads, kv_heads, head_dim, group)
+        assert groups.fit(q.shape[1], k.shape[1]), "heads that read KV heads which are not there"
+        read = (groups.first + np.arange(q.shape[1])) // groups.size
+        return q, k[:, read], v[:, read]
 
     return compare(size, make, call, side_by_side)
+
+
+def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
+    """All of it, over a cache for a rank's own KV heads."""
+    config = read_config(parallel.config_of(
+        "llama", hidden_size=HIDDEN, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=10,
+        attention_bias=True,
+    ))  # fmt: skip
+    positions = np.arange(ROWS, dtype=np.int32)
+    batch = ForwardBatch(
+        token_ids=positions, positions=positions, slots=positions, query_starts=np.array([0, ROWS], np.int32),
+        context_lens=np.array([ROWS], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=positions[:0],
+        block_size=ROWS,
+    )  # fmt: skip
+
+    def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
+        start, stop = shards.own_kv_heads(heads, kv_heads, 10, group)
+        cache = ops.new_cache(CacheSpec(
+            num_layers=1, num_blocks=1, block_size=ROWS, num_kv_heads=stop - start, head_dim=10, dtype="float64",
+        ))  # fmt: skip
+        rope = ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)
+        return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, rope),)
+
+    return compare(size, lambda take, group: Attention(take, "attention", config, 0, group), call, the_same)
 
 
 def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
@@ -157,6 +184,8 @@ def test_layers_over_random_shapes(size: int, data: st.DataObject, bias: bool) -
     head_dim = data.draw(st.sampled_from([6, 10, 128]))
     assume(all(start < stop for start, stop in (shards.own_heads(heads, head_dim, Seat(r, size)) for r in range(size))))
     assert qkv(size, heads, kv_heads, head_dim, bias) < 1e-13
+    if head_dim == 10:
+        assert attention(size, heads, kv_heads) < 1e-13
     assert row(size, heads * head_dim, unit=head_dim, bias=bias) < 1e-13
     assert ends_of_vocabulary(size, data.draw(st.sampled_from([8, 61, 127, 700])), bias) < 1e-13
 
@@ -187,12 +216,11 @@ def test_every_query_head_reads_its_own_kv_head(kv_heads: int, per_kv: int, head
         start, stop = shards.own_heads(heads, head_dim, group)
         if start == stop:
             continue
-        held = shards.own_kv_heads(heads, kv_heads, head_dim, group)
-        local = stop - start
-        assert local % len(held) == 0
-        assert [held[h // (local // len(held))] for h in range(local)] == [h // per_kv for h in range(start, stop)]
-        if local % per_kv == 0 and start % per_kv == 0:
-            assert len(set(held)) == len(held), "whole groups need no copy"
+        held = list(range(*shards.own_kv_heads(heads, kv_heads, head_dim, group)))
+        groups = shards.own_groups(heads, kv_heads, head_dim, group)
+        read = [head // per_kv for head in range(start, stop)]
+        assert held == sorted(set(read)), "each KV head that is read is held, once"
+        assert [held[(groups.first + head) // groups.size] for head in range(stop - start)] == read
 
 
 # ---- what must be seen
@@ -224,8 +252,8 @@ def bias_on_every_rank(patch: pytest.MonkeyPatch) -> None:
 
 
 def kv_heads_shared_out_like_query_heads(patch: pytest.MonkeyPatch) -> None:
-    def wrong(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> tuple[int, ...]:
-        return (group.rank % num_kv_heads,)
+    def wrong(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> tuple[int, int]:
+        return group.rank % num_kv_heads, group.rank % num_kv_heads + 1
 
     patch.setattr(merged, "own_kv_heads", wrong)
 
@@ -236,7 +264,22 @@ def qkv_cut_a_head_too_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def qkv_heads_dealt_in_turn(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(merged, "rows_of", lambda heads, head_dim: shards.rows_of(heads[::-1], head_dim))
+    right = merged.ColumnParallelLinear
+
+    def dealt(*args: Any, pieces: Any, **given: Any) -> ColumnParallelLinear:
+        turned = pieces and tuple((at, at + 10) for start, stop in pieces for at in reversed(range(start, stop, 10)))
+        return right(*args, pieces=turned if "k_proj" in args[1] else pieces, **given)
+
+    patch.setattr(merged, "ColumnParallelLinear", dealt)
+
+
+def groups_counted_from_a_ranks_first_head(patch: pytest.MonkeyPatch) -> None:
+    right = shards.own_groups
+    patch.setattr("karat.layers.attention.own_groups", lambda *args: replace(right(*args), first=0))
+
+
+def groups_of_the_ranks_own_heads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("karat.layers.attention.own_groups", lambda *args: None)
 
 
 def gate_and_up_cut_elsewhere(patch: pytest.MonkeyPatch) -> None:
@@ -260,6 +303,8 @@ def vocabulary_cut_elsewhere(patch: pytest.MonkeyPatch) -> None:
         (kv_heads_shared_out_like_query_heads, qkv),
         (qkv_cut_a_head_too_late, qkv),
         (qkv_heads_dealt_in_turn, partial(qkv, kv_heads=14)),
+        (groups_counted_from_a_ranks_first_head, partial(attention, heads=15, kv_heads=3)),
+        (groups_of_the_ranks_own_heads, partial(attention, heads=15, kv_heads=3)),
         (gate_and_up_cut_elsewhere, mlp),
         (vocabulary_cut_elsewhere, ends_of_vocabulary),
     ],

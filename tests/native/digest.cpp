@@ -245,7 +245,7 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
         const auto qkv = plan.linear(plan.rms_norm(x, before, 1e-6), projections, {q_bias, nullptr, nullptr}, one_leaf);
         const Plan::Register q = plan.rope(plan.rms_norm(qkv[0], q_norm, 1e-6), table);
         plan.kv_write(plan.rope(qkv[1], table), qkv[2], cache, layer);
-        const Plan::Register attended = plan.attention(q, cache, layer, 0.2f, window);
+        const Plan::Register attended = plan.attention(q, cache, layer, 0.2f, window, kHeads / kKvHeads, 0);
         x = plan.add(x, plan.linear(attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
         const auto both = plan.linear(plan.rms_norm(x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);
         x = plan.add(x, plan.linear(plan.silu_mul(both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);

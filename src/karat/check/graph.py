@@ -11,7 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.dist.group import Group, Share
-from karat.ops.api import CacheSpec, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
+from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
 
@@ -163,7 +163,7 @@ class _GraphOps:
 
     def paged_attention(
         self, q: str, cache: None, layer: int, step: None, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> str:  # fmt: skip
         k, v = self._cache[layer]
         prefix = name.rpartition(".")[0]

@@ -1,29 +1,27 @@
 """Traces of tensor-parallel engines: the arrays of ranks, `name@r`, joined to whole ones.
 
 Heads and inner features are split over ranks; hidden states, norms and logits are whole on each, and have to be equal.
-KV heads may be held by several ranks. `….partial`, a rank's part of a sum, and `lm_head.part`, its columns of the
-logits, are no results of the whole model and are left out.
+A KV head may be held by several ranks: by those whose query heads read it. `….partial`, a rank's part of a sum, and
+`lm_head.part`, its columns of the logits, are no results of the whole model and are left out.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
 from karat.check.graph import Graph, Node
 from karat.check.trace import Array, Trace
-from karat.config import ModelConfig
-from karat.dist.group import Seat
 from karat.errors import TraceError
-from karat.layers.shards import own_kv_heads
-from karat.models.degrees import DEGREES
 
 _SPLIT = frozenset(
     "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
     "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act".split()
 )
 
+_OF_HEADS = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.q_rope", "self_attn.attention")
 _OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope")
 
 
@@ -45,14 +43,15 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
                 parts[base][int(rank)] = array
         else:
             arrays[name] = array
+    held = _held_kv_heads(graph, parts)
     differing = []
     for name, by_rank in parts.items():
         if sorted(by_rank) != list(range(ranks)):
             raise TraceError(f"{name}: there are ranks {sorted(by_rank)}, expected 0 to {ranks - 1}; write them all")
         node = graph.nodes.get(name)
         if node is not None and node.role in _SPLIT:
-            arrays[name] = _joined(graph, node, by_rank)
-            if node.role in _OF_KV_HEADS and not _copies_agree(graph.config, arrays[name], by_rank):
+            arrays[name] = _joined(graph, node, by_rank, held)
+            if node.role in _OF_KV_HEADS and not _copies_agree(graph, arrays[name], by_rank, held):
                 differing.append(name)
         else:
             arrays[name] = by_rank[0]
@@ -72,37 +71,48 @@ def merged(traces: Sequence[Trace]) -> Trace:
     return Trace(replace(traces[0].info, ranks=len(traces)), arrays)
 
 
-def _held_kv_heads(config: ModelConfig, size: int) -> list[tuple[int, ...]] | None:
-    """The KV heads of each rank as Karat shares them out, None for a number of ranks that it does not have."""
-    if size not in DEGREES:
-        return None
-    return [
-        own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, Seat(rank, size)) for rank in range(size)
-    ]
+def _held_kv_heads(graph: Graph, parts: Mapping[str, Mapping[int, Array]]) -> list[range] | None:
+    """The KV heads of each rank: those that its query heads read, which lie side by side in the order of ranks.
+
+    None where no result says how many query heads a rank has.
+    """
+    config = graph.config
+    per_kv = config.num_heads // config.num_kv_heads
+    for name, by_rank in parts.items():
+        if (node := graph.nodes.get(name)) is None or node.role not in _OF_HEADS:
+            continue
+        counts = [by_rank[rank].size // (len(by_rank[rank]) * config.head_dim) for rank in sorted(by_rank)]
+        ends = list(accumulate(counts))
+        if ends[-1] == config.num_heads:
+            return [range((end - num) // per_kv, -(-end // per_kv)) for end, num in zip(ends, counts, strict=True)]
+    return None
 
 
-def _copies_agree(config: ModelConfig, whole: Array, by_rank: Mapping[int, Array]) -> bool:
+def _copies_agree(
+    graph: Graph, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None
+) -> bool:  # fmt: skip
     """Whether ranks that hold the same KV head have the same of it."""
-    heads = whole.reshape(len(whole), -1, config.head_dim)
-    held = _held_kv_heads(config, len(by_rank)) or []
-    parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, config.head_dim) for rank in sorted(by_rank)]
-    if [part.shape[1] for part in parts] != [len(own) for own in held]:
+    heads = whole.reshape(len(whole), -1, graph.config.head_dim)
+    parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, graph.config.head_dim) for rank in sorted(by_rank)]
+    if held is None or [part.shape[1] for part in parts] != [len(own) for own in held]:
         return True  # shared out in a way of its own, which is not known here
-    return all(np.array_equal(heads[:, list(own)], part, equal_nan=True) for part, own in zip(parts, held, strict=True))
+    return all(
+        np.array_equal(heads[:, own.start : own.stop], part, equal_nan=True)
+        for part, own in zip(parts, held, strict=True)
+    )
 
 
-def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array]) -> Array:
+def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> Array:
     """The parts side by side; copies of KV heads that several ranks hold are taken once."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
     parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
     config = graph.config
     if node.role in _OF_KV_HEADS:
         parts = [part.reshape(len(part), -1, config.head_dim) for part in parts]
-        held = _held_kv_heads(config, len(parts))
         if held and [part.shape[1] for part in parts] == [len(heads) for heads in held]:
             whole = np.zeros((len(parts[0]), config.num_kv_heads, config.head_dim), parts[0].dtype)
             for part, heads in zip(parts, held, strict=True):
-                whole[:, list(heads)] = part
+                whole[:, heads.start : heads.stop] = part
             return whole if by_rank[0].ndim == 3 else whole.reshape(len(whole), -1)
         copies = sum(part.shape[1] for part in parts) / config.num_kv_heads
         if copies > 1 and copies == int(copies):

@@ -39,11 +39,11 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
             }
             for spec in weight_specs(config, seat)
         ]
-        kv_heads = own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, seat)
+        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, seat))
         ranks.append({
             "rank": rank,
             "heads": own_heads(config.num_heads, config.head_dim, seat),
-            "kv_heads": kv_heads,
+            "kv_heads": list(kv_heads),
             "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
             "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
             "kv_bytes_per_token": {

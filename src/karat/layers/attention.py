@@ -5,6 +5,7 @@ from karat.dist.group import Group
 from karat.layers.linear import RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.norm import RMSNorm
+from karat.layers.shards import own_groups
 from karat.layers.weights import Take
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 
@@ -21,6 +22,7 @@ class Attention:
             take, name, config.hidden_size, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim, bias=config.qkv_bias, group=group,
         )  # fmt: skip
+        self._groups = own_groups(config.num_heads, config.num_kv_heads, config.head_dim, group)
         self.q_norm, self.k_norm = (
             RMSNorm(take, f"{name}.{part}_norm", config.head_dim, config.rms_norm_eps) if config.qk_norm else None
             for part in ("q", "k")
@@ -38,6 +40,7 @@ class Attention:
         k = ops.rope(k, rope, step, name=f"{self.name}.k_rope")
         ops.kv_write(k, v, cache, self._layer, step)
         out = ops.paged_attention(
-            q, cache, self._layer, step, scale=self._scale, window=self._window, name=f"{self.name}.attention"
-        )
+            q, cache, self._layer, step, scale=self._scale, window=self._window, name=f"{self.name}.attention",
+            groups=self._groups,
+        )  # fmt: skip
         return self.o_proj(ops, out)

@@ -17,9 +17,8 @@ class QKVParallelLinear:
         self._head_dim = head_dim
         q_pieces = kv_pieces = None
         if group.size > 1:
-            start, stop = own_heads(num_heads, head_dim, group)
-            q_pieces = ((start * head_dim, stop * head_dim),)
-            kv_pieces = rows_of(own_kv_heads(num_heads, num_kv_heads, head_dim, group), head_dim)
+            q_pieces = (rows_of(own_heads(num_heads, head_dim, group), head_dim),)
+            kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, head_dim, group), head_dim),)
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (
             ColumnParallelLinear(take, f"{name}.{part}_proj", size, hidden_size, bias=bias, pieces=pieces)

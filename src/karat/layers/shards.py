@@ -7,9 +7,8 @@ v_proj follow the query heads; where a group of these is split, its KV head is h
 vocabulary are shared out evenly.
 """
 
-from math import gcd
-
 from karat.dist.group import Group
+from karat.ops.api import HeadGroups
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 
 Piece = tuple[int, int]  # [start, stop) of an axis
@@ -41,16 +40,17 @@ def own_heads(num_heads: int, head_dim: int, group: Group) -> Piece:
     return start // head_dim, stop // head_dim
 
 
-def own_kv_heads(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> tuple[int, ...]:
-    """The KV head that each group of this rank's query heads reads; the groups are of one size.
-
-    Where a rank has unequal parts of two groups, the size is what divides both, and a KV head is held once for each.
-    """
+def own_kv_heads(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> Piece:
+    """The KV heads that this rank's query heads read, each held once."""
     per_kv = num_heads // num_kv_heads
     start, stop = own_heads(num_heads, head_dim, group)
-    counts = [min(stop, (kv + 1) * per_kv) - max(start, kv * per_kv) for kv in range(num_kv_heads)]
-    size = gcd(*(count for count in counts if count > 0))
-    return tuple(kv for kv, count in enumerate(counts) if count > 0 for _ in range(count // size))
+    return start // per_kv, -(-stop // per_kv)
+
+
+def own_groups(num_heads: int, num_kv_heads: int, head_dim: int, group: Group) -> HeadGroups:
+    """Which of its KV heads each query head of this rank reads: the first and the last group may be cut."""
+    per_kv = num_heads // num_kv_heads
+    return HeadGroups(per_kv, own_heads(num_heads, head_dim, group)[0] % per_kv)
 
 
 def vocab_ends(vocab_size: int, group: Group) -> tuple[int, ...]:
@@ -60,12 +60,6 @@ def vocab_ends(vocab_size: int, group: Group) -> tuple[int, ...]:
     return (*ends[:-1], vocab_size)
 
 
-def rows_of(heads: tuple[int, ...], head_dim: int) -> tuple[Piece, ...]:
-    """The rows of these heads, neighbours joined."""
-    pieces: list[Piece] = []
-    for head in heads:
-        start, stop = head * head_dim, (head + 1) * head_dim
-        if pieces and pieces[-1][1] == start:
-            start = pieces.pop()[0]
-        pieces.append((start, stop))
-    return tuple(pieces)
+def rows_of(heads: Piece, head_dim: int) -> Piece:
+    """The rows of these heads."""
+    return heads[0] * head_dim, heads[1] * head_dim

@@ -51,10 +51,10 @@ def check_degree(config: ModelConfig, weights: Mapping[str, Weight], size: int) 
 
 def num_kv_heads_held(config: ModelConfig, size: int) -> int:
     """KV heads of a layer, each as often as ranks hold it."""
-    return sum(
-        len(own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, Seat(rank, size)))
-        for rank in range(size)
+    held = (
+        own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, Seat(rank, size)) for rank in range(size)
     )
+    return sum(stop - start for start, stop in held)
 
 
 def _listed(degrees: tuple[int, ...]) -> str:

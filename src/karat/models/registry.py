@@ -59,7 +59,8 @@ class Model:
     def num_kv_heads(self) -> int:
         """KV heads that its cache holds: all of them, or those of this rank."""
         config = self.config
-        return len(own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, self.group))
+        start, stop = own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, self.group)
+        return stop - start
 
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:

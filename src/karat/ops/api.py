@@ -52,6 +52,23 @@ class StepLimits:
     context_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """Which KV head a query head reads: head h the KV head (first + h) // size. The first and last group may be cut."""
+
+    size: int
+    first: int = 0
+
+    @classmethod
+    def equal(cls, num_heads: int, num_kv_heads: int) -> "HeadGroups":
+        """Whole groups, which do not fit where the heads do not divide."""
+        return cls(max(1, num_heads // num_kv_heads))
+
+    def fit(self, num_heads: int, num_kv_heads: int) -> bool:
+        """Whether so many query heads read all of so many KV heads and no other."""
+        return 0 <= self.first < self.size and (self.first + num_heads - 1) // self.size + 1 == num_kv_heads
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
     """A loaded weight, read back: `data` [bytes] uint8 of stored type `dtype` (a type of karat.checkpoint.Weight)."""
@@ -152,13 +169,14 @@ class Ops(Protocol):
 
     def paged_attention(
         self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Tensor:  # fmt: skip
         """Causal attention of q [tokens, heads, head_dim] over the cache: [tokens, heads * head_dim].
 
-        A token at position p sees keys 0 … p, or the last `window` of them. Query head h reads KV head
-        h // (heads / kv_heads). Masked keys are skipped, never multiplied by zero. `observe` is called for each
-        sequence with "scores" and "weights", [heads, new_tokens, context_len]: masked scores -inf, masked weights 0.
+        A token at position p sees keys 0 … p, or the last `window` of them. `groups` says which KV head a query head
+        reads (None: groups are equal), and each that the cache holds is read. Masked keys are skipped, never multiplied
+        by zero. `observe` is called for each sequence with "scores" and "weights", [heads, new_tokens, context_len]:
+        masked scores -inf, masked weights 0.
         """
 
     def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.errors import NumericsError
-from karat.ops.api import Cache, Observer, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Cache, HeadGroups, Observer, Ops, RopeTable, Step, Tensor
 from karat.ops.tap import Tap
 
 Array = NDArray[np.floating]
@@ -63,7 +63,7 @@ class Guard(Tap):
 
     def paged_attention(
         self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Tensor:  # fmt: skip
         prefix = name.rpartition(".")[0]
         sequence = 0
@@ -77,7 +77,7 @@ class Guard(Tap):
                 observe(what, values)
 
         return super().paged_attention(
-            q, cache, layer, step, scale=scale, window=window, name=name, observe=look
+            q, cache, layer, step, scale=scale, window=window, name=name, groups=groups, observe=look
         )  # fmt: skip
 
     def _look_at_weights(self, name: str, weights: Array, sequence: int) -> None:

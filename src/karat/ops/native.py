@@ -18,7 +18,7 @@ from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError
-from karat.ops.api import CacheSpec, Held, Loaded, Observer, Runner, StepLimits
+from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
 from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
 from karat.ops.threads import num_physical_cores
@@ -192,10 +192,10 @@ class NativeOps:
 
     def paged_attention(
         self, q: Array, cache: Loaded, layer: int, step: ForwardBatch, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Array:  # fmt: skip
         def attend(ops: PlanRecorder, h: Handle) -> Handle:
-            return ops.paged_attention(h, cache, layer, step, scale=scale, window=window, name=name)
+            return ops.paged_attention(h, cache, layer, step, scale=scale, window=window, name=name, groups=groups)
 
         if observe:
             for seq, context_len in enumerate(step.context_lens):

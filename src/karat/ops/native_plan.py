@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.dist.group import Group, Share
 from karat.errors import ExecutorError, NumericsError
-from karat.ops.api import Loaded, Observer, StepLimits
+from karat.ops.api import HeadGroups, Loaded, Observer, StepLimits
 
 try:
     import karat._native as _native
@@ -150,13 +150,14 @@ class PlanRecorder:
 
     def paged_attention(
         self, q: Handle, cache: Loaded, layer: int, step: object, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Handle:  # fmt: skip
         heads, head_dim = q.tail
-        fits = head_dim == cache.head_dim and heads % cache.num_kv_heads == 0
-        self._require(fits, name, f"{q.tail} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
+        groups = groups or HeadGroups.equal(heads, cache.num_kv_heads)
+        fits = head_dim == cache.head_dim and groups.fit(heads, cache.num_kv_heads)
+        self._require(fits, name, f"{q.tail} in {groups} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
         self._require(observe is None, name, "scores are observed op by op, not in a recorded plan")
-        register = self._plan.attention(q.register, cache, layer, scale, window or 0)
+        register = self._plan.attention(q.register, cache, layer, scale, window or 0, groups.size, groups.first)
         return Handle(register, (heads * head_dim,))
 
     def select_rows(self, x: Handle, step: object, *, name: str) -> Handle:

@@ -12,7 +12,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError, NumericsError
-from karat.ops.api import CacheSpec, Held, Observer, Runner, StepLimits
+from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
 
 Array = NDArray[np.floating]
@@ -159,12 +159,18 @@ class ReferenceOps:
 
     def paged_attention(
         self, q: Array, cache: ReferenceCache, layer: int, step: ForwardBatch, *, scale: float, window: int | None,
-        name: str, observe: Observer | None = None,
+        name: str, groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Array:  # fmt: skip
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = cache.k.shape[2]
-        _require(num_heads % num_kv_heads == 0, name, f"{num_heads} heads over {num_kv_heads} KV heads")
-        grouped = q.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        groups = groups or HeadGroups.equal(num_heads, num_kv_heads)
+        fits = groups.fit(num_heads, num_kv_heads)
+        _require(fits, name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
+        # What is missing of cut groups is computed with queries of zero and left out.
+        held = slice(groups.first, groups.first + num_heads)
+        padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), q.dtype)
+        padded[:, held] = q
+        grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, head_dim)
         out = np.empty_like(grouped)
         for seq, context_len in enumerate(step.context_lens):
             slots = _slots(step, seq, int(context_len))
@@ -181,12 +187,12 @@ class ReferenceOps:
                 weights /= weights.sum(axis=-1, keepdims=True)
                 out[row] = weights @ values[:, start:end]
                 if all_scores is not None and all_weights is not None:
-                    all_scores[:, row - rows.start, start:end] = scores.reshape(num_heads, -1)
-                    all_weights[:, row - rows.start, start:end] = weights.reshape(num_heads, -1)
+                    all_scores[:, row - rows.start, start:end] = scores.reshape(-1, end - start)[held]
+                    all_weights[:, row - rows.start, start:end] = weights.reshape(-1, end - start)[held]
             if observe and all_scores is not None and all_weights is not None:
                 observe("scores", all_scores)
                 observe("weights", all_weights)
-        return out.reshape(num_tokens, num_heads * head_dim)
+        return out.reshape(num_tokens, -1, head_dim)[:, held].reshape(num_tokens, num_heads * head_dim)
 
     def select_rows(self, x: Array, step: ForwardBatch, *, name: str) -> Array:
         return x[step.logit_rows]

@@ -9,7 +9,20 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
 from karat.dist.group import Group, Share
-from karat.ops.api import Cache, CacheSpec, Held, Loaded, Observer, Ops, RopeTable, Runner, Step, StepLimits, Tensor
+from karat.ops.api import (
+    Cache,
+    CacheSpec,
+    HeadGroups,
+    Held,
+    Loaded,
+    Observer,
+    Ops,
+    RopeTable,
+    Runner,
+    Step,
+    StepLimits,
+    Tensor,
+)
 
 
 class Tap:
@@ -112,7 +125,7 @@ class Tap:
 
     def paged_attention(
         self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        observe: Observer | None = None,
+        groups: HeadGroups | None = None, observe: Observer | None = None,
     ) -> Tensor:  # fmt: skip
         prefix = name.rpartition(".")[0]
 
@@ -125,8 +138,9 @@ class Tap:
 
         wanted = observe or self._keep(f"{prefix}.scores") or self._keep(f"{prefix}.weights")
         result = self._inner.paged_attention(
-            q, cache, layer, step, scale=scale, window=window, name=name, observe=record if wanted else None
-        )
+            q, cache, layer, step, scale=scale, window=window, name=name, groups=groups,
+            observe=record if wanted else None,
+        )  # fmt: skip
         return self._record(name, result)
 
     def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:
