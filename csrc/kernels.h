@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 1 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 2 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with

@@ -35,6 +35,19 @@ def stored_as(stored: str, weight: Weight) -> Weight:
     return Weight(weight.name, stored, weight.shape, data.reshape(-1).view(np.uint8), weight.file)
 
 
+class Stored:
+    """A Prepare: all weights in a type."""
+
+    def __init__(self, stored: str) -> None:
+        self._stored = stored
+
+    def __call__(self, weight: Weight) -> Weight:
+        return stored_as(self._stored, weight)
+
+    def stored_type(self, weight: Weight) -> str:
+        return self(weight).dtype
+
+
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_random_models(family: str, stored: str) -> None:
@@ -46,7 +59,7 @@ def test_random_models(family: str, stored: str) -> None:
         del tensors["lm_head.weight"]
     model = build(
         read_config(config), NativeOps(), forward.ArrayCheckpoint(tensors), num_positions=512,
-        prepare=lambda weight: stored_as(stored, weight),
+        prepare=Stored(stored),
     )  # fmt: skip
     texts = [[rng.randrange(config["vocab_size"]) for _ in range(n)] for n in (300, 1, 29, 64)]
     check(model, texts)

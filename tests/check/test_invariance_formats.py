@@ -50,6 +50,22 @@ def stored_as(stored: str, weight: Weight) -> Weight:
     return Weight(weight.name, stored, weight.shape, blocks.reshape(-1), weight.file)
 
 
+class Stored:
+    """A Prepare: all weights in a type, as far as they can be; `taken` are the types that came of it."""
+
+    def __init__(self, stored: str) -> None:
+        self._stored = stored
+        self.taken: set[str] = set()
+
+    def __call__(self, weight: Weight) -> Weight:
+        result = stored_as(self._stored, weight)
+        self.taken.add(result.dtype)
+        return result
+
+    def stored_type(self, weight: Weight) -> str:
+        return stored_as(self._stored, weight).dtype
+
+
 class InMemory:
     """A Checkpoint of float32 weights drawn at random."""
 
@@ -76,15 +92,9 @@ def check(model: object, lengths: tuple[int, ...]) -> None:
 def test_every_native_format(stored: str) -> None:
     family = ("llama", "qwen3", "mistral")[native().formats().index(stored) % 3]
     config = make_config(family, SIZE)
-    taken = set()
-
-    def prepare(weight: Weight) -> Weight:
-        result = stored_as(stored, weight)
-        taken.add(result.dtype)
-        return result
-
+    prepare = Stored(stored)
     model = build(read_config(config), NativeOps(), InMemory(config), num_positions=512, prepare=prepare)
-    assert stored in taken
+    assert stored in prepare.taken
     check(model, (70, 1, 9))
 
 

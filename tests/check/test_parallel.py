@@ -110,7 +110,7 @@ NativeOps.load = load
 """,
     "kv-replication": """
 from karat.layers import merged
-merged.own_kv_heads = lambda heads, kv_heads, head_dim, group: (group.rank % kv_heads, group.rank % kv_heads + 1)
+merged.own_kv_heads = lambda heads, kv_heads, unit, group: (group.rank % kv_heads, group.rank % kv_heads + 1)
 """,
     "qkv-cut": """
 from karat.layers import merged

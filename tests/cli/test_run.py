@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from karat.config import embedded_model_path
 from karat.errors import NumericsError
 from karat.ops import native, registry
+from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from tests.cli import alphabet_model
 from tests.cli.alphabet_model import ALPHABET
@@ -249,6 +250,18 @@ def test_on_a_terminal_the_prompt_comes_first_and_control_characters_are_harmles
     with PseudoTerminal("run", "-q", str(alphabet), "xa", NO_COLOR="1") as terminal:
         assert terminal.wait_for_end() == (0, f"{ALPHABET[1:]}\n")
     assert "\x1b" not in terminal.raw
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
+def test_the_embedded_model_tells_the_same_story_on_ranks(karat: Karat) -> None:
+    told = [
+        karat("run", "Once upon a time", "--max-tokens", "12", "--seed", "3", *ranks)
+        for ranks in ([], ["--tensor-parallel-size", "2"], ["--tensor-parallel-size", "4"])
+    ]
+    assert [done.returncode for done in told] == [0, 0, 0], told
+    assert len({done.stdout for done in told}) == 1 and told[0].stdout.strip()
+    checked = karat("check", "--tensor-parallel-size", "2", "--tokens", "9")
+    assert checked.returncode == 0 and "verdict: exact" in checked.stdout
 
 
 def test_the_embedded_model_tells_a_story(karat: Karat) -> None:

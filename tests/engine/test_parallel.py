@@ -1,6 +1,5 @@
 """The tensor-parallel degree does not change a bit: logits of ranks against those of one process."""
 
-import math
 import os
 import random
 from collections.abc import Iterator
@@ -19,9 +18,11 @@ if unavailable_reason():
 from karat import LLM
 from karat.checkpoint import open_model
 from karat.checkpoint.safetensors import read_header
+from karat.config import embedded_model_path
 from karat.engine.parallel import ParallelModel
 from karat.errors import CheckpointError, NumericsError, UsageError
 from karat.models.registry import read_config
+from karat.quant import FORMATS
 from tests.engine import tiny
 from tests.support import parallel
 from tests.support.thread_group import ThreadGroup, on_all_ranks
@@ -78,14 +79,17 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
         assert_same(got, want, (size, chunk, together, threads))
 
 
-@pytest.mark.parametrize("stored", ["F32", "Q4_0"])
+@pytest.mark.parametrize("stored", STORED)
 def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> None:
-    """14 heads over 4 ranks are 3, 4, 3, 4; 19 blocks of the MLP over 8 are 2, 2, 3, 2, 2, 3, 2, 3."""
+    """14 heads over 4 ranks are 3, 4, 3, 4; in blocks of 256, 19 of the MLP over 8 are 2, 2, 3, 2, 2, 3, 2, 3.
+
+    Rows of 896 are no whole blocks of 256: llama.cpp takes Q5_0 and Q8_0 for them.
+    """
     config = parallel.config_of(
         "qwen2", hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2, head_dim=64,
-        rope_theta=1e6,
+        rope_theta=1e6, vocab_size=301,
     )  # fmt: skip
-    path = parallel.write(tmp_path, config, stored)
+    path = parallel.write(tmp_path, config, stored, odd={"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(stored, "F32"))
     texts = texts_for(config["vocab_size"], stored)
     want = parallel.single(path, texts, chunk=512)
     for size in DEGREES:
@@ -94,7 +98,7 @@ def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "stored"),
-    [(28, 4, 128, "Q6_K"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],
+    [(28, 4, 128, "Q6_K"), (28, 4, 64, "F32"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],
 )
 def test_groups_of_heads_that_are_cut_unevenly(
     heads: int, kv_heads: int, head_dim: int, stored: str, teams: Teams, tmp_path: Path
@@ -114,22 +118,22 @@ def test_groups_of_heads_that_are_cut_unevenly(
 
 
 def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(teams: Teams, tmp_path: Path) -> None:
-    """What works is decided here by building every rank's layers; what works has the bits of one process."""
+    """What works is counted here by the words of docs/tensor-parallel.md; what works has the bits of one process."""
     rng = random.Random(f"{SEED}-configurations")
     worked = refused = 0
     for number in range(24):
         num_kv_heads = rng.choice([1, 1, 2, 3, 5])
         config = parallel.config_of(
             rng.choice(list(parallel.ARCHITECTURES)), hidden_size=rng.choice([24, 40, 64, 96]),
-            intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512]), num_hidden_layers=rng.choice([1, 2]),
-            num_key_value_heads=num_kv_heads, num_attention_heads=num_kv_heads * rng.choice([1, 2, 3, 5]),
-            head_dim=rng.choice([6, 8, 12, 16, 20, 32]), vocab_size=rng.choice([61, 127, 509, 700]),
+            intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512, 768]), num_hidden_layers=rng.choice([1, 2]),
+            num_key_value_heads=num_kv_heads, num_attention_heads=num_kv_heads * rng.choice([1, 2, 3, 4]),
+            head_dim=rng.choice([6, 8, 12, 16, 20, 32, 64]), vocab_size=rng.choice([7, 61, 127, 509, 700]),
             tie_word_embeddings=rng.random() < 0.5,
         )  # fmt: skip
-        stored = rng.choice(["F32", "BF16", "Q8_0"])
+        stored = rng.choice(["F32", "BF16", "Q8_0", "NVFP4", "Q4_K", "Q6_K"])
         path = parallel.write(tmp_path / str(number), config, stored, seed=number)
         texts = texts_for(config["vocab_size"], str(number))
-        working = [size for size in DEGREES if all(_holds_something(config, rank, size) for rank in range(size))]
+        working = [size for size in DEGREES if _possible(config, stored, size)]
         want = parallel.single(path, texts, chunk=64) if working else []
         for size in DEGREES:
             if size in working:
@@ -146,16 +150,37 @@ def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(t
     assert worked >= 10 and refused >= 10, (worked, refused)
 
 
-def _holds_something(config: dict[str, Any], rank: int, size: int) -> bool:
-    """Whether a rank has a head, a column of the MLP and a row of the vocabulary, by DESIGN's words."""
+def _possible(config: dict[str, Any], stored: str, size: int) -> bool:
+    """Whether each of so many ranks gets a head, a block of the MLP and a row of the vocabulary.
 
-    def span(count: int, unit: int) -> int:
-        block = 256 if count % 256 == 0 else 32 if count % 32 == 0 else 1
-        units = count // math.lcm(block, unit)
-        return (rank + 1) * 8 // size * units // 8 - rank * 8 // size * units // 8
+    Column by column: a cut is legal where no head and no block is in two parts, and leaf i of 8 has the pieces between
+    two legal cuts up to the (i + 1) / 8 of them. What this tree cannot do, no other choice of legal cuts could.
+    """
+    possible = config["vocab_size"] >= size
+    for columns, head_dim in (
+        (config["num_attention_heads"] * config["head_dim"], config["head_dim"]), (config["intermediate_size"], 1),
+    ):  # fmt: skip
+        block = 32 if columns % 32 == 0 else 1
+        if stored in FORMATS and columns % FORMATS[stored].block_size == 0:
+            block = FORMATS[stored].block_size
+        legal = [end for end in range(1, columns + 1) if end % head_dim == 0 and end % block == 0]
+        leaf, holders = 0, set()
+        for piece in range(1, len(legal) + 1):
+            while piece * 8 > (leaf + 1) * len(legal):
+                leaf += 1
+            holders.add(leaf * size // 8)
+        assert (len(holders) == size) == (len(legal) >= size), "another tree could do better"
+        possible = possible and len(holders) == size
+    return possible
 
-    heads = config["num_attention_heads"] * config["head_dim"]
-    return span(heads, config["head_dim"]) > 0 and span(config["intermediate_size"], 1) > 0
+
+def test_the_embedded_model_runs_on_ranks(teams: Teams) -> None:
+    """Rows of 256 and 704 numbers in bfloat16: nothing asks for blocks of 256."""
+    path = Path(embedded_model_path())
+    texts = texts_for(4096, "embedded")
+    want = parallel.single(path, texts, chunk=512)
+    for size in DEGREES:
+        assert_same(parallel.parallel(teams[size], path, texts, chunk=16), want, size)
 
 
 @pytest.mark.parametrize("stored", ["F32", "Q4_0"])

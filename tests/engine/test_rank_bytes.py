@@ -15,6 +15,7 @@ from karat.dist.group import Seat
 from karat.engine.parallel import ParallelModel
 from karat.models.degrees import working_degrees
 from karat.models.registry import build, find_weights, read_config
+from karat.models.units import units_of
 from karat.ops.native import unavailable_reason
 from karat.ops.reference import ReferenceOps
 from tests.support import parallel
@@ -109,7 +110,7 @@ def test_a_rank_has_each_kv_head_that_it_reads_once(
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)
-    sizes = [size for size in (2, 4, 8) if size in working_degrees(config, weights)]
+    sizes = [size for size in (2, 4, 8) if size in working_degrees(config, units_of(config, weights))]
     assert 4 in sizes
     for size in sizes:
         every_head: list[int] = []

@@ -68,8 +68,7 @@ def leaf(weight: Weight, x: F32, start: int, end: int) -> F32:
     return total
 
 
-def contract(weight: Weight, x: F32, bias: F32 | None, unit: int | None) -> F32:
-    ends = leaf_ends(weight.shape[1], unit)
+def contract(weight: Weight, x: F32, bias: F32 | None, ends: tuple[int, ...]) -> F32:
     sums = [leaf(weight, x, start, end) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
@@ -83,17 +82,18 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
     block = FORMATS[stored].block_size if stored in FORMATS else 1
     columns = block * data.draw(st.integers(1, 9 if block > 1 else 90))
     rows = data.draw(st.sampled_from([1, 15, 16, 17, 63, 64, 65, 100, 144]))
-    unit = data.draw(st.sampled_from([None, 1, 2, 48]))
+    unit = data.draw(st.sampled_from([None, *(block * n for n in range(1, 5) if columns % (block * n) == 0)]))
+    leaves = leaf_ends(columns, unit)
     rng = np.random.default_rng(seed)
     weight = stored_weight(stored, rows, columns, rng)
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     bias = rng.standard_normal(rows).astype(np.float32) if seed % 2 else None
-    want = contract(weight, x, bias, unit)
+    want = contract(weight, x, bias, leaves)
     for isa in supported_isas():
         ops = NativeOps(isa=isa, threads=1 + seed % 3)
         loaded = ops.load(weight)
         vector = None if bias is None else ops.load(Weight("bias", "F32", bias.shape, bias.view(np.uint8), weight.file))
-        got = ops.linear(x, loaded, vector, leaves=leaf_ends(x.shape[1], unit), name="op")
+        got = ops.linear(x, loaded, vector, leaves=leaves, name="op")
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 
@@ -123,7 +123,7 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
     weight = random_blocks(stored, rows, columns, rng)
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
     values = weight.to_array(np.dtype(np.float64))
-    leaves = leaf_ends(columns, None if seed % 3 else 64)
+    leaves = leaf_ends(columns, None if seed % 3 else 256)
     results = {}
     for isa in supported_isas():
         ops = NativeOps(isa=isa, threads=1 + seed % 2)
@@ -158,16 +158,12 @@ def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
         np.testing.assert_array_equal(got, table.to_array(np.dtype(np.float32))[ids])
 
 
-@given(columns=st.integers(1, 3000), unit=st.integers(1, 300))
-def test_leaves_cover_the_columns_and_cut_no_unit(columns: int, unit: int) -> None:
-    ends = leaf_ends(columns, unit)
-    assert len(ends) == NUM_LEAVES
-    assert list(ends) == sorted(ends)
-    assert ends[-1] == columns
-    block = 256 if columns % 256 == 0 else 32 if columns % 32 == 0 else 1
-    assert all(end % block == 0 for end in ends)
-    if columns % unit == 0 and columns % (unit * block) == 0:
-        assert all(end % unit == 0 for end in ends)
+@given(units=st.integers(1, 300), unit=st.integers(1, 300))
+def test_leaves_cover_the_columns_evenly_and_cut_no_unit(units: int, unit: int) -> None:
+    ends = leaf_ends(units * unit, unit)
+    sizes = [(end - start) / unit for start, end in zip((0, *ends[:-1]), ends, strict=True)]
+    assert len(ends) == NUM_LEAVES and ends[-1] == units * unit
+    assert set(sizes) <= {units // NUM_LEAVES, -(-units // NUM_LEAVES)}
 
 
 @pytest.mark.parametrize("stored", STORED)

@@ -34,7 +34,14 @@ ARCHITECTURES = {
 }  # fmt: skip
 BLOCK_SIZE = 16
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_SCALES_AT = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "NVFP4": ()}  # float16 scales of a block
+_SCALES_AT = {
+    "Q8_0": (0,),
+    "Q4_0": (0,),
+    "Q5_0": (0,),
+    "Q4_K": (0, 2),
+    "Q6_K": (208,),
+    "NVFP4": (),
+}  # float16 scales of a block
 
 
 def config_of(family: str, **changes: Any) -> dict[str, Any]:
@@ -48,10 +55,10 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     return config | changes
 
 
-def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0) -> Path:
+def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd: str = "F32") -> Path:
     """A model of random weights: a folder for F32, F16 and BF16, else a GGUF file in it, whose path is returned.
 
-    Rows that are no whole blocks of the type, and vectors, are float32.
+    Rows that are no whole blocks of the type are of type `odd`, vectors are float32.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -60,7 +67,7 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0) -> P
     for spec in weight_specs(read):
         dtype = stored
         if stored in FORMATS and (len(spec.shape) == 1 or spec.shape[-1] % FORMATS[stored].block_size):
-            dtype = "F32"
+            dtype = "F32" if len(spec.shape) == 1 else odd
         tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=float("norm" in spec.source)))
     if stored not in FORMATS:
         specs = {

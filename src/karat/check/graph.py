@@ -11,6 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.dist.group import Group, Share
+from karat.layers.shards import Units
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
@@ -65,7 +66,7 @@ def build_graph(config: ModelConfig) -> Graph:
     from karat.models.decoder import Decoder
 
     ops = _GraphOps(config)
-    decoder = Decoder(_name_of, config)
+    decoder = Decoder(_name_of, config, Units(1, 1))  # where sums are cut is no part of the graph
     decoder(ops, None, None, None)
     return Graph(config, ops.nodes)
 

@@ -13,9 +13,10 @@ from karat.check.record import BLOCK_SIZE, one_sequence
 from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
-from karat.layers.weights import WeightLoader
+from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.decoder import Decoder
 from karat.models.registry import find_weights
+from karat.models.units import units_of
 from karat.ops.api import CacheSpec, Ops
 
 Array = NDArray[np.floating]
@@ -43,7 +44,8 @@ class Hybrid:
         self._theirs = theirs
         self._config = config
         self._ops = ops
-        self._decoder = Decoder(WeightLoader(ops, find_weights(config, checkpoint), lambda weight: weight), config)
+        weights = find_weights(config, checkpoint)
+        self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, units_of(config, weights))
         self._rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=len(ids))
         self._ids = list(ids)
         batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), always_last=False)

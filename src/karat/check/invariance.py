@@ -15,6 +15,7 @@ from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.step import model_runner
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
+from karat.models.units import units_of
 from karat.ops.api import CacheSpec, Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
@@ -86,7 +87,7 @@ def invariance_of(
     for row in invariance(model, tokenizer, texts, kv_dtype=kv_dtype):
         expected = expected or row.digest
         yield row
-    for size in working_degrees(config, find_weights(config, checkpoint))[1:]:
+    for size in working_degrees(config, units_of(config, find_weights(config, checkpoint)))[1:]:
         setting = Setting(
             name=f"{size} processes, chunks of 64", isa=supported_isas()[-1], threads=1, chunk=64, ranks=size
         )

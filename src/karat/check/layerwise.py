@@ -15,8 +15,9 @@ from karat.dist.group import SINGLE
 from karat.errors import CapacityError
 from karat.layers.norm import RMSNorm
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
-from karat.layers.weights import SpecCollector, Take, WeightLoader
+from karat.layers.weights import AS_STORED, SpecCollector, Take, WeightLoader
 from karat.models.decoder import DecoderLayer
+from karat.models.units import units_of
 from karat.ops.api import CacheSpec, Ops, Tensor
 from karat.ops.tap import Tap
 
@@ -68,6 +69,7 @@ class LayerwiseRun:
     def parts(self) -> Iterator[dict[str, Array]]:
         """The arrays of each part, by canonical name."""
         config, tap = self._config, Tap(self._ops)
+        units = units_of(config, self._stored)
         total = len(self._steps.prompt)
         cache = tap.new_cache(CacheSpec(
             num_layers=config.num_layers, num_blocks=-(-total // BLOCK_SIZE), block_size=BLOCK_SIZE,
@@ -85,7 +87,7 @@ class LayerwiseRun:
         del embed
         yield self._taken(tap)
         for index in range(config.num_layers):
-            layer = DecoderLayer(self._take(), f"model.layers.{index}", config, index, SINGLE)
+            layer = DecoderLayer(self._take(), f"model.layers.{index}", config, index, units, SINGLE)
             states = [layer(tap, x, step, cache, rope) for x, step in zip(states, steps, strict=True)]
             del layer
             yield self._taken(tap)
@@ -104,7 +106,7 @@ class LayerwiseRun:
         return VocabParallelEmbedding(take, "model.embed_tokens", config.vocab_size, config.hidden_size, SINGLE)
 
     def _take(self) -> WeightLoader:
-        return WeightLoader(self._ops, self._stored, lambda weight: weight)
+        return WeightLoader(self._ops, self._stored, AS_STORED)
 
     def _taken(self, tap: Tap) -> dict[str, Array]:
         arrays = joined(tap, EVERYTHING, len(self._steps.prompt))

@@ -18,13 +18,15 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     from karat.checkpoint.slices import part_bytes, part_shape
     from karat.dist.group import Seat
     from karat.layers.shards import own_heads, own_kv_heads
-    from karat.models.decoder import weight_specs
+    from karat.models.decoder import rank_specs
     from karat.models.degrees import check_degree
     from karat.models.registry import find_weights, read_config
+    from karat.models.units import units_of
 
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)
-    check_degree(config, weights, size)
+    units = units_of(config, weights)
+    check_degree(config, units, size)
     ranks = []
     for rank in range(size):
         seat = Seat(rank, size)
@@ -37,12 +39,12 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
                 "shape": part_shape(weights[spec.source], spec),
                 "bytes": part_bytes(weights[spec.source], spec),
             }
-            for spec in weight_specs(config, seat)
+            for spec in rank_specs(config, units, seat)
         ]
-        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, seat))
+        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, seat))
         ranks.append({
             "rank": rank,
-            "heads": own_heads(config.num_heads, config.head_dim, seat),
+            "heads": own_heads(config.num_heads, units.heads, seat),
             "kv_heads": list(kv_heads),
             "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
             "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),

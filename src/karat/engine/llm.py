@@ -23,6 +23,7 @@ from karat.engine.step import model_runner
 from karat.errors import CapacityError, UsageError
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import build, find_weights, read_config
+from karat.models.units import units_of
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner
 from karat.ops.guard import Guard
@@ -128,15 +129,16 @@ class LLM:
         self.kv_dtype = kv_dtype or ops.default_kv_dtype
         self.tensor_parallel_size = tensor_parallel_size
         weights = find_weights(self.config, checkpoint)
-        check_degree(self.config, weights, tensor_parallel_size)
         prepare = Preparation(quantize)
+        units = units_of(self.config, weights, prepare.stored_type)
+        check_degree(self.config, units, tensor_parallel_size)
         each_once = {weight.name: weight for weight in weights.values()}.values()
         weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
         require_room(weight_bytes, available_bytes())
         num_blocks = num_cache_blocks(
             self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
-            num_kv_heads=num_kv_heads_held(self.config, tensor_parallel_size), weight_bytes=weight_bytes,
+            num_kv_heads=num_kv_heads_held(self.config, units, tensor_parallel_size), weight_bytes=weight_bytes,
         )  # fmt: skip
         sizes = EngineConfig(
             vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,

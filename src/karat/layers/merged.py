@@ -8,17 +8,17 @@ from karat.ops.api import Ops, Tensor
 
 
 class QKVParallelLinear:
-    """q, k and v of a rank's heads; `name` is the attention's."""
+    """q, k and v of a rank's heads, of which `unit` are never cut; `name` is the attention's."""
 
     def __init__(
         self, take: Take, name: str, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool,
-        group: Group,
+        unit: int, group: Group,
     ) -> None:  # fmt: skip
         self._head_dim = head_dim
         q_pieces = kv_pieces = None
         if group.size > 1:
-            q_pieces = (rows_of(own_heads(num_heads, head_dim, group), head_dim),)
-            kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, head_dim, group), head_dim),)
+            q_pieces = (rows_of(own_heads(num_heads, unit, group), head_dim),)
+            kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, unit, group), head_dim),)
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (
             ColumnParallelLinear(take, f"{name}.{part}_proj", size, hidden_size, bias=bias, pieces=pieces)

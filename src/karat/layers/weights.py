@@ -1,12 +1,35 @@
 """How a layer gets its weights: it says what it needs, and the same constructor serves to list and to load."""
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from karat.checkpoint.slices import sliced
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.ops.api import Loaded, Ops
 
 Take = Callable[[WeightSpec], Loaded]
+
+
+class Prepare(Protocol):
+    """What is done to each weight between the file and the executor."""
+
+    def __call__(self, weight: Weight) -> Weight: ...
+
+    def stored_type(self, weight: Weight) -> str:
+        """The type that the weight will have; nothing is read."""
+
+
+class AsStored:
+    """Nothing is done."""
+
+    def __call__(self, weight: Weight) -> Weight:
+        return weight
+
+    def stored_type(self, weight: Weight) -> str:
+        return weight.dtype
+
+
+AS_STORED = AsStored()
 
 
 class SpecCollector:
@@ -34,7 +57,7 @@ class WeightLoader:
     """
 
     def __init__(
-        self, ops: Ops, weights: Mapping[str, Weight], prepare: Callable[[Weight], Weight],
+        self, ops: Ops, weights: Mapping[str, Weight], prepare: Prepare,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._ops = ops

@@ -1,59 +1,46 @@
 """Which tensor-parallel degrees a model can have."""
 
-from collections.abc import Mapping
-
-from karat.checkpoint.slices import block_of, cut_block
-from karat.checkpoint.weights import Weight
 from karat.config import ModelConfig
 from karat.dist.group import Seat
 from karat.errors import UsageError
-from karat.layers.shards import own_kv_heads
-from karat.models.decoder import weight_specs
+from karat.layers.shards import Units, own_kv_heads
+from karat.models.decoder import rank_specs
 from karat.ops.leaves import NUM_LEAVES
 
 DEGREES = tuple(2**k for k in range(NUM_LEAVES.bit_length()))  # 1, 2, 4, 8: subtrees of the tree of leaves
 
 
-def obstacle(config: ModelConfig, weights: Mapping[str, Weight], size: int) -> str | None:
+def obstacle(config: ModelConfig, units: Units, size: int) -> str | None:
     """Why a model cannot be shared out over so many ranks; None if it can."""
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
     for rank in range(size if size > 1 else 0):
-        for spec in weight_specs(config, Seat(rank, size)):
-            axis, pieces, weight = spec.shard_axis, spec.pieces, weights.get(spec.source)
-            if axis is None or pieces is None:
-                continue
-            if not all(start < stop for start, stop in pieces):
+        for spec in rank_specs(config, units, Seat(rank, size)):
+            axis, pieces = spec.shard_axis, spec.pieces
+            if axis is not None and pieces is not None and not all(start < stop for start, stop in pieces):
                 return (
                     f"the {spec.shape[axis]} {'columns' if axis else 'rows'} of {spec.source} are shared out in whole "
                     f"heads and blocks, and none would be left for rank {rank}"
                 )
-            if weight is not None and (cut := cut_block(weight, spec)) is not None:
-                return (
-                    f"rank {rank}'s columns {cut[0]} to {cut[1]} of {spec.source} would cut blocks of "
-                    f"{block_of(weight.dtype)[0]} of {weight.dtype}"
-                )
     return None
 
 
-def working_degrees(config: ModelConfig, weights: Mapping[str, Weight]) -> tuple[int, ...]:
+def working_degrees(config: ModelConfig, units: Units) -> tuple[int, ...]:
     """All degrees that the model can have."""
-    return tuple(size for size in DEGREES if obstacle(config, weights, size) is None)
+    return tuple(size for size in DEGREES if obstacle(config, units, size) is None)
 
 
-def check_degree(config: ModelConfig, weights: Mapping[str, Weight], size: int) -> None:
+def check_degree(config: ModelConfig, units: Units, size: int) -> None:
     """Raise UsageError, with the degrees that work, unless the model can be shared out over `size` ranks."""
-    if (reason := obstacle(config, weights, size)) is not None:
+    if (reason := obstacle(config, units, size)) is not None:
         raise UsageError(
-            f"tensor_parallel_size={size}: {reason}; this model works with {_listed(working_degrees(config, weights))}"
+            f"tensor_parallel_size={size}: {reason}; this model works with {_listed(working_degrees(config, units))}"
         )
 
 
-def num_kv_heads_held(config: ModelConfig, size: int) -> int:
+def num_kv_heads_held(config: ModelConfig, units: Units, size: int) -> int:
     """KV heads of a layer, each as often as ranks hold it."""
-    held = (
-        own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, Seat(rank, size)) for rank in range(size)
-    )
+    held = (own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, Seat(rank, size)) for rank in range(size))
     return sum(stop - start for start, stop in held)
 
 

@@ -9,13 +9,13 @@ from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.dist.group import SINGLE, Group
 from karat.errors import ConfigError
-from karat.layers.shards import own_kv_heads
-from karat.layers.weights import WeightLoader
+from karat.layers.weights import AS_STORED, Prepare, WeightLoader
 from karat.models import llama, mistral, qwen2, qwen3
 from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.family import Family
 from karat.models.reader import ConfigReader
+from karat.models.units import units_of
 from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
 
 FAMILIES: Mapping[str, Family] = {
@@ -58,9 +58,7 @@ class Model:
     @property
     def num_kv_heads(self) -> int:
         """KV heads that its cache holds: all of them, or those of this rank."""
-        config = self.config
-        start, stop = own_kv_heads(config.num_heads, config.num_kv_heads, config.head_dim, self.group)
-        return stop - start
+        return self._decoder.num_kv_heads
 
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:
@@ -105,7 +103,7 @@ def build(
     checkpoint: Checkpoint,
     *,
     num_positions: int,
-    prepare: Callable[[Weight], Weight] = lambda weight: weight,
+    prepare: Prepare = AS_STORED,
     group: Group = SINGLE,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
@@ -117,10 +115,11 @@ def build(
     read, and those of all weights. UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
-    check_degree(config, weights, group.size)
+    units = units_of(config, weights, prepare.stored_type)
+    check_degree(config, units, group.size)
     if group.size > 1:
         without_read_ahead(weights.values())
     loader = WeightLoader(ops, weights, prepare, progress)
-    decoder = Decoder(loader, config, group)
+    decoder = Decoder(loader, config, units, group)
     rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
     return Model(config, ops, decoder, rope, group, loader.parts, loader.bytes_read)

@@ -1,0 +1,90 @@
+"""What is never cut follows from the types of a model's weights, for all layers alike; then no block is ever cut."""
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.checkpoint.slices import block_of, cut_block
+from karat.checkpoint.weights import Weight, num_stored_bytes
+from karat.config import ModelConfig
+from karat.dist.group import Seat
+from karat.engine.loading import Preparation
+from karat.layers.shards import Units
+from karat.models.decoder import rank_specs, weight_specs
+from karat.models.degrees import working_degrees
+from karat.models.registry import read_config
+from karat.models.units import units_of
+from tests.support.parallel import config_of
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4", "NVFP4", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0")
+
+
+def weights_of(config: ModelConfig, **types: tuple[str, ...]) -> dict[str, Weight]:
+    """Weights without numbers; `types` of o_proj and down_proj, one a layer, all else float32."""
+    found = {}
+    for spec in weight_specs(config):
+        parts = spec.source.split(".")
+        dtype = types[parts[-2]][int(parts[2])] if parts[-2] in types and parts[-1] == "weight" else "F32"
+        stored = np.broadcast_to(np.zeros(1, np.uint8), num_stored_bytes(dtype, spec.shape))
+        found[spec.source] = Weight(spec.source, dtype, spec.shape, stored, Path("in-memory"))
+    return found
+
+
+def config_with(heads: int, head_dim: int, inner: int) -> ModelConfig:
+    return read_config(config_of(
+        "llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=head_dim, intermediate_size=inner,
+        num_hidden_layers=3,
+    ))  # fmt: skip
+
+
+@given(
+    data=st.data(), heads=st.integers(1, 48), head_dim=st.sampled_from([6, 16, 20, 32, 48, 64, 96, 128, 256]),
+    inner=st.sampled_from([5, 77, 96, 192, 512, 704, 768, 4864]),
+)  # fmt: skip
+def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: int, head_dim: int, inner: int) -> None:
+    config = config_with(heads, head_dim, inner)
+    types = {}
+    for name, columns in (("o_proj", heads * head_dim), ("down_proj", inner)):
+        fitting = [dtype for dtype in TYPES if columns % block_of(dtype)[0] == 0]
+        types[name] = tuple(data.draw(st.lists(st.sampled_from(fitting), min_size=3, max_size=3)))
+    weights = weights_of(config, **types)
+    units = units_of(config, weights)
+    for unit, columns, name in (
+        (units.heads * head_dim, heads * head_dim, "o_proj"), (units.inner, inner, "down_proj"),
+    ):  # fmt: skip
+        wholes = {block_of(dtype)[0] for dtype in types[name]} | {32 if columns % 32 == 0 else 1}
+        wholes |= {head_dim} if name == "o_proj" else set()
+        legal = [end for end in range(1, columns + 1) if all(end % whole == 0 for whole in wholes)]
+        assert unit == legal[0], "the smallest piece that cuts nothing"
+    for size in working_degrees(config, units):
+        for rank in range(size):
+            for spec in rank_specs(config, units, Seat(rank, size)):
+                assert cut_block(weights[spec.source], spec) is None
+                if spec.pieces and "self_attn" in spec.source:
+                    assert all(end % head_dim == 0 for piece in spec.pieces for end in piece)
+
+
+def test_only_what_is_stored_in_large_blocks_needs_them() -> None:
+    """The two kinds apart, and one layer is enough."""
+    config = config_with(8, 32, 768)
+    plain = ("BF16",) * 3
+    assert units_of(config, weights_of(config, o_proj=plain, down_proj=plain)) == Units(1, 32)
+    assert units_of(config, weights_of(config, o_proj=plain, down_proj=("F32", "Q4_0", "Q6_K"))) == Units(1, 256)
+    assert units_of(config, weights_of(config, o_proj=("Q4_K", "F32", "F32"), down_proj=plain)) == Units(8, 32)
+    assert working_degrees(config, Units(1, 32)) == (1, 2, 4, 8)
+    assert working_degrees(config, Units(1, 256)) == (1, 2)
+    assert working_degrees(config, Units(8, 32)) == (1,)
+
+
+def test_the_types_are_those_after_quantising() -> None:
+    config = config_with(8, 32, 768)
+    weights = weights_of(config)
+
+    class ToK(Preparation):
+        def stored_type(self, weight: Weight) -> str:
+            return "Q4_K"
+
+    assert units_of(config, weights, Preparation("q4_0").stored_type) == Units(1, 32)
+    assert units_of(config, weights, ToK(None).stored_type) == Units(8, 256)
