@@ -3,7 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,26 @@ def shares(config: ModelConfig, item: float) -> list[float]:
     return found
 
 
+@contextmanager
+def most_memory(pids: Sequence[int]) -> Iterator[list[int]]:
+    """The anonymous memory of processes at its largest while this lasts, as far as looking all the time can tell."""
+    largest = [0] * len(pids)
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.0005):
+            for index, pid in enumerate(pids):
+                largest[index] = max(largest[index], 1024 * count(pid, "status", "RssAnon"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield largest
+    finally:
+        ended.set()
+        looking.join()
+
+
 @pytest.mark.parametrize(
     ("stored", "heads"), [("F32", {}), ("Q8_0", {}), ("Q8_0", {"num_attention_heads": 14, "num_key_value_heads": 2})]
 )
@@ -83,12 +105,14 @@ def test_ranks_read_and_keep_their_share(
     pids = team.process_ids
     read = [count(pid, "io", "read_bytes") for pid in pids]
     anonymous = [1024 * count(pid, "status", "RssAnon") for pid in pids]
-    team.load(load, config)
+    with most_memory(pids) as largest:
+        team.load(load, config)
     counted = [holding.bytes_read for holding in team.holdings]
     assert counted == share
-    grown = [1024 * count(pid, "status", "RssAnon") - before for pid, before in zip(pids, anonymous, strict=True)]
-    for rank in range(SIZE):  # and buffers of a step
-        assert grown[rank] <= share[rank] * 1.02 + (4 << 20), (rank, grown, share)
+    # Never more than the share and buffers of a step, also while it loads: the largest slice is 8 MB in float32.
+    grown = [most - before for most, before in zip(largest, anonymous, strict=True)]
+    for rank in range(SIZE):
+        assert grown[rank] <= share[rank] + (1 << 20), (rank, grown, share)
     fetched = [count(pid, "io", "read_bytes") - before for pid, before in zip(pids, read, strict=True)]
     if sum(fetched) < 0.9 * sum(share):
         pytest.skip(f"the system kept the file in memory: {sum(fetched)} of {sum(share)} bytes were fetched")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.weights import PLAIN_BYTES, Weight
+from karat.checkpoint.weights import Weight
 from karat.errors import NumericsError
 from karat.quant import Format
 
@@ -29,23 +29,24 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
     """
     if reason := _reason_to_keep(weight, format_):
         return Requantized(weight, f"{weight.name} stays {weight.dtype}: {reason}")
-    num_values = int(np.prod(weight.shape, dtype=np.int64))
-    blocks: NDArray[np.uint8] = np.empty((num_values // format_.block_size, format_.block_bytes), np.uint8)
-    data = weight.data
-    size, step = PLAIN_BYTES[weight.dtype], _CHUNK_VALUES // format_.block_size
-    for start in range(0, len(blocks), step):
-        first, last = start * format_.block_size, min(start + step, len(blocks)) * format_.block_size
-        part = replace(weight, shape=(last - first,), stored=data[first * size : last * size], row_order=None)
-        values = part.to_array(np.dtype(np.float32)).reshape(-1, format_.block_size)
+    num_rows, columns = weight.shape
+    blocks: NDArray[np.uint8] = np.empty((num_rows * columns // format_.block_size, format_.block_bytes), np.uint8)
+    step = max(1, _CHUNK_VALUES // max(columns, 1))
+    for start in range(0, num_rows, step):
+        rows = weight.rows(start, min(start + step, num_rows))
+        values = rows.to_array(np.dtype(np.float32)).reshape(-1, format_.block_size)
+        first = start * columns // format_.block_size
         try:
-            format_.quantize(values, out=blocks[start : start + step])
+            format_.quantize(values, out=blocks[first : first + len(values)])
         except NumericsError as fault:
             raise NumericsError(
-                f"{weight.file}: {weight.name}, from value {first} on: {fault}; run the model unquantised, or repair it"
+                f"{weight.file}: {weight.name}, from value {start * columns} on: {fault}; "
+                "run the model unquantised, or repair it"
             ) from fault
     stored = blocks.reshape(-1)
     stored.flags.writeable = False
-    return Requantized(replace(weight, dtype=format_.name, stored=stored, row_order=None))
+    done = replace(weight, dtype=format_.name, stored=stored, row_order=None, row_span=None, whole_shape=None)
+    return Requantized(done)
 
 
 def requantized_type(weight: Weight, format_: Format) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -47,8 +47,8 @@ def part_bytes(weight: Weight, spec: WeightSpec) -> int:
 def sliced(weight: Weight, spec: WeightSpec) -> Weight:
     """The part of a stored tensor that `spec` asks for; the weight itself where that is all of it.
 
-    A range of rows stays a view of the file. Anything else is copied into memory, reading its own bytes and, of the
-    pages at their ends, what the system reads with them. CheckpointError where a quantised block would be cut.
+    It stays a view of the file, of which its own bytes are read and, of the pages at their ends, what the system reads
+    with them. The system is told at once what will be read. CheckpointError where a quantised block would be cut.
     """
     if spec.pieces is None:
         return weight
@@ -59,43 +59,35 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
             f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
             f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
         )
+    assert len(spec.pieces) == 1, f"{spec.source}: what a rank has of a tensor is one piece, not {spec.pieces}"
+    part = replace(weight, shape=part_shape(weight, spec), whole_shape=weight.shape)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
-        stored = _rows(weight, spec.pieces)
-    else:
-        assert weight.row_order is None, "row-parallel weights are stored in their own order"
-        stored = _columns(weight, spec.pieces)
-    stored.flags.writeable = False
-    return replace(weight, shape=part_shape(weight, spec), stored=stored, row_order=None, whole_shape=weight.shape)
+        return _rows(weight, part, spec.pieces[0])
+    return _columns(weight, part, spec.pieces[0])
 
 
-def _rows(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
-    """Whole rows (of a vector: values) of the tensor, flat."""
+def _rows(weight: Weight, part: Weight, piece: Piece) -> Weight:
+    """Whole rows (of a vector: values) of the tensor."""
     rows = weight.stored.reshape(weight.shape[0], -1)
-    part: NDArray[np.uint8]
-    if weight.row_order is not None:
-        order = weight.row_order()
-        taken = [order[start:stop] for start, stop in pieces]
-        _announce(rows[own.min() : own.max() + 1] for own in taken)  # rows change places within a head
-        part = rows[np.concatenate(taken)]
-    elif len(pieces) == 1:
-        part = rows[slice(*pieces[0])]
-        _announce([part])
-    else:
-        part = np.concatenate([rows[start:stop] for start, stop in pieces])
-    return part.reshape(-1)
+    if weight.row_order is None:
+        _announce([rows[slice(*piece)]])
+        return replace(part, stored=rows[slice(*piece)].reshape(-1))
+    order = weight.row_order()[slice(*piece)]
+    _announce([rows[order.min() : order.max() + 1]])  # rows change places within a head
+    return replace(part, row_order=lambda: order)
 
 
-def _columns(weight: Weight, pieces: Sequence[Piece]) -> NDArray[np.uint8]:
-    """The same columns of each row, copied, flat."""
+def _columns(weight: Weight, part: Weight, piece: Piece) -> Weight:
+    """The same columns of each row."""
+    assert weight.row_order is None, "row-parallel weights are stored in their own order"
     values, num_bytes = block_of(weight.dtype)
-    spans = [(start // values * num_bytes, stop // values * num_bytes) for start, stop in pieces]
+    start, stop = (end // values * num_bytes for end in piece)
     rows = weight.stored.reshape(math.prod(weight.shape[:-1]), -1)
     if rows.shape[1] >= 2 * mmap.PAGESIZE:
-        _announce(row[start:stop] for row in rows for start, stop in spans)
+        _announce(row[start:stop] for row in rows)
     else:  # every page has columns of several ranks
         _announce([weight.stored])
-    columns: NDArray[np.uint8] = np.concatenate([rows[:, start:stop] for start, stop in spans], axis=1)
-    return columns.reshape(-1)
+    return replace(part, row_span=(start, stop))
 
 
 def without_read_ahead(weights: Iterable[Weight]) -> None:

@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -30,8 +30,9 @@ class Weight:
     `dtype` is a key of PLAIN_BYTES or of karat.quant.FORMATS. `stored` is a read-only flat uint8 array, mostly a view
     of the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or
     the blocks of one row after the other (the last axis divides into blocks), and need not be aligned. With
-    `row_order`, row i of the tensor is row row_order()[i] of what is stored. `whole_shape` is that of the stored tensor
-    where this is a part of one (karat.checkpoint.slices).
+    `row_order`, row i of the tensor is row row_order()[i] of what is stored; with `row_span`, the tensor has only these
+    bytes [start, stop) of a stored row. `whole_shape` is that of the stored tensor where this is a part of one
+    (karat.checkpoint.slices).
     """
 
     name: str
@@ -41,11 +42,17 @@ class Weight:
     file: Path
     row_order: Callable[[], NDArray[np.intp]] | None = None
     whole_shape: tuple[int, ...] | None = None
+    row_span: tuple[int, int] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes as stored."""
-        return self.stored.nbytes
+        return num_stored_bytes(self.dtype, self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one stored row to the next."""
+        return num_stored_bytes(self.dtype, (self.whole_shape or self.shape)[1:])
 
     @property
     def is_quantised(self) -> bool:
@@ -55,9 +62,20 @@ class Weight:
     @property
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the tensor's rows in their order, flat: `stored` itself, or each time a new array."""
-        if self.row_order is None:
+        if self.row_order is None and self.row_span is None:
             return self.stored
-        return self.stored.reshape(self.shape[0], -1)[self.row_order()].reshape(-1)
+        rows = self.stored.reshape(-1, self.row_bytes)
+        if self.row_span is not None:
+            rows = rows[:, slice(*self.row_span)]
+        return (rows if self.row_order is None else rows[self.row_order()]).reshape(-1)
+
+    def rows(self, start: int, stop: int) -> "Weight":
+        """Rows start … stop - 1 of a tensor with two axes; nothing is read."""
+        shape, whole_shape = (stop - start, *self.shape[1:]), self.whole_shape or self.shape
+        if (row_order := self.row_order) is not None:
+            return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])
+        stored = self.stored[start * self.row_bytes : stop * self.row_bytes]
+        return replace(self, shape=shape, whole_shape=whole_shape, stored=stored)
 
     @property
     def is_mapped(self) -> bool:

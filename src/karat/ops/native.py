@@ -88,18 +88,20 @@ class NativeOps:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
         if len(weight.shape) != 2:
             raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
-        stored_as = weight.dtype
-        if stored_as in native().formats():
-            data = weight.data
-        else:
-            if stored_as not in self._held_as_float32:
-                _log.warning("weights of %s are held as float32: there are no native kernels for them", stored_as)
-                self._held_as_float32.add(stored_as)
-            stored_as, data = "F32", weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
+        if weight.dtype not in native().formats():
+            if weight.dtype not in self._held_as_float32:
+                _log.warning("weights of %s are held as float32: there are no native kernels for them", weight.dtype)
+                self._held_as_float32.add(weight.dtype)
+            values = weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
+            weight.release()
+            weight = Weight(weight.name, "F32", weight.shape, values, weight.file)
+        order = None if weight.row_order is None else np.ascontiguousarray(weight.row_order(), np.int64)
+        first_byte = 0 if weight.row_span is None else weight.row_span[0]
         try:
             packed = native().pack(
-                stored_as, *weight.shape, data, self.threads, mapped=data is weight.stored and weight.is_mapped
-            )
+                weight.dtype, *weight.shape, weight.stored, self.threads, mapped=weight.is_mapped,
+                row_bytes=weight.row_bytes, first_byte=first_byte, order=order,
+            )  # fmt: skip
         except RuntimeError as refusal:  # of threads
             raise ExecutorError(str(refusal)) from refusal
         weight.release()
