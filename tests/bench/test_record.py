@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import record
 from karat.cli.bench import as_text
+from karat.ops.native import unavailable_reason
 
 
 @pytest.mark.slow
@@ -19,6 +20,18 @@ def test_a_result_is_kept_with_commit_and_command(tmp_path: Path, monkeypatch: p
     assert kept["commit"] == "0123abc" and kept["schema"] == 1
     assert path.name.startswith(kept["date"][:10]) and path.name.endswith("-cores-try-1.json")
     assert "prefill 4" in as_text(kept)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
+def test_a_result_of_ranks_is_kept_beside_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "commit", lambda: "0123abc")
+    options = ["--shape", "tiny", "--weights", "q4_0", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4"]
+    options += ["--context", "0", "--tensor-parallel-size", "2"]
+    kept = json.loads(record.record("ranks-try", options, tmp_path).read_text(encoding="utf-8"))
+    assert kept["command"].endswith("--tensor-parallel-size 2") and kept["karat"]["tensor_parallel_size"] == 2
+    assert kept["peer"]["name"] == "1 process" and kept["exchange"]["all_reduce_s"] > 0
+    assert kept["rows"][0]["peer"]["ratio"] > 0 and "1 process" in as_text(kept)
 
 
 @pytest.mark.parametrize("name", ["", "../x", "A b", "-x"])
