@@ -5,7 +5,6 @@ differently for other numbers of rows. Tokens must be the same.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,7 +18,7 @@ import pytest
 import karat
 from karat import LLM, SamplingParams
 from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
-from tests.engine.tiny import GREEDY, PROMPTS, SAMPLED, VOCAB, at_rest, tokens
+from tests.engine.tiny import GREEDY, PROMPTS, SAMPLED, VOCAB, at_rest, tokens, write_model
 
 # The same answer every time
 
@@ -204,11 +203,11 @@ def test_continuing_a_text_imports_what_that_needs() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_faulty_tokenizer_ends_loading(folder: Path, ranks: int, tmp_path: Path) -> None:
+def test_a_faulty_tokenizer_ends_loading(ranks: int, tmp_path: Path) -> None:
     """It is read while weights are; its own error is what one gets, and no rank is started."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text() if children.exists() else ""
-    broken = shutil.copytree(folder, tmp_path / "model")
+    broken = write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
     (broken / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         LLM(broken, tensor_parallel_size=ranks)
