@@ -139,9 +139,9 @@ def left_behind() -> tuple[set[Path], int]:
     return set(Path("/dev/shm").iterdir()), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def run_karat(folder: Path, *options: str) -> "subprocess.Popen[str]":
+def run_karat(folder: Path, *options: str, under: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2",
+        [*under, sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2",
          "--max-tokens", "4000", "--ignore-eos", "--temperature", "0", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -164,6 +164,65 @@ def test_the_ranks_end_when_who_started_them_is_ended(sent: signal.Signals, fold
     process.communicate(timeout=10)
     assert process.returncode != 0
     assert gone(ranks)
+
+
+# Whose orphans come to it and not to the system, as under the first process of a container: no group is orphaned then.
+REAPER = """
+import ctypes, signal, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+subprocess.call(sys.argv[1:])
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_ranks_that_are_stopped_end_with_who_started_them(reaped: bool, folder: Path) -> None:
+    process = run_karat(folder, under=(sys.executable, "-c", REAPER) if reaped else ())
+    started = children(process.pid)[0] if reaped else process.pid
+    ranks = children(started)
+    assert len(ranks) == 2
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    os.kill(started, signal.SIGKILL)
+    try:
+        assert gone(ranks)
+    finally:
+        for rank in filter(is_alive, ranks):
+            os.kill(rank, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+AT_ONCE = """
+import os, signal
+from karat.dist import starter
+starter._ASK = ""  # as if the stop came before it
+script = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
+process = starter.Starter().start(script, [], [])
+os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_one_that_is_stopped_before_it_could_ask_for_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "pid").open("w+b") as said:
+        subprocess.run([sys.executable, "-c", AT_ONCE], stderr=said, check=False, start_new_session=True)
+        said.seek(0)
+        pid = int(said.read())
+    try:
+        assert gone((pid,))
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_outlive_the_thread_that_asked_for_them(folder: Path) -> None:
+    made: list[LLM] = []
+    thread = threading.Thread(target=lambda: made.append(LLM(folder, tensor_parallel_size=2, threads=1)))
+    thread.start()
+    thread.join()
+    made[0].generate("Once upon a time", SamplingParams(max_tokens=5))
+    made[0].close()
 
 
 def test_the_command_says_which_rank_died_and_how_in_one_line(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs within `PATIENCE_S`, by what the
 system says of its threads. Then all ranks end, and whoever waits gets a RankError. If this process ends, however it does,
-the ranks see the end of a pipe that only it holds (karat.dist.lifeline) and end too.
+the system kills the ranks (karat.dist.starter); where it cannot, they see the end of a pipe that only this process holds
+(karat.dist.lifeline).
 """
 
 import os
@@ -10,13 +11,13 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from karat.dist.connection import Connection, ConnectionEndedError
+from karat.dist.starter import Starter
 from karat.dist.vitals import Vitals
 from karat.errors import RankError
 
@@ -47,17 +48,16 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         root = str(Path(__file__).parents[2])
         lifeline, self._lifeline = os.pipe()
+        self._starter = None
         try:
+            self._starter = starter = Starter()
             for rank in range(size):
                 ours, theirs = socket.socketpair()
                 self._connections.append(Connection(ours))
                 with theirs:
                     given = [theirs.fileno(), lifeline, *shared]
-                    self._processes.append(subprocess.Popen(
-                        [sys.executable, "-P", "-c", _START.format(module=module), root, *map(str, (rank, size, *given))],
-                        pass_fds=given, stdin=subprocess.DEVNULL, stdout=2,
-                        start_new_session=True,  # Ctrl-C and Ctrl-Z are for this process alone
-                    ))  # fmt: skip
+                    arguments = [root, *map(str, (rank, size, *given))]
+                    self._processes.append(starter.start(_START.format(module=module), arguments, given))
         except OSError as fault:
             self._end(f"only {len(self._processes)} of {size} ranks could be started ({fault.strerror})")
             raise RankError(f"{self._ended}; use fewer, or raise the limits (ulimit -u, -n)") from fault
@@ -194,3 +194,5 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._starter is not None:
+            self._starter.end()
