@@ -50,6 +50,10 @@ class PseudoTerminal:
         self._process.wait()
         os.close(self._master)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 

@@ -1,6 +1,7 @@
 """`karat chat`: a conversation on the terminal, or through a pipe."""
 
-from typing import Annotated
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +11,13 @@ from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
 from karat.cli.generation import load, remark
 from karat.cli.options import LoadOptions, SamplingOptions
+from karat.cli.rank_watch import ranks_watched
 from karat.cli.terminal import note, tell
-from karat.errors import KaratError, UsageError
+from karat.errors import KaratError, RankError, UsageError
 from karat.request import SamplingParams
+
+if TYPE_CHECKING:
+    from karat.engine.llm import LLM
 
 EXAMPLES = """
 Examples
@@ -60,15 +65,21 @@ def chat(
         remark(llm, name, settings, loading)
         if interactive:
             note("/help shows the commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    _talk(session, interactive=interactive)
+    _talk(session, llm, interactive=interactive)
+    llm.check_ranks()
 
 
-def _talk(session: Session, *, interactive: bool) -> None:
-    """Takes entries until the end of the input or /exit; errors end it too, unless interactive."""
+def _talk(session: Session, llm: "LLM", *, interactive: bool) -> None:
+    """Takes entries until the end of the input or /exit; errors end it too, unless interactive.
+
+    The death of a rank is said soon, not when the next message is sent.
+    """
     read_line = line_reader()
+    is_lost = False  # ranks have died: no answers any more
     while True:
         try:
-            entry = _next_entry(read_line) if interactive else read_entry(read_line)
+            with nullcontext() if is_lost else ranks_watched(llm):
+                entry = _next_entry(read_line) if interactive else read_entry(read_line)
             if not session.handle(entry):
                 return
         except EOFError:
@@ -77,6 +88,9 @@ def _talk(session: Session, *, interactive: bool) -> None:
             if not interactive:
                 raise
             tell(f"karat: error: {one_line(error)}")
+            if isinstance(error, RankError) and not is_lost:
+                is_lost = True
+                note("no more answers can come; /save FILE keeps the conversation, Ctrl-D leaves")
 
 
 def _next_entry(read_line: ReadLine) -> str:
