@@ -1,4 +1,4 @@
-"""`karat chat` on two ranks: the same answers, and a rank that dies while the user types is said before the next message."""
+"""`karat chat` on two ranks: the same answers, and a rank that dies is said while the user still types."""
 
 import json
 import os
