@@ -52,6 +52,7 @@ struct SharedMemory::Line {
     alignas(64) std::atomic<std::uint32_t> published;
     std::atomic<std::uint32_t> sleepers;           // threads that wait for this rank
     alignas(64) std::atomic<std::uint32_t> waits;  // threads of this rank that sleep
+    std::atomic<std::uint32_t> progress;
 };
 
 struct SharedMemory::Control {
@@ -97,9 +98,11 @@ bool SharedMemory::is_waiting(int rank) const {
     return rank >= 0 && rank < size_ && control().lines[rank].waits.load() > 0;
 }
 
-std::uint32_t SharedMemory::published(int rank) const {
-    return rank >= 0 && rank < size_ ? control().lines[rank].published.load() : 0;
+std::uint32_t SharedMemory::progress(int rank) const {
+    return rank >= 0 && rank < size_ ? control().lines[rank].progress.load(std::memory_order_relaxed) : 0;
 }
+
+void SharedMemory::stir() { control().lines[rank_].progress.fetch_add(1, std::memory_order_relaxed); }
 
 std::uint32_t SharedMemory::reserve(std::uint32_t count) {
     const std::uint32_t first = next_ + 1;  // 0 is what nobody has published
@@ -118,6 +121,7 @@ std::uint8_t* SharedMemory::whole() const {
 
 void SharedMemory::publish(std::uint32_t number) {
     Line& line = control().lines[rank_];
+    stir();
     line.published.store(number);
     if (line.sleepers.load() > 0) wake_all(line.published);
 }
@@ -162,6 +166,7 @@ TransportRef transport_of(std::shared_ptr<SharedMemory> memory) {
         .slot = [](void* s, int rank, std::uint32_t number) { return static_cast<SharedMemory*>(s)->slot(rank, number); },
         .whole = [](void* s) { return static_cast<SharedMemory*>(s)->whole(); },
         .publish = [](void* s, std::uint32_t number) { static_cast<SharedMemory*>(s)->publish(number); },
+        .stir = [](void* s) { static_cast<SharedMemory*>(s)->stir(); },
         .wait = [](void* s, std::uint32_t number) { return static_cast<SharedMemory*>(s)->wait(number); },
     };
     return {held, &held->table};

@@ -30,6 +30,8 @@ struct Transport {
     // A result that ranks write together, each its own part of it.
     std::uint8_t* (*whole)(void* self) = nullptr;
     void (*publish)(void* self, std::uint32_t number) = nullptr;
+    // Called by any thread with each item of work, so that who watches can tell a rank that gets on from one that hangs.
+    void (*stir)(void* self) = nullptr;
     // Until all ranks have published `number`. Any number of threads may wait.
     Outcome (*wait)(void* self, std::uint32_t number) = nullptr;
 };
@@ -60,13 +62,14 @@ public:
     bool abandoned() const;
     // Whether a rank's thread sleeps in `wait`.
     bool is_waiting(int rank) const;
-    // Collectives that a rank has published, in all.
-    std::uint32_t published(int rank) const;
+    // How often a rank has stirred or published: it changes as long as the rank gets on.
+    std::uint32_t progress(int rank) const;
 
     std::uint32_t reserve(std::uint32_t count);
     std::uint8_t* slot(int rank, std::uint32_t number) const;
     std::uint8_t* whole() const;
     void publish(std::uint32_t number);
+    void stir();
     Outcome wait(std::uint32_t number);
 
     int rank() const { return rank_; }

@@ -56,6 +56,7 @@ public:
     bool take(std::size_t op, std::size_t count, Range& range) const {
         const std::size_t size = 1 + count / (8 * num_threads);
         const std::size_t first = plan.counters_[op].fetch_add(size, std::memory_order_relaxed);
+        if (plan.group_) plan.group_->stir(plan.group_->self);
         range = {first, first + size < count ? first + size : count};
         return first < count;
     }

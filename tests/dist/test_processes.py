@@ -85,12 +85,25 @@ def test_vital_signs(
     assert (vitals.idle_s >= 1.5, vitals.stopped_s >= 2.0) == (idle, stopped)
 
 
+def test_processor_time_in_vain_is_that_of_the_busiest_thread_since_there_was_progress(tmp_path: Path) -> None:
+    vitals = Vitals(77, tmp_path)
+    ticks = os.sysconf("SC_CLK_TCK")
+    for progress, spent, vain_s in [
+        (0, (5, 9), 0), (0, (6, 11), 2), (0, (9, 12), 4), (1, (10, 20), 0), (1, (10, 20), 0), (1, (10, 20, 7), 7),
+        (2, (10, 99, 8), 0), (2, (13, 100, 9), 3),
+    ]:  # fmt: skip
+        for number, seconds in enumerate(spent):
+            thread(tmp_path, number, "R", seconds * ticks)
+        vitals.look(progress)
+        assert vitals.vain_s == vain_s
+
+
 def test_where_there_is_no_proc_nothing_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", iter(range(0, 100, 10)).__next__)
     vitals = Vitals(77, tmp_path)
     vitals.look()
     vitals.look()
-    assert vitals.idle_s == vitals.stopped_s == 0
+    assert vitals.idle_s == vitals.stopped_s == vitals.vain_s == 0
 
 
 def test_messages_arrive_whole_and_in_order() -> None:

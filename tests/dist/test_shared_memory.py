@@ -74,9 +74,11 @@ def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch:
     (tmp_path / "stress.py").write_text(STRESS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     ranks = Ranks("stress", size, [descriptor])
+    watcher = Watcher(descriptor, 8, slot_bytes=SLOT, whole_bytes=WHOLE)
     try:
         for first in (1 << 12, 1 << 31, (1 << 32) - 300, 5000):  # each less than 2^31 after the one before
-            answers = ranks.exchange([b"%d 160" % first] * size, is_waiting=lambda rank: False)
+            answers = ranks.exchange([b"%d 160" % first] * size, signs=watcher)
+            assert all(0 < watcher.progress(rank) >= 160 for rank in range(size))
             assert answers == [b"ok"] * size
     finally:
         ranks.close()

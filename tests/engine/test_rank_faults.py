@@ -280,39 +280,6 @@ def test_a_full_dev_shm_does_not_matter(folder: Path) -> None:
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
-HANGING = """
-import socket, time
-from karat.dist.connection import Connection
-from karat.dist.lifeline import end_with_parent
-
-def main(arguments):
-    rank, size, end, lifeline, shared = arguments
-    end_with_parent(lifeline)
-    connection = Connection(socket.socket(fileno=end))
-    while True:
-        message = connection.receive()
-        if message == b"hang" and rank == 1:
-            time.sleep(100)
-        if message == b"work":
-            until = time.process_time() + 2.5
-            while time.process_time() < until:
-                pass
-        connection.send(message)
-"""
-
-
-def test_a_rank_that_hangs_is_told_from_one_that_works_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hanging_rank.py").write_text(HANGING)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    ranks = Ranks("hanging_rank", 2, [0])
-    assert ranks.exchange([b"a", b"b"], is_waiting=lambda rank: False) == [b"a", b"b"]
-    assert ranks.exchange([b"work", b"b"], is_waiting=lambda rank: rank == 1) == [b"work", b"b"]
-    with FairClock() as clock, pytest.raises(RankError, match=r"rank 1 .* has done nothing for 1\.5 s"):
-        ranks.exchange([b"hang", b"hang"], is_waiting=lambda rank: rank == 0)
-    assert clock.seconds < NOTICED_S
-    assert gone(ranks.process_ids, 0)
-
-
 def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks("karat.no_such_module", 2, [0])
     with pytest.raises(RankError, match=r"rank \d \(process \d+\) ended with exit code 1"):

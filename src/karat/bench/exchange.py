@@ -55,7 +55,7 @@ def all_reduce_seconds(size: int, floats: int) -> tuple[float, bool]:
                 )
                 for rank in range(size)
             ]
-            replies = ranks.exchange(messages, is_waiting=watcher.is_waiting)
+            replies = ranks.exchange(messages, signs=watcher)
         finally:
             ranks.close()
     finally:

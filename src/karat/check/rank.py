@@ -64,11 +64,12 @@ class CheckedRank(Rank):
         return super().do(command)
 
     def _hold(self) -> Holds:
-        model = self._model
-        assert model is not None, "nothing is loaded"
+        model, group = self._model, self._group
+        assert model is not None and group is not None, "nothing is loaded"
         parts = []
         for spec, loaded in model.parts.items():
             held = model.ops.held(loaded)
+            group.stir()
             parts.append(HeldPart(
                 source=spec.source, axis=spec.shard_axis if spec.pieces else None, pieces=spec.pieces or (),
                 dtype=held.dtype, digest=hashlib.sha256(held.data.data).hexdigest(),

@@ -1,7 +1,7 @@
 """Ranks as processes: started, watched and ended by the process that uses them.
 
-A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs within `PATIENCE_S`, by what the
-system says of its threads. Then all ranks end, and whoever waits gets a RankError. If this process ends, however it does,
+A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of its
+threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets a RankError. If this process ends, however it does,
 the system kills the ranks (karat.dist.starter); where it cannot, they see the end of a pipe that only this process holds
 (karat.dist.lifeline).
 """
@@ -13,17 +13,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.starter import Starter
 from karat.dist.vitals import Vitals
 from karat.errors import RankError
 
-PATIENCE_S = 1.5  # until a rank that does nothing counts as hanging
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
+_REPORT = "please report this as a bug of Karat"
 _START = """
 import sys
 if sys.argv[1] not in sys.path:
@@ -31,6 +32,28 @@ if sys.argv[1] not in sys.path:
 from {module} import main
 main([int(number) for number in sys.argv[2:]])
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress."""
+
+    stopped_s: float = 1.5
+    idle_s: float = 1.5
+    vain_s: float = 60.0
+
+
+PATIENCE = Patience()
+
+
+class Signs(Protocol):
+    """What ranks tell of themselves while they work."""
+
+    def is_waiting(self, rank: int) -> bool:
+        """Whether the rank sleeps until another has done its part."""
+
+    def progress(self, rank: int) -> int:
+        """A number that changes as long as the rank gets on with its work."""
 
 
 class Ranks:
@@ -74,15 +97,15 @@ class Ranks:
         return tuple(process.pid for process in self._processes)
 
     def exchange(
-        self, messages: Sequence[bytes], *, is_waiting: Callable[[int], bool] | None = None,
+        self, messages: Sequence[bytes], *, signs: Signs | None = None, patience: Patience = PATIENCE,
         on_reply: Callable[[bytes], None] = lambda reply: None, on_look: Callable[[], None] = lambda: None,
     ) -> list[bytes]:  # fmt: skip
         """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
 
         `on_look` is called ten times a second meanwhile.
 
-        A rank that died or is stopped raises RankError, and so does one that does nothing, if `is_waiting(rank)` is given
-        and says that it does not sleep for want of another's part. All ranks have ended then. An exception from outside
+        A rank that died or is stopped raises RankError. Where there are `signs`, so does one that does nothing, and not for
+        want of another's part, or that computes without getting on. All ranks have ended then. An exception from outside
         (an interrupt) leaves replies that the next call passes over.
         """
         self._refuse_after_end()
@@ -103,7 +126,7 @@ class Ranks:
                     replies[rank] = reply
                     on_reply(reply)
             if time.monotonic() - looked >= _LOOK_S:
-                self._look([r for r in range(self.size) if replies[r] is None], vitals, is_waiting)
+                self._look([r for r in range(self.size) if replies[r] is None], vitals, signs, patience)
                 on_look()
                 looked = time.monotonic()
         return [reply for reply in replies if reply is not None]
@@ -143,30 +166,33 @@ class Ranks:
             raise
 
     def _look(
-        self, pending: Sequence[int], vitals: Sequence[Vitals], is_waiting: Callable[[int], bool] | None
+        self, pending: Sequence[int], vitals: Sequence[Vitals], signs: Signs | None, patience: Patience
     ) -> None:
-        """Raise RankError for a rank that does nothing for too long."""
+        """Raise RankError for a rank that hangs."""
         idle = []
         for rank in pending:
-            vitals[rank].look()
-            if vitals[rank].stopped_s > PATIENCE_S:
+            vital = vitals[rank]
+            vital.look(signs.progress(rank) if signs else 0)
+            if vital.stopped_s > patience.stopped_s:
                 self._fail(rank, "is stopped (SIGSTOP or a debugger)", "let it run on, and load the model again")
-            if vitals[rank].idle_s > PATIENCE_S:
+            if signs and vital.vain_s > patience.vain_s:
+                self._fail(rank, f"has had {patience.vain_s:g} s of processor time and got nowhere", _REPORT)
+            if vital.idle_s > patience.idle_s:
                 idle.append(rank)
-        if is_waiting is None:
+        if signs is None:
             return
         for rank in idle:
-            if not is_waiting(rank):
-                self._fail(rank, f"has done nothing for {PATIENCE_S} s", "please report this as a bug of Karat")
+            if not signs.is_waiting(rank):
+                self._fail(rank, f"has done nothing for {patience.idle_s:g} s", _REPORT)
         if idle and len(idle) == len(pending) == self.size:
-            self._fail(idle[0], "and all others wait for each other", "please report this as a bug of Karat")
+            self._fail(idle[0], "and all others wait for each other", _REPORT)
 
     def _died(self, rank: int) -> NoReturn:
         process = self._processes[rank]
         try:
             code = process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            self._fail(rank, "closed its connection", "please report this as a bug of Karat")
+            self._fail(rank, "closed its connection", _REPORT)
         if code >= 0:
             self._fail(rank, f"ended with exit code {code}", "its last words are above")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

@@ -58,6 +58,10 @@ class SharedMemoryGroup:
         """Whether the step was given up."""
         return bool(self.channel.abandoned)
 
+    def stir(self) -> None:
+        """Tell who watches that this rank gets on with its work. Collectives and the native plan do so by themselves."""
+        self.channel.stir()
+
     def all_gather(self, part: Array) -> list[Array]:
         number = self.channel.reserve(1)
         _put(self.channel.slot(self.rank, number), part)
@@ -97,6 +101,10 @@ class Watcher:
     def is_waiting(self, rank: int) -> bool:
         """Whether the rank sleeps until another has done its part."""
         return bool(self._channel.is_waiting(rank))
+
+    def progress(self, rank: int) -> int:
+        """A number that changes as long as the rank gets on with its work."""
+        return int(self._channel.progress(rank))
 
     def whole(self, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> Array:
         """What `gather_columns` made, as it lies there, until the next step."""

@@ -1,5 +1,6 @@
-"""What the system says of a process: whether it is stopped, and whether it has done anything lately."""
+"""What the system says of a process: whether it is stopped, has done anything lately, and what its work has led to."""
 
+import os
 import time
 from pathlib import Path
 
@@ -9,31 +10,39 @@ _PROC = Path("/proc")
 class Vitals:
     """Looked at every now and then; the figures hold as of the last look.
 
-    A process that waits for a core or for a disk is at work, however long that takes. Where the system has no /proc,
-    nothing is ever reported.
+    A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time that
+    its busiest thread has had since the process' own count of what it got done last changed: on a busy machine that is
+    less than has passed. Where the system has no /proc, nothing is ever reported.
     """
 
     def __init__(self, process_id: int, root: Path = _PROC) -> None:
         self._folder = root / str(process_id)
-        self._cpu_time = -1
+        self._cpu_times: dict[str, int] = {}  # of each thread, in ticks
+        self._at_progress = (-1, self._cpu_times)
         self._last_stir = self._last_run = time.monotonic()
         self.idle_s = 0.0
         self.stopped_s = 0.0
+        self.vain_s = 0.0
 
-    def look(self) -> None:
+    def look(self, progress: int = 0) -> None:
         now = time.monotonic()
-        states, cpu_time = set(), 0
+        states, cpu_times = set(), {}
         for stat in self._folder.glob("task/*/stat"):
             try:
                 fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             except OSError:
                 continue  # the thread has ended
             states.add(fields[0])
-            cpu_time += int(fields[11]) + int(fields[12])  # user and system time
+            cpu_times[stat.parent.name] = int(fields[11]) + int(fields[12])  # user and system time
         if not states & {"T", "t"}:
             self._last_run = now
-        if states & {"R", "D"} or cpu_time != self._cpu_time or not states:
+        if states & {"R", "D"} or cpu_times != self._cpu_times or not states:
             self._last_stir = now
-        self._cpu_time = cpu_time
+        self._cpu_times = cpu_times
+        if progress != self._at_progress[0]:
+            self._at_progress = progress, cpu_times
+        before = self._at_progress[1]
+        ticks = max((ticks - before.get(thread, 0) for thread, ticks in cpu_times.items()), default=0)
+        self.vain_s = ticks / os.sysconf("SC_CLK_TCK")
         self.idle_s = now - self._last_stir
         self.stopped_s = now - self._last_run

@@ -17,7 +17,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.dist.placement import cores_of_ranks
-from karat.dist.processes import Ranks
+from karat.dist.processes import PATIENCE, Patience, Ranks
 from karat.dist.shared_memory import Tally, Watcher, create_file, make_room
 from karat.engine.engine import EngineConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
@@ -26,6 +26,9 @@ from karat.ops.threads import num_physical_cores
 
 _log = logging.getLogger(__name__)
 
+STEP = PATIENCE
+# A file system over the network may keep a rank waiting; a large matrix may be quantised before there is any progress.
+LOADING = Patience(idle_s=30.0, vain_s=600.0)
 _HEADER_BYTES = 64  # before an array that is exchanged through the host
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -85,7 +88,7 @@ class ParallelModel:
             for own in cpus
         ]
         tally = Tally(self._file)
-        replies = self._exchange(loads, Loaded, on_look=lambda: progress(tally.total()))
+        replies = self._exchange(loads, Loaded, watcher, patience=LOADING, on_look=lambda: progress(tally.total()))
         progress(tally.total())
         self._watcher = watcher
         self._vocab_size, self._dtype = config.vocab_size, np.dtype(load.dtype)
@@ -117,21 +120,22 @@ class ParallelModel:
         self._end()
 
     def _exchange(
-        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher | None = None, number: int = 0,
-        on_look: Callable[[], None] = lambda: None,
+        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher, number: int = 0,
+        patience: Patience | None = None, on_look: Callable[[], None] = lambda: None,
     ) -> list[Answer]:  # fmt: skip
         decoder = _decoder(answer)
 
         def give_up(reply: bytes) -> None:
-            if watcher is not None and isinstance(decoder.decode(reply), Failed):
+            if number and isinstance(decoder.decode(reply), Failed):
                 watcher.abandon(number)
 
         last, encoded = None, []
         for command in commands:
             encoded.append(encoded[-1] if command is last else msgspec.msgpack.encode(command))
             last = command
-        is_waiting = watcher.is_waiting if watcher else None
-        replies = self._ranks.exchange(encoded, is_waiting=is_waiting, on_reply=give_up, on_look=on_look)
+        replies = self._ranks.exchange(
+            encoded, signs=watcher, patience=patience or STEP, on_reply=give_up, on_look=on_look
+        )
         decoded = [decoder.decode(reply) for reply in replies]
         failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
         if failures:

@@ -95,12 +95,17 @@ class Rank:
                 spins=bool(load.cpus),
             )  # fmt: skip
             tally = Tally(self._descriptor)
+
+            def progress(done: int, total: int) -> None:
+                tally.write(self.rank, done)
+                group.stir()
+
             checkpoint = open_model(Path(load.path))
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
             model = build(
                 config, ops, checkpoint, num_positions=load.num_positions, prepare=Preparation(load.quantize),
-                group=group, progress=lambda done, total: tally.write(self.rank, done),
+                group=group, progress=progress,
             )  # fmt: skip
             cache = ops.new_cache(CacheSpec(
                 num_layers=config.num_layers, num_blocks=load.num_blocks, block_size=load.block_size,

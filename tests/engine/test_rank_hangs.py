@@ -1,0 +1,158 @@
+"""Ranks that are there and get nowhere, told from those that work long: asleep or spinning, in a step or loading."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from karat import LLM, SamplingParams
+from karat.dist.processes import Patience, Ranks
+from karat.engine import parallel as under_test
+from karat.engine.parallel import ParallelModel
+from karat.errors import RankError
+from karat.ops.native import unavailable_reason
+from tests.engine import tiny
+from tests.support.clock import FairClock
+from tests.support.parallel import parallel
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip("ranks are watched through /proc", allow_module_level=True)
+
+NOTICED_S = 3.0  # 1.5 seconds of silence, and the rest for starting and ending
+ECHO = """
+import socket, time
+from karat.dist.connection import Connection
+from karat.dist.lifeline import end_with_parent
+
+def main(arguments):
+    rank, size, end, lifeline, shared = arguments
+    end_with_parent(lifeline)
+    connection = Connection(socket.socket(fileno=end))
+    while True:
+        message = connection.receive()
+        if message == b"hang" and rank == 1:
+            time.sleep(100)
+        if message == b"work":
+            until = time.process_time() + 2.5
+            while time.process_time() < until:
+                pass
+        connection.send(message)
+"""
+# As karat.engine.rank's, but for one of them.
+BROKEN = """
+import time
+from karat.engine.rank import Rank, serve
+from karat.engine.rank_messages import Load, Step
+
+class Broken(Rank):
+    def do(self, command):
+        if self.rank == 1 and isinstance(command, {command}):
+            {instead}
+        return super().do(command)
+
+def main(arguments):
+    serve(arguments, Broken)
+"""
+
+
+@dataclass
+class Told:
+    """Signs as a test wants them."""
+
+    waiting: set[int] = field(default_factory=set)
+    progress: Callable[[int], int] = lambda rank: 0
+
+    def is_waiting(self, rank: int) -> bool:
+        return rank in self.waiting
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The name of a module of this text, for ranks to run."""
+    names = (f"ranks_of_a_test_{number}" for number in count())
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+    def write(text: str) -> str:
+        name = next(names)
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+def test_a_rank_that_sleeps_is_told_from_one_that_works_long(module: Callable[[str], str]) -> None:
+    ranks = Ranks(module(ECHO), 2, [0])
+    assert ranks.exchange([b"a", b"b"], signs=Told()) == [b"a", b"b"]
+    assert ranks.exchange([b"work", b"b"], signs=Told({1})) == [b"work", b"b"]
+    with FairClock() as clock, pytest.raises(RankError, match=r"rank 1 .* has done nothing for 1\.5 s"):
+        ranks.exchange([b"hang", b"hang"], signs=Told({0}))
+    assert clock.seconds < NOTICED_S
+
+
+def test_a_rank_that_spins_is_told_from_one_that_gets_on(module: Callable[[str], str]) -> None:
+    """By its processor time, not the time that passes."""
+    ranks = Ranks(module(ECHO), 2, [0])
+    patience = Patience(vain_s=0.5)
+    numbers = count()
+    gets_on = Told({1}, lambda rank: next(numbers))
+    assert ranks.exchange([b"work", b"b"], signs=gets_on, patience=patience) == [b"work", b"b"]
+    with pytest.raises(RankError, match=r"rank 0 .* has had 0\.5 s of processor time and got nowhere"):
+        ranks.exchange([b"work", b"b"], signs=Told({1}), patience=patience)
+
+
+@pytest.mark.parametrize(
+    ("command", "instead", "message"),
+    [
+        ("Step", "while True: pass", r"rank 1 .* has had 0\.5 s of processor time and got nowhere"),
+        ("Step", "time.sleep(100)", r"rank 1 .* has done nothing for 1\.5 s"),
+        ("Load", "while True: pass", r"rank 1 .* has had 0\.7 s of processor time and got nowhere"),
+        ("Load", "time.sleep(100)", r"rank 1 .* has done nothing for 1\.2 s"),
+    ],
+)
+def test_ranks_of_a_model(
+    command: str, instead: str, message: str, module: Callable[[str], str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    assert under_test.LOADING.vain_s >= 60 <= under_test.STEP.vain_s and under_test.LOADING.idle_s >= 10
+    monkeypatch.setattr(under_test, "STEP", Patience(vain_s=0.5))
+    monkeypatch.setattr(under_test, "LOADING", Patience(vain_s=0.7, idle_s=1.2))
+    folder = tiny.write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
+    team = ParallelModel(2, module(BROKEN.format(command=command, instead=instead)))
+    try:
+        with pytest.raises(RankError, match=message):
+            parallel(team, folder, [[1, 2, 3]], chunk=8)
+    finally:
+        team.close()
+
+
+def processor_seconds(process_ids: tuple[int, ...]) -> float:
+    """That the busiest of these processes has had."""
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in process_ids)
+    return max(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly all of the step is one layer's attention, and half of its time is the patience."""
+    folder = tiny.write_model(
+        tmp_path, hidden_size=64, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=1,
+        max_position_embeddings=16384,
+    )  # fmt: skip
+    llm = LLM(folder, tensor_parallel_size=2, threads=1, max_num_batched_tokens=16384, max_num_seqs=1)
+    assert llm._ranks is not None
+    process_ids = llm._ranks.process_ids
+    try:
+        params = SamplingParams(temperature=0, max_tokens=1)
+        before = processor_seconds(process_ids)
+        llm.generate([[7] * 16000], params)
+        spent = processor_seconds(process_ids) - before
+        monkeypatch.setattr(under_test, "STEP", Patience(vain_s=spent / 2))
+        assert llm.generate([[8] * 16000], params)[0].outputs[0].token_ids
+        assert spent > 0.3, "looked at several times"
+    finally:
+        llm.close()
