@@ -1,6 +1,8 @@
 """Exchange between processes: what arrives is what was sent, however ranks are delayed; a step that is given up ends."""
 
+import errno
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from karat.dist.processes import Ranks
 from karat.dist.shared_memory import (
     NUMBERS_OF_A_STEP, SharedMemoryGroup, Watcher, create_file, make_room, unavailable_reason,
 )  # fmt: skip
-from karat.errors import RankError
+from karat.errors import CapacityError, RankError
 
 if unavailable_reason():
     pytest.skip(str(unavailable_reason()), allow_module_level=True)
@@ -129,6 +131,63 @@ def test_the_file_has_no_name() -> None:
         assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:") and os.fstat(descriptor).st_nlink == 0
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_the_room_is_really_taken(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if platform == "linux" != sys.platform:
+        pytest.skip("as Linux does it")
+    descriptor = create_file()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.platform", platform)
+            make_room(descriptor, 2, slot_bytes=700_000, whole_bytes=2_000_001)
+        status = os.fstat(descriptor)
+        assert status.st_size >= 4 * 700_000 + 2_000_001 and status.st_blocks * 512 >= status.st_size
+        assert os.pread(descriptor, status.st_size, 0) == bytes(status.st_size)
+        make_room(descriptor, 2, slot_bytes=1, whole_bytes=1)
+        assert os.fstat(descriptor).st_size == 6 * 4096
+    finally:
+        os.close(descriptor)
+
+
+def test_more_than_there_is_is_refused_before_it_is_taken(descriptor: int) -> None:
+    with pytest.raises(CapacityError, match=r"need 17592\d+ bytes of shared memory, and 1000 are available; .*use one rank"):
+        make_room(descriptor, 8, slot_bytes=1 << 40, whole_bytes=1, available=1000)
+    assert os.fstat(descriptor).st_blocks == 0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
+def test_memory_that_the_system_refuses(code: int, descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.posix_fallocate", refuse, raising=False)
+    with pytest.raises(CapacityError, match=rf"shared memory, which the system refuses \({os.strerror(code)}\)"):
+        make_room(descriptor, 8, slot_bytes=SLOT, whole_bytes=WHOLE)
+
+
+FULL = """
+import os, sys
+from karat.dist.shared_memory import make_room
+from karat.errors import CapacityError
+descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+make_room(descriptor, 2, slot_bytes=4096, whole_bytes=4096)
+os.ftruncate(descriptor, 1 << 30)  # the system promises what it has not got
+try:
+    make_room(descriptor, 2, slot_bytes=1 << 20, whole_bytes=4096)
+except CapacityError as error:
+    print(error, os.fstat(descriptor).st_blocks)
+"""
+
+
+def test_a_file_system_that_is_full(tmp_path: Path) -> None:
+    script = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec {sys.executable} -c "$0" {tmp_path}/file'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script, FULL], capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
+    assert "which the system refuses (No space left on device)" in done.stdout and done.stdout.endswith(" 0\n"), done
 
 
 def test_sums_follow_the_tree() -> None:

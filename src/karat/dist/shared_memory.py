@@ -6,6 +6,7 @@ last process that has it.
 
 import mmap
 import os
+import sys
 import tempfile
 from types import ModuleType
 
@@ -26,6 +27,7 @@ else:
 NUMBERS_OF_A_STEP = 1 << 12
 MAX_RANKS = 8  # csrc/collective.h
 _CONTROL_BYTES = 4096
+_PIECE = 1 << 20
 _HEADER = np.dtype([("dtype", "S8"), ("shape", "<i8", 6), ("ndim", "<i8")])
 
 
@@ -149,18 +151,40 @@ def create_file() -> int:
         ) from fault
 
 
-def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
-    """Make the file zeros, as many as such a group needs, while nobody uses it. Raises CapacityError."""
+def make_room(
+    descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, available: int | None = None
+) -> None:
+    """Make the file zeros, as many as such a group needs, while nobody uses it: memory that is really taken.
+
+    Raises CapacityError where they are more than `available`, or the system refuses them.
+    """
     assert _CHANNEL is not None, "who created the file has looked"
     num_bytes = _CHANNEL.SharedMemory.num_bytes(size, slot_bytes, whole_bytes)
+    advice = "lower max_num_batched_tokens or max_num_seqs, or use one rank"
+    os.ftruncate(descriptor, 0)
+    if available is not None and num_bytes > available:
+        raise CapacityError(
+            f"the ranks need {num_bytes} bytes of shared memory, and {available} are available; free memory, {advice}"
+        )
     try:
-        os.ftruncate(descriptor, 0)
-        os.ftruncate(descriptor, num_bytes)
+        _reserve(descriptor, num_bytes)
     except OSError as fault:
+        os.ftruncate(descriptor, 0)  # what there was of it
         raise CapacityError(
             f"the ranks need {num_bytes} bytes of shared memory, which the system refuses ({fault.strerror}); "
-            "raise its limits (ulimit -f, a container's memory), lower max_num_batched_tokens, or use one rank"
+            f"raise its limits (ulimit -f, a container's memory), {advice}"
         ) from fault
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    """Zeros that have their memory already: without it, whoever writes there first would be killed (SIGBUS)."""
+    if sys.platform == "linux":
+        os.posix_fallocate(descriptor, 0, num_bytes)
+        return
+    zeros = memoryview(bytes(_PIECE))
+    start = 0
+    while start < num_bytes:
+        start += os.pwrite(descriptor, zeros[: num_bytes - start], start)
 
 
 def _put(slot: NDArray[np.uint8], part: Array) -> None:

@@ -20,6 +20,7 @@ from karat.dist.placement import cores_of_ranks
 from karat.dist.processes import PATIENCE, Patience, Ranks
 from karat.dist.shared_memory import Tally, Watcher, create_file, make_room
 from karat.engine.engine import EngineConfig
+from karat.engine.memory import available_bytes
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import KaratError, RankError
 from karat.ops.threads import num_physical_cores
@@ -81,7 +82,7 @@ class ParallelModel:
         placed = cores_of_ranks(self.size, threads)
         cpus: list[tuple[int, ...]] = [tuple(sorted(own)) for own in placed] if placed else [()] * self.size
         self._watcher = None
-        make_room(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+        make_room(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes, available=available_bytes())
         watcher = Watcher(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
         loads = [
             msgspec.structs.replace(load, threads=threads, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
