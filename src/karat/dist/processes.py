@@ -24,6 +24,10 @@ from karat.errors import RankError
 
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
+_ADVICE: dict[int, str] = {
+    signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
+    signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
+}
 _REPORT = "please report this as a bug of Karat"
 _START = """
 import sys
@@ -196,9 +200,7 @@ class Ranks:
         if code >= 0:
             self._fail(rank, f"ended with exit code {code}", "its last words are above")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        advice = "the system does that when memory runs out: use a smaller model, cache or context" if -code == 9 else (
-            "see whether another program ended it; if not, please report it"
-        )  # fmt: skip
+        advice = _ADVICE.get(-code, "see whether another program ended it; if not, please report it")
         self._fail(rank, f"was killed ({name})", advice)
 
     def _fail(self, rank: int, what: str, advice: str) -> NoReturn:

@@ -3,6 +3,7 @@
 It is started by karat.engine.parallel, never by hand: `main` gets the numbers of descriptors that it inherited.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -21,7 +22,7 @@ from karat.dist.shared_memory import SharedMemoryGroup, Tally
 from karat.engine.loading import Preparation
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.step import model_runner
-from karat.errors import KaratError
+from karat.errors import CapacityError, KaratError, RankError
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner, StepLimits
@@ -66,12 +67,9 @@ class Rank:
         try:
             return self.do(command)
         except Exception as error:  # noqa: BLE001 - it is told to who started this rank, which raises it
-            known = isinstance(error, KaratError)
-            return Failed(
-                kind=type(error).__name__,
-                message=str(error) if known else "".join(traceback.format_exception(error)),
-                abandoned=self._group is not None and self._group.abandoned,
-            )
+            kind, message = _told(error, "loading its part of the model" if isinstance(command, Load) else "computing")
+            abandoned = self._group is not None and self._group.abandoned
+            return Failed(kind=kind, message=message, abandoned=abandoned)
 
     def do(self, command: msgspec.Struct) -> msgspec.Struct:
         match command:
@@ -118,6 +116,24 @@ class Rank:
             self._run = model_runner(model.on(Guard(ops)) if load.guard else model, cache, limits)
         self._model = model
         return Loaded(bytes_read=model.bytes_read, warnings=tuple(warnings))
+
+
+def _told(error: Exception, work: str) -> tuple[str, str]:
+    """The class to raise, by name, and what it says: a sentence for what the system refused, a traceback for a bug."""
+    match error:
+        case KaratError():
+            return type(error).__name__, str(error)
+        case MemoryError() | OSError(errno=errno.ENOMEM):
+            return CapacityError.__name__, (
+                f"memory ran out while {work}; free some, raise its limits (ulimit -v, a container's memory), or take "
+                "a smaller model, context or KV cache"
+            )
+        case OSError():
+            return RankError.__name__, (
+                f"the system refused something while {work} ({error}); see the words in brackets, and the limits of "
+                "this process (ulimit -a)"
+            )
+    return type(error).__name__, "".join(traceback.format_exception(error))
 
 
 @contextmanager
