@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from karat.errors import RankError
 from karat.ops.native import unavailable_reason
 from tests.cli.alphabet_model import ALPHABET
 from tests.cli.conftest import COMMAND, Karat, environment
-from tests.cli.pseudo_terminal import CTRL_D, PseudoTerminal
+from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
@@ -26,12 +27,20 @@ OPTIONS = ("--tensor-parallel-size", "2", "--threads", "1")
 DIED = r"karat: error: rank 1 \(process \d+\) was killed \(SIGKILL\), so all 2 ranks were ended; [^\n]*"
 
 
-def kill_a_rank(pid: int) -> None:
-    """The second of the process's children."""
+def ranks_of(pid: int) -> list[int]:
+    """The process's children."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     ranks = sorted(int(child) for task in tasks for child in task.read_text().split())
     assert len(ranks) == 2
-    os.kill(ranks[1], signal.SIGKILL)
+    return ranks
+
+
+def kill_a_rank(pid: int) -> None:
+    os.kill(ranks_of(pid)[1], signal.SIGKILL)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_answers_through_a_pipe_are_those_of_one_process(alphabet: Path, karat: Karat) -> None:
@@ -96,3 +105,24 @@ def test_a_rank_that_dies_in_an_answer_ends_with_its_code(alphabet: Path) -> Non
 
 def test_without_ranks_leaving_is_no_error(alphabet: Path, karat: Karat) -> None:
     assert karat("chat", "-q", str(alphabet), stdin="/exit\n").returncode == 0
+
+
+def test_ctrl_c_and_ctrl_z_are_not_for_the_ranks(alphabet: Path) -> None:
+    with PseudoTerminal("chat", "-q", str(alphabet), *OPTIONS, "--ignore-eos") as terminal:
+        terminal.wait_for("> ")
+        for _ in range(2):
+            terminal.type("Hi\n")
+            terminal.wait_for(ALPHABET + "ABC")
+            terminal.type(CTRL_C)
+            assert "stopped: what there is of the answer is kept" in terminal.wait_for("> ")
+        os.killpg(terminal.pid, signal.SIGSTOP)  # as Ctrl-Z does, from a shell
+        while state(terminal.pid) != "T":
+            time.sleep(0.01)
+        assert "T" not in [state(rank) for rank in ranks_of(terminal.pid)]
+        os.killpg(terminal.pid, signal.SIGCONT)
+        terminal.type("/set ignore_eos false\n")
+        terminal.wait_for("> ")
+        terminal.type("Hi\n")
+        assert ALPHABET in terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end()[0] == 0
