@@ -295,6 +295,15 @@ def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankError, match="only 0 of 2 ranks could be started"):
         Ranks("karat.engine.rank", 2, [0])
 
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = left_behind()
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    with pytest.raises(RankError, match=r"only 0 of 2 .* \(Resource temporarily unavailable\); .*ulimit"):
+        Ranks("karat.engine.rank", 2, [0])
+    assert left_behind() == before
+
 
 def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("karat.dist.shared_memory._CHANNEL", None)
