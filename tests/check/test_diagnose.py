@@ -2,6 +2,8 @@
 
 import os
 import secrets
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from karat.check.catalogue import BUGS
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
-from karat.check.trace import Trace  # noqa: E402
+from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
 from karat.check.wording import diagnosis_lines, ranges, times  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.models import draw  # noqa: E402
@@ -56,6 +58,25 @@ def test_what_follows_nan_is_not_judged() -> None:
     assert not diagnosis.named
     assert [item.finding.name for item in diagnosis.unexplained] == ["model.embed_tokens"]
     assert "model.layers.0.input_layernorm" in diagnosis.beyond_judging
+
+
+def test_a_diagnosis_is_the_same_where_next_to_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Results of a file are read again and again then, and come out as they did at first."""
+    subject = draw(f"{SEED}-lazy", family="qwen2", steps="chunks")
+    with torch.no_grad():
+        subject.hf.model.layers[-1].self_attn.v_proj.bias.zero_()
+        write_trace(tmp_path / "t", record_hf(subject.hf, subject.steps))
+
+    def facts() -> Any:
+        diagnosis = Diagnoser(subject.graph, subject.weights, read_trace(tmp_path / "t"), seconds=1).run()
+        return diagnosis.findings, [(named.bugs, named.places) for named in diagnosis.named]
+
+    expected = facts()
+    assert [bugs for bugs, _ in expected[1]] == [{"bias-missing"}]
+    monkeypatch.setattr("karat.check.replay._BUDGET", 1)
+    found = facts()
+    assert [(f.name, f.is_wrong, f.error) for f in found[0]] == [(f.name, f.is_wrong, f.error) for f in expected[0]]
+    assert found[1] == expected[1]
 
 
 def test_figures_for_people() -> None:

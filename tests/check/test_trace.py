@@ -1,7 +1,9 @@
 """Traces are read back as they were written, by whomever, and refused where they are not what they say."""
 
 import json
+import os
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,25 @@ def test_the_ten_lines_of_the_documentation_write_a_trace(tmp_path: Path) -> Non
     trace = read_trace(tmp_path / "x.trace")
     np.testing.assert_array_equal(trace.arrays["model.embed_tokens"], x)
     assert (trace.info.token_ids, trace.info.positions, trace.info.steps) == ((1, 403, 27), (0, 1, 2), (0,))
+
+
+def test_a_trace_that_is_larger_than_the_memory_is_opened(tmp_path: Path) -> None:
+    """64 GB of scores, of which the file system keeps no byte: only what is asked for is read."""
+    shape, num_bytes = [64, 16384, 16384], 64 * 16384 * 16384 * 4
+    entries = {
+        "__metadata__": {"karat_trace": json.dumps(GOOD)},
+        "scores": {"dtype": "F32", "shape": shape, "data_offsets": [0, num_bytes]},
+        "x": {"dtype": "F32", "shape": [3], "data_offsets": [num_bytes, num_bytes + 12]},
+    }
+    head = json.dumps(entries).encode()
+    with (tmp_path / "t").open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        file.seek(num_bytes, os.SEEK_CUR)
+        file.write(np.arange(3, dtype="<f4").tobytes())
+    trace = read_trace(tmp_path / "t")
+    assert set(trace.arrays) == {"scores", "x"} and "scores" in trace.arrays and "y" not in trace.arrays
+    assert trace.shape_of("scores") == tuple(shape)
+    np.testing.assert_array_equal(trace.arrays["x"], [0, 1, 2])
 
 
 def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:

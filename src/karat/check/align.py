@@ -1,11 +1,14 @@
 """Recorded arrays in the shapes that the graph of the model has them in."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.graph import Node
+from karat.check.kept import Kept
 from karat.check.tokens import Tokens
 from karat.check.trace import MASKED, Trace
 from karat.errors import TraceError
@@ -20,27 +23,80 @@ class Recorded:
     values: Array
     present: NDArray[np.bool_] | None  # broadcastable to values; None: all
 
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
 
-def align(
-    trace: Trace, node: Node, tokens: Tokens, *, num_heads: int, domain: NDArray[np.int64], features: tuple[int, ...]
-) -> Recorded:
-    """What a trace has of a node. `domain` are the tokens that the node has rows for, `features` is a row's shape.
 
-    TraceError for another shape.
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A node's part in a trace: the tokens that the node has rows for, and a row's shape."""
+
+    node: Node
+    domain: NDArray[np.int64]
+    features: tuple[int, ...]
+
+
+class Recordings(Mapping[str, Recorded]):
+    """What a trace has of the nodes of a graph, each brought into shape when it is asked for.
+
+    Raises TraceError for a shape that does not fit its node. At most `budget` bytes are kept.
     """
-    name, info, array = node.name, trace.info, trace.arrays[node.name]
+
+    def __init__(self, trace: Trace, tokens: Tokens, num_heads: int, places: Mapping[str, Place], budget: int) -> None:
+        self._trace, self._tokens, self._num_heads = trace, tokens, num_heads
+        self._places = {name: place for name, place in places.items() if name in trace.arrays}
+        self._shapes = {name: _shape(trace, name, place, num_heads) for name, place in self._places.items()}
+        self._kept: Kept[str, Recorded] = Kept(budget)
+
+    def __getitem__(self, name: str) -> Recorded:
+        place, shape = self._places[name], self._shapes[name]
+
+        def make() -> Recorded:
+            return _align(self._trace, place, self._tokens, shape, self._num_heads)
+
+        return self._kept.get(name, make)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether all rows and heads of a result are there."""
+        return name not in self._trace.info.heads and np.array_equal(
+            self._trace.rows_of(name), self._places[name].domain
+        )
+
+
+def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, ...]:
+    """The shape of an array without a batch of one."""
+    found, node = trace.shape_of(name), place.node
+    rows, heads, shape = trace.rows_of(name), trace.info.heads.get(name), found
+    while len(shape) > 1 and shape[0] == 1 and len(shape) > _expected_ndim(node):
+        shape = shape[1:]
+    has_keys = node.kind in ("scores", "softmax")
+    axis = 1 if has_keys else 0
+    if len(shape) <= axis or shape[axis] != len(rows):
+        raise TraceError(f"{name}: shape {found}; expected {len(rows)} tokens on axis {axis}")
+    if has_keys and (len(shape) != 3 or shape[0] != (num_heads if heads is None else len(heads))):
+        raise TraceError(f"{name}: shape {found}; expected [{num_heads} heads, tokens, keys]")
+    if not has_keys and prod(shape[1:]) != prod(place.features):
+        raise TraceError(f"{name}: shape {found}; expected [tokens, {', '.join(map(str, place.features))}]")
+    return shape
+
+
+def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...], num_heads: int) -> Recorded:
+    """What a trace has of a node, in float64."""
+    node, domain, features = place.node, place.domain, place.features
+    name, rows, heads = node.name, trace.rows_of(node.name), trace.info.heads.get(node.name)
     with np.errstate(invalid="ignore"):
-        values = np.asarray(array, np.float64)
-    rows = trace.rows_of(name)
-    while values.ndim > 1 and values.shape[0] == 1 and values.ndim > _expected_ndim(node):
-        values = values[0]  # a batch of one
-    axis = 1 if node.kind in ("scores", "softmax") else 0
-    heads = info.heads.get(name)
-    if values.ndim <= axis or values.shape[axis] != len(rows):
-        raise TraceError(f"{name}: shape {array.shape}; expected {len(rows)} tokens on axis {axis}")
+        values = np.asarray(trace.arrays[name], np.float64).reshape(shape)
     if node.kind in ("scores", "softmax"):
-        if values.ndim != 3 or len(values) != (num_heads if heads is None else len(heads)):
-            raise TraceError(f"{name}: shape {array.shape}; expected [{num_heads} heads, tokens, keys]")
         empty = -np.inf if node.kind == "scores" else 0.0
         values = values[:, :, : tokens.context]
         full = np.full((num_heads, tokens.num_tokens, tokens.context), empty)
@@ -54,10 +110,7 @@ def align(
         present = np.zeros((num_heads, tokens.num_tokens, 1), bool)
         present[np.ix_(chosen, rows)] = True
         return Recorded(full, present)
-    try:
-        values = values.reshape(len(rows), *features)
-    except ValueError:
-        raise TraceError(f"{name}: shape {array.shape}; expected [tokens, {', '.join(map(str, features))}]") from None
+    values = values.reshape(len(rows), *features)
     if np.array_equal(rows, domain):
         return Recorded(values, None)
     full = np.zeros((len(domain), *features))

@@ -5,7 +5,7 @@ the token ids on, in float64; beside it the same run in the engine's precision: 
 moved at random by half a unit in the last place. Their spread is the floor of each row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from karat.check.compute import evaluate
 from karat.check.distances import distance
 from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
-from karat.check.trace import Trace
+from karat.check.trace import LazyArrays, Trace
 from karat.errors import TraceError
 
 _DRAWS = 2
@@ -56,7 +56,7 @@ def compare(replay: Replay, reference: Trace | None = None) -> Comparison:
     compared in those.
     """
     local = replay.findings()
-    others = {} if reference is None else aligned(replay, reference)
+    others: Mapping[str, Array] = {} if reference is None else aligned(replay, reference)
     free = FreeRun(replay)
     found = []
     for name in replay.graph.nodes:
@@ -66,7 +66,7 @@ def compare(replay: Replay, reference: Trace | None = None) -> Comparison:
     return Comparison(local, found)
 
 
-def aligned(replay: Replay, reference: Trace) -> dict[str, Array]:
+def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
     """The results of another trace of the same tokens, in the shape and the rows that the replay's own have.
 
     Raises TraceError if its tokens are others. Results that lack rows which the replay's trace has are left out.
@@ -77,15 +77,18 @@ def aligned(replay: Replay, reference: Trace) -> dict[str, Array]:
             f"{replay.trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
         )
     theirs = Replay(replay.graph, replay.context.weights, reference)
-    others: dict[str, Array] = {}
-    for name, values in theirs.complete().items():
-        node = replay.graph.nodes[name]
-        wanted, found = replay.domain(node), theirs.domain(node)
-        if np.array_equal(wanted, found):
-            others[name] = values
-        elif np.isin(wanted, found).all():
-            others[name] = values[np.searchsorted(found, wanted)]
-    return others
+    nodes = replay.graph.nodes
+
+    def rows_of(name: str) -> Array:
+        values, wanted, found = theirs.recorded[name].values, replay.domain(nodes[name]), theirs.domain(nodes[name])
+        return values if np.array_equal(wanted, found) else values[np.searchsorted(found, wanted)]
+
+    names = [
+        name for name in theirs.recorded
+        if theirs.recorded.is_whole(name)
+        and np.isin(replay.domain(nodes[name]), theirs.domain(nodes[name])).all()
+    ]  # fmt: skip
+    return LazyArrays(names, rows_of)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,7 +69,7 @@ def record_llamacpp(
         out = Path(folder) / "llama.trace"
         _run_worker(path, out, job)
         made = read_trace(out)
-    arrays = {name: _unpaired(name, array, stored) for name, array in made.arrays.items()}
+        arrays = {name: _unpaired(name, array, stored) for name, array in made.arrays.items()}
     plain = all(weight.dtype == "F32" for weight in stored.values())
     return Trace(replace(made.info, activations=None if plain else "ggml"), arrays)
 

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import prod
 
 import numpy as np
 
 from karat.check.graph import Graph, Node
-from karat.check.trace import Array, Trace
+from karat.check.trace import Array, LazyArrays, Trace
 from karat.errors import TraceError
 
 _SPLIT = frozenset(
@@ -34,30 +35,41 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     ranks = trace.info.ranks
     if ranks == 1:
         return trace, []
-    arrays: dict[str, Array] = {}
-    parts: dict[str, dict[int, Array]] = defaultdict(dict)
-    for name, array in trace.arrays.items():
+    shapes: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, set[int]] = defaultdict(set)
+    for name in trace.arrays:
         base, at, rank = name.rpartition("@")
         if at and rank.isdigit():
             if not is_part(base):
-                parts[base][int(rank)] = array
+                parts[base].add(int(rank))
         else:
-            arrays[name] = array
-    held = _held_kv_heads(graph, parts)
-    differing = []
-    for name, by_rank in parts.items():
-        if sorted(by_rank) != list(range(ranks)):
-            raise TraceError(f"{name}: there are ranks {sorted(by_rank)}, expected 0 to {ranks - 1}; write them all")
+            shapes[name] = trace.shape_of(name)
+    for name, found in parts.items():
+        if sorted(found) != list(range(ranks)):
+            raise TraceError(f"{name}: there are ranks {sorted(found)}, expected 0 to {ranks - 1}; write them all")
+    held = _held_kv_heads(graph, {name: [trace.shape_of(f"{name}@{r}") for r in range(ranks)] for name in parts})
+
+    def joined(name: str) -> Array:
+        if name not in parts:
+            return trace.arrays[name]
         node = graph.nodes.get(name)
+        if node is None or node.role not in _SPLIT:
+            return trace.arrays[f"{name}@0"]
+        return _joined(graph, node, {rank: trace.arrays[f"{name}@{rank}"] for rank in range(ranks)}, held)
+
+    differing = []
+    for name in parts:
+        whole = joined(name)
+        shapes[name] = whole.shape
+        node = graph.nodes.get(name)
+        others = (trace.arrays[f"{name}@{rank}"] for rank in range(ranks))
         if node is not None and node.role in _SPLIT:
-            arrays[name] = _joined(graph, node, by_rank, held)
-            if node.role in _OF_KV_HEADS and not _copies_agree(graph, arrays[name], by_rank, held):
-                differing.append(name)
+            same = node.role not in _OF_KV_HEADS or _copies_agree(graph, whole, dict(enumerate(others)), held)
         else:
-            arrays[name] = by_rank[0]
-            if not all(np.array_equal(array, by_rank[0], equal_nan=True) for array in by_rank.values()):
-                differing.append(name)
-    return Trace(replace(trace.info, ranks=1), arrays, trace.path), differing
+            same = all(np.array_equal(array, whole, equal_nan=True) for array in others)
+        if not same:
+            differing.append(name)
+    return Trace(replace(trace.info, ranks=1), LazyArrays(shapes, joined), trace.path, shapes), differing
 
 
 def is_part(name: str) -> bool:
@@ -71,17 +83,19 @@ def merged(traces: Sequence[Trace]) -> Trace:
     return Trace(replace(traces[0].info, ranks=len(traces)), arrays)
 
 
-def _held_kv_heads(graph: Graph, parts: Mapping[str, Mapping[int, Array]]) -> list[range] | None:
+def _held_kv_heads(graph: Graph, shapes: Mapping[str, Sequence[tuple[int, ...]]]) -> list[range] | None:
     """The KV heads of each rank: those that its query heads read, which lie side by side in the order of ranks.
+
+    shapes: those of each array on ranks 0, 1, ….
 
     None where no result says how many query heads a rank has.
     """
     config = graph.config
     per_kv = config.num_heads // config.num_kv_heads
-    for name, by_rank in parts.items():
+    for name, of_ranks in shapes.items():
         if (node := graph.nodes.get(name)) is None or node.role not in _OF_HEADS:
             continue
-        counts = [by_rank[rank].size // (len(by_rank[rank]) * config.head_dim) for rank in sorted(by_rank)]
+        counts = [prod(shape[1:]) // config.head_dim for shape in of_ranks]
         ends = list(accumulate(counts))
         if ends[-1] == config.num_heads:
             return [range((end - num) // per_kv, -(-end // per_kv)) for end, num in zip(ends, counts, strict=True)]

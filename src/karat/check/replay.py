@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.accumulation import Accumulation
-from karat.check.align import align
+from karat.check.align import Place, Recordings
 from karat.check.compute import Context, Weights, evaluate
 from karat.check.distances import distance, gap, largest_finite
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
+from karat.check.kept import Kept
 from karat.check.tokens import Tokens
 from karat.check.trace import Trace
 from karat.config import FloatName
@@ -44,6 +45,7 @@ LIMIT = 10.0
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _ERF_UNITS = 8
+_BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
 _WIDE = 64  # features
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
@@ -93,22 +95,12 @@ class Replay:
         self._rng = np.random.default_rng(seed)
         self._accumulation = Accumulation(self.context, seed)
         self._accumulator = 2.0**-29 if trace.info.dtype == "float64" else 1.0
-        self.recorded = {
-            name: align(
-                trace,
-                node,
-                self.tokens,
-                num_heads=graph.config.num_heads,
-                domain=self.domain(node),
-                features=self.features(node),
-            )
-            for name, node in graph.nodes.items()
-            if name in trace.arrays
-        }
+        places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
+        self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
         self.beyond_judging: list[str] = []
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
-        self.values: dict[str, Array] = {}  # what the next node reads: recorded where it is, else computed
+        self._computed: Kept[str, Array] = Kept(_BUDGET)  # what the next node reads, where it is not recorded
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
@@ -215,10 +207,6 @@ class Replay:
         kv_dtype = self.context.kv_dtype
         return x if kv_dtype is None else x * (1 + PRECISION[kv_dtype] * self._rng.uniform(-1, 1, x.shape))
 
-    def complete(self) -> dict[str, Array]:
-        """The recorded results that have all their rows."""
-        return {name: recorded.values for name, recorded in self.recorded.items() if recorded.present is None}
-
     def _noisy(self, x: Array, unit: float) -> Array:
         if not unit:
             return x
@@ -238,15 +226,17 @@ class Replay:
 
     def value(self, name: str) -> Array:
         """What was recorded for `name`; computed where it was not."""
-        if name not in self.values:
-            recorded = self.recorded.get(name)
-            if recorded is not None and recorded.present is None:
-                return recorded.values
-            result = self.run(self.segment(name))
-            if recorded is not None and recorded.present is not None:
-                result = np.where(recorded.present, recorded.values, result)
-            self.values[name] = result
-        return self.values[name]
+        recorded = self.recorded.get(name)
+        if recorded is not None and recorded.present is None:
+            return recorded.values
+        return self._computed.get(name, lambda: self._completed(name))
+
+    def _completed(self, name: str) -> Array:
+        """A result that the trace has not, or only rows of, computed from what is recorded before it."""
+        result, recorded = self.run(self.segment(name)), self.recorded.get(name)
+        if recorded is None or recorded.present is None:
+            return result
+        return np.where(recorded.present, recorded.values, result)
 
     def floor(self, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Array:
         """How far rounding alone moves each value of the last of `names`; broadcastable to it.

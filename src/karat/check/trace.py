@@ -4,8 +4,9 @@ Arrays have canonical names and one row a token; everything else is one JSON str
 """
 
 import json
+import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +14,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.safetensors import read_header
+from karat.checkpoint.files import open_regular
+from karat.checkpoint.safetensors import TensorEntry, read_header
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.config import FloatName
@@ -74,13 +76,42 @@ class TraceInfo:
         return len(self.token_ids)
 
 
+class LazyArrays(Mapping[str, Array]):
+    """Arrays that are made, or read, each time they are asked for: so they need not fit the memory together."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Array]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Arrays by name (float16, float32 or float64; bfloat16 is widened to float32, exactly), and their description."""
+    """Arrays by name (float16, float32 or float64; bfloat16 is widened to float32, exactly), and their description.
+
+    shapes: where they are known without the arrays.
+    """
 
     info: TraceInfo
     arrays: Mapping[str, Array]
     path: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """An array's shape."""
+        return self.arrays[name].shape if self.shapes is None else self.shapes[name]
 
     def rows_of(self, name: str) -> NDArray[np.int64]:
         """Token indices of an array's rows."""
@@ -127,7 +158,11 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read and check a trace, all of it. Raises TraceError, and CheckpointError for a broken file."""
+    """Open and check a trace; its arrays are read when they are asked for, and not kept.
+
+    Raises TraceError, and CheckpointError for a broken file. As with any mapping, another process that shortens the
+    file in the meantime ends this one.
+    """
     header = read_header(path)
     if METADATA_KEY not in header.metadata:
         raise TraceError(
@@ -139,18 +174,30 @@ def read_trace(path: Path) -> Trace:
     except (ValueError, RecursionError) as fault:
         raise TraceError(f"{path}: {METADATA_KEY!r} of its metadata is no JSON ({fault}); write it anew") from None
     info = _read_info(path, raw)
-    arrays: dict[str, Array] = {}
-    data = np.memmap(path, np.uint8, mode="r")
     for name, entry in header.entries.items():
-        stored = data[entry.begin : entry.end]
-        if entry.dtype == "BF16":
-            arrays[name] = Weight(name, "BF16", entry.shape, stored, path).to_array(np.dtype(np.float32))
-        elif entry.dtype in _STORED:
-            kind = np.dtype(_STORED[entry.dtype]).newbyteorder("<")
-            arrays[name] = np.frombuffer(stored.tobytes(), kind).reshape(entry.shape)
-        else:
+        if entry.dtype not in (*_STORED, "BF16"):
             raise TraceError(f"{path}: {shown(name)} is {entry.dtype}; expected {', '.join((*_STORED, 'BF16'))}")
-    return Trace(info, arrays, path)
+    file, size = open_regular(path)
+    with file:
+        data = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+
+    def read(name: str) -> Array:
+        return _array(path, name, header.entries[name], data)
+
+    shapes = {name: entry.shape for name, entry in header.entries.items()}
+    return Trace(info, LazyArrays(header.entries, read), path, shapes)
+
+
+def _array(path: Path, name: str, entry: TensorEntry, data: NDArray[np.uint8]) -> Array:
+    """One array of a file, in memory of its own."""
+    stored = Weight(name, entry.dtype, entry.shape, data[entry.begin : entry.end], path)
+    if entry.dtype == "BF16":
+        array = stored.to_array(np.dtype(np.float32))
+    else:
+        kind = np.dtype(_STORED[entry.dtype]).newbyteorder("<")
+        array = np.frombuffer(stored.data.tobytes(), kind).reshape(entry.shape)
+    stored.release()
+    return array
 
 
 def _read_info(path: Path, raw: Any) -> TraceInfo:

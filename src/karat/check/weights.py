@@ -1,13 +1,13 @@
 """The checkpoint's tensors for the check: widened when asked for, and only as many kept as fit a budget."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.compute import rounded
+from karat.check.kept import Kept
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 
@@ -27,22 +27,11 @@ class CheckpointWeights:
     def __init__(self, stored: Mapping[str, Weight], narrow: FloatName | None = None) -> None:
         self.stored = stored
         self._narrow = narrow if narrow in ("float16", "bfloat16") else None
-        self._kept: OrderedDict[tuple[str, str], Array] = OrderedDict()
-        self._num_bytes = 0
+        self._kept: Kept[tuple[str, str], Array] = Kept(_BUDGET)
 
     def array(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """The whole tensor [*shape] in `dtype`; not to be changed."""
-        key = (name, dtype.str)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        array = self._widened(self.stored[name], dtype)
-        self._kept[key] = array
-        self._num_bytes += array.nbytes
-        while self._num_bytes > _BUDGET and len(self._kept) > 1:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.nbytes
-        return array
+        return self._kept.get((name, dtype.str), lambda: self._widened(self.stored[name], dtype))
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored[name].shape

@@ -1,0 +1,38 @@
+"""Results that are kept while they fit a budget of bytes: those that were asked for last stay longest."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+
+class HasBytes(Protocol):
+    """What takes memory, and how much."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value", bound=HasBytes)
+
+
+class Kept(Generic[Key, Value]):
+    """At most `budget` bytes of values, and at least the one that was asked for last."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, made anew where it is not kept any more."""
+        if (known := self._values.get(key)) is not None:
+            self._values.move_to_end(key)
+            return known
+        value = make()
+        self._values[key] = value
+        self._num_bytes += value.nbytes
+        while self._num_bytes > self._budget and len(self._values) > 1:
+            _, dropped = self._values.popitem(last=False)
+            self._num_bytes -= dropped.nbytes
+        return value
