@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat import LLM
 from karat.check import llamacpp
 from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.model import CheckedModel, open_model
@@ -52,6 +53,39 @@ def test_a_token_that_the_rounding_of_the_cache_decides_is_no_bug(tmp_path: Path
         assert "takes the same 24 tokens on a float32 cache; on the float16 one token 11 is 1396 here" in stage.lines[1]
     (stage,) = Checker(replace(plan, kv_dtype="float32")).stages()
     assert stage.verdict == "exact" and stage.lines[1] == "transformers takes the same 24 tokens"
+
+
+@pytest.mark.skipif(not has_transformers(), reason="needs transformers")
+def test_what_the_rounding_of_the_cache_does_to_a_layer_is_no_bug(tmp_path: Path) -> None:
+    """In this model it moves weights of attention by more than a thousand times the spread that noise shows."""
+    folder = folder_of(tmp_path / "model", 14, num_hidden_layers=6, **FAMILIES["linear"])
+    plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=30, stages=("layers",), kv_dtype="bfloat16",
+                with_hf=True)  # fmt: skip
+    (stage,) = Checker(plan).stages()
+    assert stage.verdict == "numerics", stage.lines
+    assert stage.facts["against_transformers"] < 1000 or "; on a float32 cache, as transformers" in stage.lines[2]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7])
+def test_chunks_change_what_rounding_does_and_no_more(
+    chunk: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the reference, whose sums of products depend on the number of tokens; this model makes much of a last bit."""
+    folder = folder_of(tmp_path / "model", SEED, num_hidden_layers=6)
+
+    class Disturbed(LLM):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            self.is_wrong = options["max_num_batched_tokens"] == chunk
+
+        def logits(self, *args: Any) -> Any:
+            return super().logits(*args) * np.float32(1.05 if self.is_wrong else 1)
+
+    monkeypatch.setattr("karat.check.stages.LLM", Disturbed)
+    plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=14, stages=("invariance",),
+                executor="reference", kv_dtype="bfloat16")  # fmt: skip
+    (stage,) = Checker(plan).stages()
+    assert stage.verdict == ("numerics" if chunk is None else "bug"), f"KARAT_SEED={SEED}: {stage.lines}"
 
 
 def test_tokens_that_differ_are_a_bug_unless_rounding_explains_every_one() -> None:

@@ -38,7 +38,8 @@ class Results:
     """What is known after the last part.
 
     drift: accumulated errors, against "float64" and against each other engine by its name. logits: of ours, of the
-    float64 run, and of the others, rows as info.rows has them.
+    float64 run, and of the others, rows as info.rows has them. spread: how far rounding moves each row of logits [rows,
+    1], from the token ids on.
     """
 
     info: TraceInfo
@@ -48,6 +49,7 @@ class Results:
     beyond_judging: list[str] = field(default_factory=list)
     drift: dict[str, list[Drift]] = field(default_factory=dict)
     logits: dict[str, Array] = field(default_factory=dict)
+    spread: Array = field(default_factory=lambda: np.zeros((0, 1)))
     maps: list[AttentionMap] = field(default_factory=list)
 
     @property
@@ -109,7 +111,7 @@ class Streamed:
                 if name in found:
                     results.drift.setdefault(other, []).append(drift_of(replay, free, found[name]))
             if name == "lm_head":
-                results.logits = {"ours": arrays[name], "float64": free.right}
+                results.logits, results.spread = {"ours": arrays[name], "float64": free.right}, free.spread
                 results.logits |= {
                     other: found[name] for other, (_, found) in (others or {}).items() if name in theirs[other]
                 }
