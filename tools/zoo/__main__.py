@@ -1,19 +1,23 @@
-"""Counts the zoo: `python -m tools.zoo [full|layers|logits|pairs|healthy] --cases N [--seed S] [--only BUG]`.
+"""Counts the zoo: `python -m tools.zoo [all|full|layers|logits|pairs|healthy] --cases N [--seed S] [--only BUG]`.
 
-Prints a table in Markdown, a row a bug, as docs/diagnosis.md has it. Every run draws fresh models, prompts and faults
-unless a seed is given. A case counts if the bug moves a recorded result at least ten times the noise floor.
+Prints tables in Markdown, a row a bug, as docs/diagnosis.md has them: `all` prints every one of them. Every run draws
+fresh models, prompts and faults unless a seed is given. A case counts if the bug moves a recorded result at least ten
+times the noise floor, or changes a token.
 """
 
 import argparse
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date
+from itertools import islice
 
 import torch
 import transformers
 
-from tools.zoo.faults import ROWS, Row
+from tools.zoo.faults import ROWS
+from tools.zoo.faults_tokens import TOKEN_BUGS, token_case
 from tools.zoo.healthy import healthy
 from tools.zoo.run import Case, run_case
 
@@ -29,22 +33,17 @@ ONE_OP = (
 _ALONE = {"kv-stale", "overflow-fp16", "byte-order", "dtype-misread", "mask-nan"}
 
 
-def singles(rows: list[Row], kind: str, cases: int, seed: str, seconds: float) -> Iterator[list[Case]]:
-    for row in rows:
-        found: list[Case] = []
-        for index in range(8 * cases):
-            case = run_case([row], f"{seed}-{row.bug}-{index}", kind=kind, seconds=seconds)
-            if case is not None:
-                found.append(case)
-            if len(found) == cases:
-                break
-        yield found
+def first(count: int, run: Callable[[str], Case | None], seed: str) -> list[Case]:
+    """The first cases that there are: not every model that is drawn can have every bug."""
+    tried = (run(f"{seed}-{index}") for index in range(8 * count))
+    return list(islice((case for case in tried if case is not None), count))
 
 
 def table(results: Iterator[list[Case]]) -> Counter[str]:
     print("| bug | cases | named | in a class | no observable difference | otherwise said | nothing said |")
     print("|---|---|---|---|---|---|---|", flush=True)
     total: Counter[str] = Counter()
+    odd: list[Case] = []
     for cases in results:
         counts = Counter(case.outcome for case in cases)
         total += counts
@@ -56,9 +55,31 @@ def table(results: Iterator[list[Case]]) -> Counter[str]:
         in_class = ", ".join(f"{name} ({n})" for name, n in classes.items())
         print(f"| {cases[0].bug} | {len(cases)} | {counts['right']} | {in_class} | {counts['unseen']} | {said} | "
               f"{counts['missed'] or ''} |", flush=True)  # fmt: skip
-        for case in cases:
-            if case.outcome in ("wrong", "silent", "missed"):
-                print(f"<!-- {case.outcome}: {case.seed} said {case.said} unexplained {case.unexplained[:3]} -->")
+        odd += [case for case in cases if case.outcome in ("wrong", "silent", "missed")]
+    remark(odd)
+    return total
+
+
+def remark(cases: Iterable[Case]) -> None:
+    """What it takes to look at the cases that went wrong, in comments."""
+    print()
+    for case in cases:
+        print(f"<!-- {case.outcome}: {case.bug}, {case.seed}, said {case.said} unexplained {case.unexplained[:3]} -->")
+
+
+def pairs_table(results: Iterator[list[Case]]) -> Counter[str]:
+    """Two rows: pairs within one op, and from anywhere."""
+    print("| pairs | cases | both named | of these in a class | one, or neither, and nothing wrong | wrongly |")
+    print("|---|---|---|---|---|---|", flush=True)
+    cases = [case for found in results for case in found]
+    total: Counter[str] = Counter()
+    within = {" + ".join(two) for two in ONE_OP}
+    for name, chosen in (("within one op", True), ("from anywhere", False)):
+        counts = Counter(case.outcome for case in cases if (case.bug in within) is chosen)
+        both, rest = counts["right"] + counts["class"], counts["unseen"] + counts["silent"] + counts["missed"]
+        print(f"| {name} | {sum(counts.values())} | {both} | {counts['class']} | {rest} | {counts['wrong']} |")
+        total += counts
+    remark(case for case in cases if case.outcome in ("wrong", "silent", "missed"))
     return total
 
 
@@ -87,30 +108,63 @@ _ATTENTION = {"mask-off-by-one", "mask-missing", "mask-misaligned", "mask-window
 _ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
 
 
+PARTS = {
+    "full": "On full traces",
+    "layers": "On traces of layer outputs, embeddings and logits alone",
+    "logits": "On traces of logits alone",
+    "pairs": "Two bugs at once, on full traces, half of the pairs within one op",
+    "healthy": "Healthy runs",
+}
+
+
+def results_of(kind: str, args: argparse.Namespace) -> Iterator[list[Case]]:
+    """Cases row by row. Bugs of tokens are told from ids, of which every trace has all: they are in `full` only."""
+    if kind == "pairs":
+        yield from pairs(max(4 * args.cases, 4), args.seed, args.seconds)
+        return
+    rows = [row for row in ROWS if not args.only or row.bug in args.only]
+    for row in rows:
+        yield first(args.cases, lambda seed, row=row: run_case([row], seed, kind=kind, seconds=args.seconds),
+                    f"{args.seed}-{kind}-{row.bug}")  # fmt: skip
+    if kind == "full":
+        for bug in TOKEN_BUGS:
+            if not args.only or bug in args.only:
+                yield first(args.cases, lambda seed, bug=bug: token_case(bug, seed), f"{args.seed}-{bug}")
+
+
+def show(kind: str, args: argparse.Namespace) -> bool:
+    """Print one part; whether nothing was called wrong that is right."""
+    start = time.monotonic()
+    print(f"{PARTS[kind]} (`python -m tools.zoo {kind} --cases {args.cases} --seed {args.seed}`, {date.today()}):\n")
+    if kind == "healthy":
+        wrong = healthy(max(100 * args.cases, 100), args.seed)
+    else:
+        total = (pairs_table if kind == "pairs" else table)(results_of(kind, args))
+        counted = sum(total.values()) - total["unseen"]
+        good = total["right"] + total["class"]
+        print(f"\n{good} of {counted} named ({good / max(1, counted):.1%}), {total['class']} of them in a class, "
+              f"{total['wrong']} wrongly; {total['unseen']} more without an observable difference.")  # fmt: skip
+        wrong = total["wrong"]
+    print(f"\n<!-- {kind}: {time.monotonic() - start:.0f} s -->\n", flush=True)
+    return wrong == 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.zoo", description=__doc__)
-    parser.add_argument("kind", choices=("full", "layers", "logits", "pairs", "healthy"), nargs="?", default="full")
-    parser.add_argument("--cases", type=int, default=10)
+    parser.add_argument("kind", choices=("all", *PARTS), nargs="?", default="full")
+    parser.add_argument(
+        "--cases", type=int, default=10, help="a row; four times as many pairs, a hundred times healthy"
+    )
     parser.add_argument("--seed", default=secrets.token_hex(4))
     parser.add_argument("--seconds", type=float, default=5.0, help="for each search for two mistakes at one place")
     parser.add_argument("--only", action="append", default=[])
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    start = time.monotonic()
-    if args.kind == "healthy":
-        return min(1, healthy(args.cases, args.seed))
-    rows = [row for row in ROWS if not args.only or row.bug in args.only]
-    if args.kind == "pairs":
-        total = table(pairs(args.cases, args.seed, args.seconds))
-    else:
-        total = table(singles(rows, args.kind, args.cases, args.seed, args.seconds))
-    counted = sum(total.values()) - total["unseen"]
-    good = total["right"] + total["class"]
-    print(f"\n{good} of {counted} named ({good / max(1, counted):.1%}), {total['class']} of them in a class; "
-          f"{total['unseen']} more without an observable difference; seed {args.seed}, "
-          f"{time.monotonic() - start:.0f} s")  # fmt: skip
-    return 0
+    kinds = tuple(PARTS) if args.kind == "all" else (args.kind,)
+    good = [show(kind, args) for kind in kinds]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

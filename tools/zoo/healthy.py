@@ -3,7 +3,7 @@
 `python -m tools.zoo healthy --cases 1000` draws a model and a way to run it for each. Kinds take turns: transformers in
 float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format; every sum in
 another order (one number after the other, as another BLAS might); linears computed by shards, and traces that hold the
-shards of several ranks.
+shards of several ranks; and traces that say what their prompt was and what was generated.
 """
 
 import random
@@ -28,11 +28,13 @@ from karat.quant import FORMATS
 from tests.support import forward
 from tools.zoo.fault import linears, replace_linear
 from tools.zoo.faults_linear import Sharded
+from tools.zoo.faults_tokens import token_run
 from tools.zoo.models import QUANTISABLE, Subject, draw
 
 KINDS = (
     "transformers", "transformers bfloat16", "reference", "native", "float16 cache", "sums in order", "shards",
-    "ranks", *(f"{name} {side}" for name in QUANTISABLE for side in ("native", "transformers")),
+    "ranks", "prompt and generation",
+    *(f"{name} {side}" for name in QUANTISABLE for side in ("native", "transformers")),
 )  # fmt: skip
 
 
@@ -119,6 +121,18 @@ def in_ranks(trace: Trace, subject: Subject) -> Trace:
     return whole
 
 
+def one_run(kind: str, seed: str) -> tuple[float, list[str]]:
+    """A right run: its largest ratio to the floor, and whatever was called wrong."""
+    if kind == "prompt and generation":
+        run = token_run(None, seed)
+        assert run is not None
+        return run.ratio, [*run.said, *run.wrong]
+    subject = subject_of(kind, seed)
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace_of(kind, subject), seconds=1).run()
+    names = [bug for named in diagnosis.named for bug in sorted(named.bugs)]
+    return max(finding.ratio for finding in diagnosis.findings), names + [w.finding.name for w in diagnosis.unexplained]
+
+
 def healthy(cases: int, seed: str) -> int:
     """Print what was said of each kind; the number of runs that were called wrong."""
     kinds = list(KINDS)
@@ -128,14 +142,12 @@ def healthy(cases: int, seed: str) -> int:
     largest: dict[str, float] = {}
     for index in range(cases):
         kind = kinds[index % len(kinds)]
-        subject = subject_of(kind, f"{seed}-healthy-{index}")
-        diagnosis = Diagnoser(subject.graph, subject.weights, trace_of(kind, subject), seconds=1).run()
+        ratio, wrong = one_run(kind, f"{seed}-healthy-{index}")
         runs[kind] += 1
-        largest[kind] = max(largest.get(kind, 0.0), max(finding.ratio for finding in diagnosis.findings))
-        if not diagnosis.is_healthy:
+        largest[kind] = max(largest.get(kind, 0.0), ratio)
+        if wrong:
             said[kind] += 1
-            names = [sorted(named.bugs) for named in diagnosis.named], [w.finding.name for w in diagnosis.unexplained]
-            print(f"<!-- {seed}-healthy-{index} {kind}: {names} -->", flush=True)
+            print(f"<!-- {seed}-healthy-{index} {kind}: {wrong} -->", flush=True)
     print("| runs | number | called wrong | largest ratio to the floor |\n|---|---|---|---|")
     for kind in KINDS:
         if runs[kind]:

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from karat.check.model import CheckedModel
 from karat.check.trace import Trace
+from karat.engine.defaults import read_defaults, turn_end_ids
 from karat.errors import TemplateError
 from karat.text import Tokenizer
 
@@ -24,6 +26,20 @@ class TokenFinding:
     bugs: tuple[str, ...]
     details: tuple[str, ...]
     where: str
+
+
+def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
+    """What is wrong about tokens, where the trace says what they came from and the model's folder has a tokenizer."""
+    info = trace.info
+    if info.prompt is None and info.messages is None and info.generated is None:
+        return []
+    if not (model.path / "tokenizer.json").exists():  # a GGUF file's tokenizer is not split in the ways tried here
+        return []
+    tokenizer = Tokenizer.from_folder(model.path)
+    end_ids = read_defaults(model.checkpoint.generation_config, model.config, tokenizer).end_token_ids
+    if info.messages is not None:
+        end_ids |= turn_end_ids(tokenizer)
+    return token_findings(model.path, tokenizer, end_ids, trace)
 
 
 def token_findings(folder: Path, tokenizer: Tokenizer, end_ids: frozenset[int], trace: Trace) -> list[TokenFinding]:

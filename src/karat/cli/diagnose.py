@@ -11,9 +11,6 @@ from karat.cli.terminal import emit
 
 if TYPE_CHECKING:
     from karat.check.diagnose import Diagnosis
-    from karat.check.model import CheckedModel
-    from karat.check.prompt import TokenFinding
-    from karat.check.trace import Trace
 
 EXAMPLES = """
 Examples
@@ -47,7 +44,7 @@ def diagnose(
     from karat.check.compare import compare
     from karat.check.diagnose import Diagnoser
     from karat.check.model import open_model
-    from karat.check.prompt import token_lines
+    from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
     from karat.check.trace import read_trace
     from karat.check.wording import diagnosis_lines, times
@@ -55,7 +52,7 @@ def diagnose(
     opened = open_model(model)
     trace, differing = gathered(opened.graph, read_trace(path))
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
-    tokens = _tokens(opened, trace)
+    tokens = findings_of_model(opened, trace)
     diagnosis = diagnoser.run()
     if as_json:
         facts = as_facts(diagnosis) | {"different_on_ranks": differing}
@@ -82,24 +79,6 @@ def diagnose(
             ]
         emit("\n".join(lines) + "\n")
     raise typer.Exit(0 if diagnosis.is_healthy and not tokens else 1)
-
-
-def _tokens(opened: "CheckedModel", trace: "Trace") -> "list[TokenFinding]":
-    """What is wrong about tokens, where the trace says what they came from and the model has a tokenizer."""
-    info = trace.info
-    if info.prompt is None and info.messages is None and info.generated is None:
-        return []
-    if not (opened.path / "tokenizer.json").exists():  # a GGUF file's tokenizer is not split in the ways tried here
-        return []
-    from karat.check.prompt import token_findings
-    from karat.engine.defaults import read_defaults, turn_end_ids
-    from karat.text import Tokenizer
-
-    tokenizer = Tokenizer.from_folder(opened.path)
-    end_ids = read_defaults(opened.checkpoint.generation_config, opened.config, tokenizer).end_token_ids
-    if info.messages is not None:
-        end_ids |= turn_end_ids(tokenizer)
-    return token_findings(opened.path, tokenizer, end_ids, trace)
 
 
 def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
