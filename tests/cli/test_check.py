@@ -103,9 +103,9 @@ def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
 
     path = tmp_path / "text.txt"
     path.write_text("Once upon a time there was a fox. It lived in a hole under a tree, and it was not happy.\n" * 3)
-    done = karat_here("perplexity", str(path), "--window", "32", "--stride", "8", "--json", "--kv-dtype", "float32")
-    facts = json.loads(done.stdout)
     llm = LLM()
+    done = karat_here("perplexity", str(llm.path), str(path), "--window", "32", "--stride", "8", "--json")
+    facts = json.loads(done.stdout)
     ids = llm.tokenizer.encode(path.read_text())
     hf = load_hf(str(llm.path))
 
@@ -119,7 +119,9 @@ def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
         for b, e, f in windows(len(ids), 32, 8)
     ]  # fmt: skip
     assert facts["scored"] == len(ids) - 1
-    assert facts["perplexity"] == pytest.approx(math.exp(sum(nats) / (len(ids) - 1)), rel=1e-5)
+    assert facts["perplexity"] == pytest.approx(math.exp(sum(nats) / (len(ids) - 1)), rel=1e-6)
+    done = karat_here("perplexity", str(path), str(path), "-m", str(path))
+    assert done.returncode == 2 and "expected [MODEL] FILE, or FILE with -m MODEL" in done.stderr
 
 
 def test_perplexity_needs_two_tokens_and_a_stride_that_fits() -> None:

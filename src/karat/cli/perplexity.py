@@ -1,6 +1,7 @@
 """`karat perplexity`: how well a model expects a text."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,15 +16,17 @@ EXAMPLES = """
 Examples
 
   karat perplexity story.txt                       of the embedded model
-  karat perplexity -m org/name wiki.txt --window 1024 --stride 512
+  karat perplexity org/name wiki.txt --window 1024 --stride 512
 """
 
 
 def perplexity(
     load: LoadOptions,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text in UTF-8.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[MODEL] FILE", help="A text in UTF-8, after a folder, a file or org/name.")
+    ],
     model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", help="A folder, or org/name (default: embedded).")
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model (default: embedded).")
     ] = None,
     window: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens a window (default: 2048, or what the model allows).")
@@ -33,15 +36,23 @@ def perplexity(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once."""
+    """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once.
+
+    The cache rounds nothing, unless --kv-dtype says otherwise.
+    """
     from karat import LLM
     from karat.check import perplexity as scoring
 
+    *before, last = words
+    if len(before) > (1 if model is None else 0):
+        raise UsageError(f"{shlex.join(words)}: expected [MODEL] FILE, or FILE with -m MODEL; quote names with spaces")
+    model, file = (*before, model)[0], Path(last)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as fault:
         raise UsageError(f"{file}: cannot be read as UTF-8 text ({fault})") from None
-    llm = LLM(model, max_num_seqs=1, **load.given())
+    given = load.given()
+    llm = LLM(model, max_num_seqs=1, **({"kv_dtype": given.get("dtype", "float32")} | given))
     ids = llm.tokenizer.encode(text)
     size = window or min(2048, llm.max_model_len)
     if not 2 <= size <= llm.max_model_len:
