@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from karat.check.hf import record_hf  # noqa: E402
 from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
 from karat.check.wording import diagnosis_lines, ranges, times  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
+from tools.zoo.faults_rope import rope_pairing  # noqa: E402
+from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402
 from tools.zoo.models import draw  # noqa: E402
 from tools.zoo.run import run_case  # noqa: E402
 
@@ -29,8 +32,36 @@ def test_each_bug_is_named(row: Row) -> None:
     assert case.outcome in ("right", "class", "unseen"), f"KARAT_SEED={SEED}: {case}"
 
 
+@pytest.mark.parametrize("bug", TOKEN_BUGS)
+def test_each_bug_of_tokens_is_named(bug: str) -> None:
+    cases = (token_case(bug, f"{SEED}-{bug}-{index}") for index in range(40))
+    case = next(case for case in cases if case is not None)
+    assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
+
+
+def test_right_tokens_get_no_name() -> None:
+    run = token_run(None, f"{SEED}-tokens")
+    assert run is not None and not run.said and not run.wrong, f"KARAT_SEED={SEED}: {run}"
+
+
 def test_the_catalogue_has_every_row_of_the_zoo() -> None:
-    assert {row.bug for row in ROWS} <= set(BUGS)
+    assert {row.bug for row in ROWS} | set(TOKEN_BUGS) <= set(BUGS)
+
+
+def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:
+    """RoPE applied twice and a linear scaling by 2 ignored are the same angles, also with neighbours turned."""
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+    changes = {"rope_parameters": rope, "num_hidden_layers": 2}
+    subject = draw(f"{SEED}-class", family="llama", steps="whole", changes=changes)
+    with ExitStack() as stack:
+        rope_pairing(subject, stack)
+        subject.hf.model.rotary_emb.inv_freq *= 2
+        trace = record_hf(subject.hf, subject.steps)
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace).run()
+    assert [set(named.classes) for named in diagnosis.named] == [
+        {frozenset({"rope-pairing", "rope-twice"}), frozenset({"rope-pairing", "rope-theta"})}
+    ]
+    assert len(diagnosis.named[0].places) == 4 and not diagnosis.unexplained
 
 
 def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:

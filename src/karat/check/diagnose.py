@@ -229,13 +229,11 @@ class Diagnoser:
         names = finding.segment
         singles = list(self._singles(names, finding.name))
         by_key = {(variant.bug, variant.detail): variant for variant in singles}
-        for key in self._known:
-            if all(part in by_key for part in key):
-                explanation = self._try(finding, tuple(by_key[part] for part in key))
-                if explanation is not None:
-                    return [explanation]
+        known = (tuple(by_key[part] for part in key) for key in self._known if all(part in by_key for part in key))
+        found = [explanation for variants in known if (explanation := self._try(finding, variants))]
+        if found:
+            return found
         enumerated = [variant for variant in singles if not variant.fitted]
-        found = []
         for index, first in enumerate(enumerated):
             for second in enumerated[index + 1 :]:
                 if explanation := self._try(finding, (first, second)):
