@@ -118,6 +118,32 @@ def test_a_gguf_file_of_every_family_is_right(family: str, mix: str, tmp_path: P
     assert found["layers"] == found[""]
 
 
+@pytest.mark.parametrize("mix", ["F32", "BF16", "F16"])
+def test_one_element_that_is_not_the_originals_is_named(mix: str, tmp_path: Path) -> None:
+    """A file of a plain type, rounded from the original; then one element of one tensor changes by 2 % and a little."""
+    rng = np.random.default_rng(SEED)
+    folder = folder_of(tmp_path / "model", SEED)
+    path = tmp_path / "model.gguf"
+    convert(open_checkpoint(folder), path, MIXES[mix])
+    model, original = open_model(str(path)), open_model(str(folder))
+    assert not distances(model, original).faults
+    name = rng.choice(sorted(model.stored))
+    weight = model.stored[name]
+    values = weight.to_array(np.dtype(np.float32))
+    index = tuple(int(rng.integers(n)) for n in values.shape)
+    values[index] = values[index] * 1.02 + 1e-3 * np.sign(values[index])
+    stored = replace(weight, row_order=None, stored=_narrowed(values, weight.dtype))
+    changed = replace(model, stored={**model.stored, name: stored})
+    (fault,) = distances(changed, original).faults
+    assert fault.startswith(f"{name} (") and f"element {list(index)} is " in fault, f"KARAT_SEED={SEED}"
+
+
+def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (values.reshape(-1).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    return values.reshape(-1).astype({"F16": np.float16, "F32": np.float32}[dtype]).view(np.uint8)
+
+
 def test_the_distance_to_the_original_names_the_worst_tensor_and_strangers(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", SEED)
     path = tmp_path / "model.gguf"
