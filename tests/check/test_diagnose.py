@@ -64,6 +64,17 @@ def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:
     assert len(diagnosis.named[0].places) == 4 and not diagnosis.unexplained
 
 
+def test_small_logits_with_a_soft_cap_are_no_other_head() -> None:
+    """A sixteenth of the logits, capped at 30, is nearly linear: but not to the rounding of numbers so small."""
+    changes = {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24}
+    subject = draw(f"{SEED}-cap", family="llama", steps="whole", changes=changes, lengths=(60, 72))
+    head = subject.hf.lm_head
+    head.register_forward_hook(lambda _m, _args, out: torch.tanh(out * 0.0625 / 30.0) * 30.0)
+    trace = record_hf(subject.hf, subject.steps)
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace).run()
+    assert [set(named.classes) for named in diagnosis.named] == [{frozenset({"softcap", "logit-scale"})}]
+
+
 def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:
     """Noise on one projection: found where it is, and called unexplained."""
     subject = draw(f"{SEED}-noise", steps="whole")

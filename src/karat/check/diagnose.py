@@ -141,11 +141,11 @@ class Diagnoser:
         ]
         if not found and len(names) > 1:
             found = [e for variant in searched(self.replay, finding) if (e := self._try(finding, (variant,)))]
+        if not found:
+            found = self._pairs(finding)
         is_head = finding.name == "lm_head" and not any(self.graph.nodes[n].layer is not None for n in names)
         if not found and is_head and self.graph.config.tie_word_embeddings:
             found = [e for e in [other_head(self.replay, finding)] if e]
-        if not found:
-            found = self._pairs(finding)
         stated = {self._parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit that comes out at a mistake of the catalogue is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or self._parameters(e) not in stated]
@@ -326,8 +326,10 @@ def other_head(replay: Replay, finding: Finding) -> Explanation | None:
     inverse = np.linalg.pinv(x[:num_train])
     spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
     error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
-    floor = replay.floor(finding.segment, evaluate(node, [x], replay.context, F64))
+    expected = evaluate(node, [x], replay.context, F64)
     size = np.abs(recorded.values).max()
+    # Another head makes larger or smaller logits, whose rounding is larger or smaller.
+    floor = replay.floor(finding.segment, expected) * (size / np.abs(expected).max())
     ratio = float((error / (spread * np.broadcast_to(floor, recorded.values.shape)[num_train:])).max())
     if ratio > REPRODUCED or not error.max() * FIT_GAIN < size:
         return None

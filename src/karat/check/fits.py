@@ -259,6 +259,9 @@ def _linear(
     yield from _element(node, inputs[0], got, evaluate(node, inputs, context, F64))
     if node.name != "lm_head":
         return
+    if (cap := node.params.get("soft_cap")) is not None:  # which comes last
+        with np.errstate(all="ignore"):
+            got, node = cap * np.arctanh(got / cap), node.changed({"soft_cap": None})
     factor = _ratio(got, evaluate(node, inputs, context, F64))
     if factor is not None and abs(factor - 1) > 1e-6 and factor > 0:
         yield "logit-scale", f"logits multiplied by {factor:.6g}", {"output_factor": factor}
