@@ -139,17 +139,11 @@ def left_behind() -> tuple[set[Path], int]:
     return set(Path("/dev/shm").iterdir()), len(list(Path("/proc/self/fd").iterdir()))
 
 
-def take_signals() -> None:
-    """What a shell or nohup that runs the tests in the background has made processes ignore."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 def run_karat(folder: Path, *options: str, under: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [*under, sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2",
          "--max-tokens", "4000", "--ignore-eos", "--temperature", "0", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=take_signals,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.read(1)  # it generates
@@ -201,6 +195,7 @@ def test_ranks_that_are_stopped_end_with_who_started_them(reaped: bool, folder: 
 
 AT_ONCE = """
 import os, signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which the tests may run under, has it ignored
 from karat.dist import starter
 starter._ASK = ""  # as if the stop came before it
 script = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
@@ -212,9 +207,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_one_that_is_stopped_before_it_could_ask_for_its_end(tmp_path: Path) -> None:
     with (tmp_path / "pid").open("w+b") as said:
-        subprocess.run(
-            [sys.executable, "-c", AT_ONCE], stderr=said, check=False, start_new_session=True, preexec_fn=take_signals
-        )
+        subprocess.run([sys.executable, "-c", AT_ONCE], stderr=said, check=False, start_new_session=True)
         said.seek(0)
         pid = int(said.read())
     try:
