@@ -85,6 +85,18 @@ def test_vital_signs(
     assert (vitals.idle_s >= 1.5, vitals.stopped_s >= 2.0) == (idle, stopped)
 
 
+def test_a_pause_of_whoever_looks_is_no_pause_of_the_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program and its ranks are stopped for a minute together, and it is the first to run on."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    vitals = Vitals(77, tmp_path)
+    for passed, state in [(0.1, "S"), (60.0, "T"), (0.1, "T"), (0.1, "S"), (60.0, "S"), (0.1, "S")]:
+        thread(tmp_path, 0, state, 0)
+        now += passed
+        vitals.look()
+        assert vitals.stopped_s < 1.5 and vitals.idle_s < 1.5
+
+
 def test_processor_time_in_vain_is_that_of_the_busiest_thread_since_there_was_progress(tmp_path: Path) -> None:
     vitals = Vitals(77, tmp_path)
     ticks = os.sysconf("SC_CLK_TCK")

@@ -193,6 +193,25 @@ def test_ranks_that_are_stopped_end_with_who_started_them(reaped: bool, folder: 
         process.communicate()
 
 
+def test_a_pause_of_all_is_a_fault_of_none(folder: Path) -> None:
+    """As a batch system pauses a job: whoever runs on first finds the others still stopped."""
+    process = run_karat(folder)
+    ranks = children(process.pid)
+    for pid in (*ranks, process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2.5)
+    os.kill(process.pid, signal.SIGCONT)
+    time.sleep(0.3)
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+    ended = process.poll()
+    process.kill()
+    _, said = process.communicate(timeout=10)
+    assert ended in (None, 0), said
+    assert gone(ranks)
+
+
 AT_ONCE = """
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which the tests may run under, has it ignored

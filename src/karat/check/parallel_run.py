@@ -1,6 +1,6 @@
 """`karat check --tensor-parallel-size`: the stages of checking ranks against one process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from karat.check.invariance import BLOCK_SIZE, digest
 from karat.check.model import CheckedModel
-from karat.check.parallel import first_difference, record_ranks, shard_faults, shards_of
+from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
+from karat.check.rank import HeldPart
 from karat.check.record import Steps, record_model
 from karat.check.selection import Selection
 from karat.check.trace import write_trace
@@ -19,6 +20,7 @@ from karat.config import FloatName
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.step import model_runner
+from karat.errors import ExecutorError, KaratError, RankError
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build
 from karat.models.units import units_of
@@ -70,10 +72,25 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
             model.checkpoint, _sizes(plan, plan.num_tokens), executor=ops.executor, dtype=plan.dtype,
             threads=plan.threads, kv_dtype=kv_dtype,
         )  # fmt: skip
-        ranks.load(msgspec.structs.replace(load, max_rows=plan.num_tokens), model.config)  # traces have all rows
-        yield _shards(plan, ranks)
-        yield _logits(plan, control, ranks, tokens, kv_dtype)
-        yield _trace(plan, control, ranks, tokens, kv_dtype)
+        try:
+            ranks.load(msgspec.structs.replace(load, max_rows=plan.num_tokens), model.config)  # traces have all rows
+        except ExecutorError as fault:
+            yield _failed("shards", fault)
+            return
+        held = shards_of(ranks)
+        faults = shard_faults(held, model.stored)
+        yield _shards(plan, ranks, held, faults)
+        wrong = {fault.name.rpartition(".")[0] for fault in faults if fault.kind == "loading"}
+        stages: dict[str, Callable[[], ParallelStage]] = {
+            "logits": lambda: _logits(plan, control, ranks, tokens, kv_dtype),
+            "trace": lambda: _trace(plan, control, ranks, tokens, kv_dtype, wrong),
+        }
+        for name, run in stages.items():
+            try:
+                yield run()
+            except (ExecutorError, RankError) as fault:
+                yield _failed(name, fault)
+                return
     finally:
         ranks.close()
 
@@ -86,9 +103,13 @@ def _sizes(plan: ParallelPlan, chunk: int) -> EngineConfig:
     )  # fmt: skip
 
 
-def _shards(plan: ParallelPlan, ranks: ParallelModel) -> ParallelStage:
-    held = shards_of(ranks)
-    faults = shard_faults(held, plan.model.stored)
+def _failed(stage: str, fault: KaratError) -> ParallelStage:
+    return ParallelStage(stage, "bug", (f"layer: the ranks fail where one process does not: {fault}",))
+
+
+def _shards(
+    plan: ParallelPlan, ranks: ParallelModel, held: Sequence[Sequence[HeldPart]], faults: Sequence[Blame]
+) -> ParallelStage:
     total = sum(weight.num_bytes for weight in {w.name: w for w in plan.model.stored.values()}.values())
     read = ", ".join(f"{100 * holding.bytes_read / total:.1f} %" for holding in ranks.holdings)
     lines = [
@@ -140,9 +161,13 @@ def _compute(engine: Engine, tokens: Sequence[int]) -> NDArray[np.floating]:
 
 
 def _trace(
-    plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName
-) -> ParallelStage:
-    """Every result op by op, on one process and on all ranks; the first that differs is blamed."""
+    plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName,
+    wrong: Collection[str],
+) -> ParallelStage:  # fmt: skip
+    """Every result op by op, on one process and on all ranks; the first that differs is blamed.
+
+    wrong: the layers whose weights are not the checkpoint's on some rank.
+    """
     steps = Steps.chunked(tokens, max(1, (plan.num_tokens + 1) // 2))
     alone = record_model(control, steps, selection=Selection(attention=False), kv_dtype=kv_dtype)
     trace = record_ranks(ranks, steps, kv_dtype)
@@ -156,7 +181,8 @@ def _trace(
     if blame is None:
         lines.append(f"{len(alone.arrays)} results, op by op: the same bits")
         return ParallelStage("trace", "exact", tuple(lines))
-    lines.append(f"{blame.kind}: the first result that differs is {blame.name}, {blame.what}")
+    kind = "loading" if blame.name in wrong else blame.kind
+    lines.append(f"{kind}: the first result that differs is {blame.name}, {blame.what}")
     return ParallelStage("trace", "bug", tuple(lines))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
-from karat.errors import KaratError, NumericsError
+from karat.errors import KaratError, NumericsError, RankError
 from karat.request import StreamChunk
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
         with LoadingBar() as bar:
             return LLM(folder, progress=None if quiet else bar, **options.given())
     except KaratError as error:
-        if reading is not None:
+        if reading is not None and not isinstance(error, RankError):  # a rank's end has nothing to do with words
             error.add_note(reading)
         raise
 

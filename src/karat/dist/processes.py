@@ -1,9 +1,9 @@
 """Ranks as processes: started, watched and ended by the process that uses them.
 
-A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of its
-threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets a RankError. If this process ends, however it does,
-the system kills the ranks (karat.dist.starter); where it cannot, they see the end of a pipe that only this process holds
-(karat.dist.lifeline).
+A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of
+its threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets
+a RankError. If this process ends, however it does, the system kills the ranks (karat.dist.starter); where it cannot,
+they see the end of a pipe that only this process holds (karat.dist.lifeline).
 """
 
 import os
@@ -178,7 +178,7 @@ class Ranks:
             vital = vitals[rank]
             vital.look(signs.progress(rank) if signs else 0)
             if vital.stopped_s > patience.stopped_s:
-                self._fail(rank, "is stopped (SIGSTOP or a debugger)", "let it run on, and load the model again")
+                self._fail(rank, "is stopped (SIGSTOP or a debugger)", "load the model again")
             if signs and vital.vain_s > patience.vain_s:
                 self._fail(rank, f"has had {patience.vain_s:g} s of processor time and got nowhere", _REPORT)
             if vital.idle_s > patience.idle_s:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 _PROC = Path("/proc")
+_MOST_S = 0.5  # that one look adds: who was stopped or had no core between two looks has not seen what went on
 
 
 class Vitals:
@@ -12,14 +13,15 @@ class Vitals:
 
     A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time that
     its busiest thread has had since the process' own count of what it got done last changed: on a busy machine that is
-    less than has passed. Where the system has no /proc, nothing is ever reported.
+    less than has passed. `idle_s` and `stopped_s` grow by what passes between two looks, up to half a second: a program that
+    was itself stopped for a while learns nothing of that while. Where the system has no /proc, nothing is ever reported.
     """
 
     def __init__(self, process_id: int, root: Path = _PROC) -> None:
         self._folder = root / str(process_id)
         self._cpu_times: dict[str, int] = {}  # of each thread, in ticks
         self._at_progress = (-1, self._cpu_times)
-        self._last_stir = self._last_run = time.monotonic()
+        self._looked = time.monotonic()
         self.idle_s = 0.0
         self.stopped_s = 0.0
         self.vain_s = 0.0
@@ -34,15 +36,14 @@ class Vitals:
                 continue  # the thread has ended
             states.add(fields[0])
             cpu_times[stat.parent.name] = int(fields[11]) + int(fields[12])  # user and system time
-        if not states & {"T", "t"}:
-            self._last_run = now
-        if states & {"R", "D"} or cpu_times != self._cpu_times or not states:
-            self._last_stir = now
+        seen_s = min(now - self._looked, _MOST_S)
+        self._looked = now
+        self.stopped_s = self.stopped_s + seen_s if states & {"T", "t"} else 0.0
+        stirs = states & {"R", "D"} or cpu_times != self._cpu_times or not states
+        self.idle_s = 0.0 if stirs else self.idle_s + seen_s
         self._cpu_times = cpu_times
         if progress != self._at_progress[0]:
             self._at_progress = progress, cpu_times
         before = self._at_progress[1]
         ticks = max((ticks - before.get(thread, 0) for thread, ticks in cpu_times.items()), default=0)
         self.vain_s = ticks / os.sysconf("SC_CLK_TCK")
-        self.idle_s = now - self._last_stir
-        self.stopped_s = now - self._last_run
