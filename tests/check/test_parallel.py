@@ -178,6 +178,23 @@ def right(model: CheckedModel) -> tuple[Trace, Trace, list[tuple[HeldPart, ...]]
         ranks.close()
 
 
+def test_traces_of_ranks_have_no_name_that_a_killed_check_could_leave(
+    model: CheckedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    right_command = ParallelModel.command
+
+    def command(self: ParallelModel, *args: Any, **given: Any) -> Any:
+        answer = right_command(self, *args, **given)
+        seen.append(list(tmp_path.iterdir()))  # while the files are open
+        return answer
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(ParallelModel, "command", command)
+    assert stages(model, size=2)["trace"].verdict == "exact"
+    assert seen and not any(seen)
+
+
 Right = tuple[Trace, Trace, list[tuple[HeldPart, ...]]]
 
 

@@ -5,8 +5,10 @@ that differs says which.
 """
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -108,16 +110,29 @@ def _uncovered(pieces: Sequence[tuple[int, int]], length: int) -> int | None:
 
 def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, attention: bool = False) -> Trace:
     """The traces of all ranks over a text, in one: the arrays of rank r are called `name@r`."""
-    with tempfile.TemporaryDirectory(prefix="karat-ranks-") as folder:
+    with ExitStack() as stack:
+        files = _files(ranks.size, stack)
         ranks.command(
             lambda number: Record(
                 number=number, token_ids=steps.prompt, cuts=steps.cuts, decode=steps.decode, kv_dtype=kv_dtype,
-                folder=folder, attention=attention,
+                files=files, attention=attention,
             ),
             Done, num_steps=len(steps.cuts) + steps.decode,
         )  # fmt: skip
-        traces = [read_trace(Path(folder) / f"rank-{rank}.trace") for rank in range(ranks.size)]
+        traces = [read_trace(Path(file)) for file in files]
     return merged(traces)
+
+
+def _files(count: int, stack: ExitStack) -> tuple[str, ...]:
+    """New files that other processes of this user can write to, until the stack ends.
+
+    On Linux they have no name but that of this process' descriptor, so that nothing is left of them if it is killed.
+    """
+    if Path("/proc/self/fd").exists():
+        opened = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
+        return tuple(f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in opened)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="karat-ranks-"))
+    return tuple(f"{folder}/rank-{number}.trace" for number in range(count))
 
 
 def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping[str, Array]) -> Blame | None:

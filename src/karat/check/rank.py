@@ -36,14 +36,14 @@ class Holds(msgspec.Struct, frozen=True, tag=True):
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Compute a text op by op and write this rank's trace as `rank-R.trace` into a folder; answered by Done."""
+    """Compute a text op by op and write each rank's trace into the file of that rank; answered by Done."""
 
     number: int
     token_ids: tuple[int, ...]
     cuts: tuple[int, ...]
     decode: int
     kv_dtype: FloatName
-    folder: str
+    files: tuple[str, ...]
     attention: bool
 
 
@@ -83,5 +83,5 @@ class CheckedRank(Rank):
         steps = Steps(record.token_ids, record.cuts, record.decode)
         selection = Selection(attention=record.attention)
         trace = record_model(model, steps, selection=selection, kv_dtype=record.kv_dtype)
-        write_trace(Path(record.folder) / f"rank-{self.rank}.trace", trace)
+        write_trace(Path(record.files[self.rank]), trace)
         return Done()
