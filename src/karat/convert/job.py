@@ -209,7 +209,7 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
         keys = [key for key in source.metadata.values if key not in _REPLACED and key != "general.alignment"]
         return [(key, source.metadata.stored(key)) for key in keys], []
     pairs = model_pairs(config, source.path.resolve().name)
-    of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config)
+    of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config, source.generation_config)
     if (reason := foreign_to_llama_cpp(config)) is not None:
         warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")
     sampling, left_out = sampling_values(source.generation_config or {})

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from karat.checkpoint.gguf.writer import numbers, scalar, string, strings
+from karat.checkpoint.wording import listed, shown
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs
 from karat.errors import TokenizerError
+from karat.models.end_tokens import stated_end_ids
 from karat.text.gguf_tokenizer import ranked_merges
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from karat.text.tokenizer_files import TokenizerFiles
@@ -21,10 +23,17 @@ _ROLES = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
     "mask_token": "mask",
 }  # fmt: skip
+_ENDS = ("eos", "eot", "eom")  # the keys of tokens that end a text
 
 
-def tokenizer_pairs(files: TokenizerFiles, config: ModelConfig) -> tuple[Pairs, list[str]]:
-    """The metadata, and what of the tokenizer they leave out. TokenizerError for one that they cannot describe."""
+def tokenizer_pairs(
+    files: TokenizerFiles, config: ModelConfig, generation_config: Mapping[str, object] | None = None
+) -> tuple[Pairs, list[str]]:
+    """The metadata, and what of the tokenizer they leave out. TokenizerError for one that they cannot describe.
+
+    The tokens that end a text are those of `generation_config` or `config` with the tokenizer's own, as they are to
+    who loads the folder; ConfigError if they are of the wrong kind.
+    """
     state = json.loads(files.backend.to_str())
     model = state["model"]
     if model["type"] != "BPE" or model.get("dropout") or model.get("end_of_word_suffix"):
@@ -43,12 +52,13 @@ def tokenizer_pairs(files: TokenizerFiles, config: ModelConfig) -> tuple[Pairs, 
     ]
     if scores:
         pairs.append(("tokenizer.ggml.scores", numbers("FLOAT32", scores)))
-    pairs += _special(files, config)
+    special, left_out = _special(files, config, generation_config, tokens)
+    pairs += special
     pairs += [
         ("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", string(source))
         for name, source in files.templates.items()
     ]
-    return pairs, _left_out(state)
+    return pairs, [*left_out, *_left_out(state)]
 
 
 def _tokens(state: Mapping[str, Any], model: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
@@ -129,29 +139,38 @@ def _sentence_piece(
     return [("tokenizer.ggml.add_space_prefix", scalar("BOOL", steps[0] == prepend))], scores
 
 
-def _special(files: TokenizerFiles, config: ModelConfig) -> Pairs:
-    """Tokens with a role, the further ones that end a text, and whether BOS and EOS are put around one."""
+def _special(
+    files: TokenizerFiles, config: ModelConfig, generation_config: Mapping[str, object] | None, tokens: Sequence[str]
+) -> tuple[Pairs, list[str]]:
+    """Tokens with a role, the further ones that end a text, and whether BOS and EOS are put around one.
+
+    Then what is left out of that: GGUF has three keys for tokens that end a text.
+    """
     ids = {role: files.backend.token_to_id(token) for role, token in files.special_tokens.items()}
     roles = {name: ids[role] for role, name in _ROLES.items() if ids.get(role) is not None}
     roles.setdefault("bos", config.bos_token_id)
-    ends = [*config.eos_token_ids]
-    roles.setdefault("eos", ends[0] if ends else None)
-    others = [token_id for token_id in ends if token_id != roles["eos"]]
-    roles |= dict(zip(("eot", "eom"), others, strict=False))
+    stated = stated_end_ids(generation_config, config, roles.get("eos"), "generation_config.json")
+    ends = [token_id for token_id in stated if token_id < config.vocab_size]  # as who loads the folder has them
+    roles |= dict(zip(_ENDS, ends, strict=False))
     framed, plain = files.backend.encode("").ids, files.backend.encode("a", add_special_tokens=False).ids
     before = framed[:1] if framed and framed[0] == roles["bos"] else []
     after = framed[len(before) :]
-    if after not in ([], [roles["eos"]]) or files.backend.encode("a").ids != [*before, *plain, *after]:
+    if after not in ([], [roles.get("eos")]) or files.backend.encode("a").ids != [*before, *plain, *after]:
         raise _unsupported("a post-processor that adds more than BOS and EOS")
     pairs = [
         (f"tokenizer.ggml.{name}_token_id", scalar("UINT32", token_id))
         for name, token_id in roles.items()
         if token_id is not None
     ]
-    return [
-        *pairs,
+    pairs += [
         ("tokenizer.ggml.add_bos_token", scalar("BOOL", bool(before))),
         ("tokenizer.ggml.add_eos_token", scalar("BOOL", bool(after))),
+    ]
+    if len(ends) <= len(_ENDS):
+        return pairs, []
+    kept, lost = (listed([shown(tokens[i]) for i in ids]) for ids in (ends[: len(_ENDS)], ends[len(_ENDS) :]))
+    return pairs, [
+        f"GGUF has room for {len(_ENDS)} tokens that end a text: the file has {kept}; a text goes on after {lost}"
     ]
 
 

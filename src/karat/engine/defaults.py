@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from karat.config import ModelConfig
 from karat.errors import ConfigError, RequestError, TemplateError
+from karat.models.end_tokens import stated_end_ids
 from karat.request import SamplingParams, shown
 from karat.text import Tokenizer
 
@@ -101,8 +102,7 @@ def read_defaults(
         for key, value in sorted(stated.items())
         if key not in names and key not in _HARMLESS and not any(value == off for off in _OFF.get(key, ()))
     ]
-    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    end_ids = {*(_read_ids(stated.get("eos_token_id"), where) or config.eos_token_ids), *own}
+    end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
     ignored += [f"eos_token_id={i} (outside the vocabulary)" for i in sorted(end_ids) if i >= config.vocab_size]
     article = "a " if where == _FILE else ""
     notice = f"sampling without {article}{where}: " if raw is None else f"sampling as {where} says: "
@@ -142,12 +142,3 @@ def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tupl
         for name, value in values.items()
         if getattr(params, name) != getattr(usual, name)
     ]
-
-
-def _read_ids(value: object, where: str) -> tuple[int, ...]:
-    """One id, a list of ids, or nothing."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    for token_id in ids:
-        if type(token_id) is not int or token_id < 0:
-            raise ConfigError(f"{where}: eos_token_id={shown(value)}: expected a token id or a list of token ids")
-    return tuple(ids)
