@@ -12,7 +12,7 @@ from typing import Literal
 
 from karat.errors import ConfigError
 
-RopeType = Literal["default", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "factors", "linear", "llama3", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 
 _PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # of variables' names: ours, and huggingface_hub's
@@ -26,7 +26,8 @@ class RopeConfig:
 
     Which fields matter depends on `rope_type`: linear uses `factor`; llama3 `factor`, the two frequency factors and
     the original length; yarn `factor`, the original length, the betas, `truncate` and `attention_factor` (already
-    resolved: cosine and sine are multiplied by it).
+    resolved: cosine and sine are multiplied by it). `factors`, which is GGUF's and no folder's, has a number for each
+    pair of a head that its frequency is divided by.
     """
 
     theta: float
@@ -39,6 +40,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim={self.head_dim}: rotary embedding turns pairs, so an even number is needed")
+        if self.rope.rope_type == "factors" and len(self.rope.factors) != self.head_dim // 2:
+            raise ConfigError(
+                f"{len(self.rope.factors)} factors of RoPE; expected one for each of {self.head_dim // 2} pairs"
+            )
         if not self.rms_norm_eps > 0:
             raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: expected a number above 0")
         if len(self.layer_windows) != self.num_layers:

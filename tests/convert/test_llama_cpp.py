@@ -28,6 +28,15 @@ CONFIGS = {
     **GGUF_FAMILIES,
     "tied": {"tie_word_embeddings": True},
     "yarn llama": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "llama 3, other factors": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 2.0,
+            "high_freq_factor": 8.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
     "linear qwen2": {"model_type": "qwen2", "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
 }
 FOREIGN = {

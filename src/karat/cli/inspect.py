@@ -176,10 +176,14 @@ def _one_line(value: object) -> str:
 def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
     """The resolved configuration without what is off, equal windows as one."""
     rope = config["rope"]
-    fields = ["theta"] if rope["rope_type"] == "default" else [name for name in rope if name != "rope_type"]
+    kind, factors = rope["rope_type"], rope["factors"]
+    if kind == "factors":
+        kind = f"{len(factors)} factors from {min(factors):g} to {max(factors):g}"
+    is_short = kind == "default" or factors
+    fields = ["theta"] if is_short else [name for name in rope if name not in ("rope_type", "factors")]
     windows = [window for window in config["layer_windows"] if window is not None]
     special = {
-        "rope": ", ".join([rope["rope_type"], *(f"{name} {rope[name]}" for name in fields)]),
+        "rope": ", ".join([kind, *(f"{name} {rope[name]}" for name in fields)]),
         "layer_windows": f"{windows[0]} tokens on {len(windows)} of {config['num_layers']} layers"
         if windows
         else "none",

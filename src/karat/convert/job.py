@@ -86,7 +86,7 @@ def convert(
     for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
         tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, progress, report, done, total))
         done += report.num_bytes
-    if config.rope.rope_type == "llama3":
+    if config.rope.rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
     pairs, warnings = _pairs(source, config)
     is_quantised = any(report.dtype in FORMATS for report in reports)
@@ -195,12 +195,15 @@ def _told(
 
 
 def rope_factors(config: ModelConfig) -> NewTensor:
-    """The tensor that says llama3's scaling."""
+    """The tensor that says llama3's scaling, or factors of no name."""
     rope = config.rope
-    factors = llama3_factors(
-        rope.theta, config.head_dim, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
-        rope.original_max_position_embeddings,
-    ).astype("<f4")  # fmt: skip
+    if rope.rope_type == "factors":
+        factors = np.array(rope.factors, "<f4")
+    else:
+        factors = llama3_factors(
+            rope.theta, config.head_dim, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+            rope.original_max_position_embeddings,
+        ).astype("<f4")  # fmt: skip
     return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
 
 

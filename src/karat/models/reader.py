@@ -5,12 +5,14 @@ Understands what transformers 4 writes (`rope_theta`, `rope_scaling`, `torch_dty
 alone is an error, because it may change the result.
 """
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar, get_args
 
 from karat.config import FloatName, RopeConfig
 from karat.errors import ConfigError
 from karat.ops.rope_table import yarn_attention_factor
+from karat.request import shown
 
 T = TypeVar("T", bool, int, float, str)
 
@@ -195,6 +197,8 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         rope.must_be("factor", None, 1, 1.0, why="rope_type default has no factor")
         rope.raw("original_max_position_embeddings")
         return RopeConfig(theta=theta)
+    if kind == "factors":
+        return RopeConfig(theta=theta, rope_type="factors", factors=_read_factors(rope, where))
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(
             f"{where}: rope_type={kind!r} is not supported: Karat has default, linear, llama3 and yarn (dynamic and "
@@ -232,3 +236,13 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         beta_fast=beta_fast, beta_slow=beta_slow, truncate=rope.get(bool, "truncate", True),
         attention_factor=attention_factor,
     )  # fmt: skip
+
+
+def _read_factors(rope: ConfigReader, where: str) -> tuple[float, ...]:
+    """What the frequencies are divided by, of at least 1, so that no angle exceeds its position."""
+    factors = rope.raw("factors")
+    if not isinstance(factors, list) or not all(
+        type(factor) in (int, float) and 1 <= factor < math.inf for factor in factors
+    ):
+        raise ConfigError(f"{where}: factors={shown(factors)}: expected a list of numbers of at least 1")
+    return tuple(map(float, factors))

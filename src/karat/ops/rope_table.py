@@ -4,7 +4,7 @@ Models were trained with float32 frequencies, so these are part of the model: th
 step as transformers does, from IEEE operations and a power that is rounded once (from 40 decimal digits). An angle is
 the float32 product of frequency and position. Its cosine and sine are computed in float64 from additions and
 multiplications only (a library function's last bit changes with the CPU) and rounded once to the table's dtype.
-Scaling: linear, llama3 (Llama 3.1) and yarn (arXiv 2309.00071).
+Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), and by factors that are given (GGUF).
 """
 
 import math
@@ -64,6 +64,10 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
             return one / wavelengths
         case "linear":
             return one / wavelengths / np.float32(rope.factor)
+        case "factors":
+            # `karat check` also asks what a wrong size of heads would give: the last factor stands for those beyond.
+            columns = np.minimum(np.arange(len(exponents)), len(rope.factors) - 1)
+            return one / wavelengths / np.array(rope.factors, np.float32)[columns]
         case "llama3":
             return _llama3(one / wavelengths, rope)
         case "yarn":

@@ -2,6 +2,7 @@
 
 import math
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 from karat.checkpoint import open_gguf, open_model
 from karat.checkpoint.gguf import read_header
 from karat.checkpoint.gguf.names import canonical_name, gguf_name, paired_rows
-from karat.checkpoint.gguf.rope import find_llama3, llama3_factors
+from karat.checkpoint.gguf.rope import llama3_factors, read_rope_factors
 from karat.errors import CheckpointError, ConfigError
 from karat.models.registry import find_weights, read_config
-from karat.ops.rope_table import cos_sin_table
+from karat.ops.rope_table import cos_sin_table, inverse_frequencies
 from tests.checkpoint.gguf.builders import (
     ARRAY,
     BOOL,
@@ -226,7 +227,7 @@ class TestLlama3:
     )
     def test_found_again(self, theta: float, head_dim: int, factor: float, length: int) -> None:
         factors = llama3_factors(theta, head_dim, factor, 1, 4, length).astype(np.float32)
-        found = find_llama3(factors, theta, head_dim)
+        found = read_rope_factors(factors, theta, head_dim)
         if factors.max() == 1:
             assert found is None
             return
@@ -236,10 +237,34 @@ class TestLlama3:
         if ((factors > 1.01) & (factors < factor * 0.99)).any() and factors.max() > factor * 0.9999:
             assert (found["factor"], found["original_max_position_embeddings"]) == (factor, length)
 
-    @pytest.mark.parametrize("wrong", [[1, 2, 1, 1], [1, 1, 1, 0.5], [1, 1, math.nan, 8], [1, 3, 5, 8], [8, 1, 8, 1]])
-    def test_anything_else_is_refused(self, wrong: list[float]) -> None:
+    @pytest.mark.parametrize("other", [[1, 2, 1, 1], [1, 3, 5, 8], [8, 1, 8, 1]])
+    def test_other_factors_divide_the_frequencies(self, other: list[float], tmp_path: Path) -> None:
+        """In float32, as llama.cpp does."""
+        assert read_rope_factors(np.array(other, np.float32), 10000.0, 8) == {"rope_type": "factors", "factors": other}
+        content = build(pairs(), [*tensors(), ("rope_freqs.weight", [2], 0, struct.pack("<ff", 7.3, 1.1))])
+        rope = read_config(opened(tmp_path / "a.gguf", content).config).rope
+        expected = np.array([1, 0.01], np.float32) / np.array([7.3, 1.1], np.float32)
+        np.testing.assert_array_equal(inverse_frequencies(rope, 4), expected)
+
+    @given(
+        factors=st.lists(st.floats(1, width=32, allow_infinity=False), min_size=1, max_size=40),
+        theta=st.floats(1, 3e38, exclude_min=True),
+    )
+    def test_any_factors_are_kept(self, factors: list[float], theta: float) -> None:
+        found = read_rope_factors(np.array(factors, np.float32), theta, 2 * len(factors))
+        if found is None:
+            assert max(factors) < 1 + 1e-5
+        elif found["rope_type"] == "factors":
+            assert found["factors"] == factors
+        else:
+            assert found["rope_type"] == "llama3"
+            numbers = (found["factor"], 1, 4, found["original_max_position_embeddings"])
+            np.testing.assert_allclose(llama3_factors(theta, 2 * len(factors), *numbers), factors, rtol=1e-5)
+
+    @pytest.mark.parametrize("wrong", [[1, 1, 1, 0.5], [1, 1, math.nan, 8], [1, 1, 1, math.inf], [-1, 1, 1, 1]])
+    def test_what_divides_nothing_is_refused(self, wrong: list[float]) -> None:
         with pytest.raises(ConfigError, match=r"rope_freqs\.weight"):
-            find_llama3(np.array(wrong, np.float32), 10000.0, 8)
+            read_rope_factors(np.array(wrong, np.float32), 10000.0, 8)
 
 
 class TestWarnings:

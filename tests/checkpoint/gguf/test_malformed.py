@@ -191,9 +191,9 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         build(pairs(), [*tensors(), ("blk.0.ffn_gate_inp.weight", [8], 0, bytes(32))]),
         "has 1 tensors that no supported architecture has: 'blk.0.ffn_gate_inp.weight' [8]",
     ),
-    "factors of no llama3 scaling": (
-        build(pairs(), [*tensors(), ("rope_freqs.weight", [2], 0, struct.pack("<ff", 2, 1))]),
-        "holds factors of no llama3 scaling",
+    "factors that speed up": (
+        build(pairs(), [*tensors(), ("rope_freqs.weight", [2], 0, struct.pack("<ff", 2, 0.9))]),
+        "rope_freqs.weight has values from 0.9; expected finite ones of at least 1",
     ),
     "factors of another size": (
         build(pairs(), [*tensors(), ("rope_freqs.weight", [8], 0, bytes(32))]), "rope_freqs.weight has the shape [8]"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.gguf.names import ARCHITECTURES, Architecture
-from karat.checkpoint.gguf.rope import find_llama3, read_rope_scaling
+from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling
 from karat.checkpoint.gguf.values import GgufArray, Metadata
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import listed, shown
@@ -77,10 +77,10 @@ def read_config(
             raise ConfigError(
                 f"rope_freqs.weight has the shape {list(rope_factors.shape)}; expected {head_dim // 2} factors"
             )
-        llama3 = find_llama3(rope_factors.to_array(np.dtype(np.float32)).astype(np.float32), theta, head_dim)
-        if llama3 and scaling:
+        by_factors = read_rope_factors(rope_factors.to_array(np.dtype(np.float32)).astype(np.float32), theta, head_dim)
+        if by_factors and scaling:
             raise ConfigError(f"{arch}.rope.scaling and rope_freqs.weight both scale RoPE; expected one of them")
-        scaling = llama3 or scaling
+        scaling = by_factors or scaling
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": _vocab_size(metadata, arch, weights),

@@ -1,6 +1,11 @@
-"""RoPE in GGUF: scaling stated in the metadata, or, for llama3, only as the factors that come of it."""
+"""RoPE in GGUF: scaling stated in the metadata, or, for llama3, only as the factors that come of it.
+
+llama.cpp divides frequencies by the factors. So does Karat, except where they are those of a llama3 scaling as models
+have it: then it takes the parameters, and computes with the bits of the Hugging Face folder.
+"""
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +15,7 @@ from numpy.typing import NDArray
 from karat.checkpoint.gguf.values import Metadata
 from karat.errors import ConfigError
 
-# What every llama3 model has; with them, the original length follows from the factors.
+# What every released llama3 model has; with them, the original length follows from the factors.
 _LOW, _HIGH = 1.0, 4.0
 _TOLERANCE = 1e-5  # of factors that were computed in float32 from a frequency of 1e-7 relative error
 
@@ -60,10 +65,11 @@ def llama3_factors(
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def find_llama3(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any] | None:
-    """`rope_scaling` of the llama3 kind with just these factors; None if they are all 1. ConfigError if there is none.
+def read_rope_factors(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any] | None:
+    """`rope_scaling` for what each of the head_dim / 2 frequencies is divided by; None if they are all 1.
 
-    The parameters are found by solving for them, and then checked: they give the same factors again.
+    It is llama3's where its parameters are found, else of the kind `factors`. ConfigError for numbers that are not
+    finite or below 1.
     """
     assert factors.shape == (head_dim // 2,)
     if not np.isfinite(factors).all() or factors.min() < 1 - _TOLERANCE:
@@ -71,10 +77,21 @@ def find_llama3(factors: NDArray[np.float32], theta: float, head_dim: int) -> di
     found = factors.astype(np.float64)
     if found.max() < 1 + _TOLERANCE:
         return None
+    if 1 < theta < math.inf and (llama3 := find_llama3(found, theta, head_dim)) is not None:
+        return llama3
+    return {"rope_type": "factors", "factors": np.maximum(found, 1).tolist()}
+
+
+def find_llama3(found: NDArray[np.float64], theta: float, head_dim: int) -> dict[str, Any] | None:
+    """`rope_scaling` of the llama3 kind with just these factors; None if there is none with the usual parameters.
+
+    They are found by solving for them, and then checked: they give the same factors again.
+    """
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     for factor, length in _candidates(found, wavelengths):
         if factor < 1 or not 1 <= length < 1 << 31:
             continue
+        length = round(length)
         again = llama3_factors(theta, head_dim, factor, _LOW, _HIGH, length)
         if np.allclose(again, found, rtol=_TOLERANCE, atol=0):
             return {
@@ -84,28 +101,28 @@ def find_llama3(factors: NDArray[np.float32], theta: float, head_dim: int) -> di
                 "high_freq_factor": _HIGH,
                 "original_max_position_embeddings": length,
             }
-    raise ConfigError(
-        "rope_freqs.weight holds factors of no llama3 scaling (low_freq_factor 1, high_freq_factor 4, any factor and "
-        "original length); expected those, or the tensor absent"
-    )
+    return None
 
 
-def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) -> Iterator[tuple[float, int]]:
+def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) -> Iterator[tuple[float, float]]:
     """Factor and original length that the factors may come of."""
     factor = _plain(found.max())
     smooth = (1 / found - 1 / factor) / (1 - 1 / factor)
     between = (smooth > 1e-3) & (smooth < 1 - 1e-3)
     if between.any():
-        yield factor, round(np.median((smooth[between] * (_HIGH - _LOW) + _LOW) * wavelengths[between]).item())
+        yield factor, np.median((smooth[between] * (_HIGH - _LOW) + _LOW) * wavelengths[between]).item()
     else:  # any length will do that puts no wavelength between; the usual one first
         yield factor, 8192
         yield factor, math.floor(wavelengths[smooth <= 1e-3].min() * _LOW)
     # Where not even the longest wavelength is divided by the whole factor: 1 / found is a line over 1 / wavelength.
     scaled = found > 1 + 1e-3
     if scaled.sum() > 1:
-        slope, start = np.polyfit(1 / wavelengths[scaled], 1 / found[scaled], 1).tolist()
-        if (factor := _plain(_HIGH / ((_HIGH - _LOW) * start + _LOW))) > 1:
-            yield factor, round(slope * (_HIGH - _LOW) / (1 - 1 / factor))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a line that is poorly known is found out when it is checked
+            slope, start = np.polyfit(1 / wavelengths[scaled], 1 / found[scaled], 1).tolist()
+        longest = (_HIGH - _LOW) * start + _LOW
+        if longest > 0 and (factor := _plain(_HIGH / longest)) > 1:
+            yield factor, slope * (_HIGH - _LOW) / (1 - 1 / factor)
 
 
 def _plain(number: float) -> float:
