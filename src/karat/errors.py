@@ -29,6 +29,10 @@ class CheckpointError(KaratError):
     exit_code = 4
 
 
+class OutputError(KaratError):
+    """A file that cannot be written: it is there already, its folder is not, or the disk is full."""
+
+
 class TokenizerError(KaratError):
     """A tokenizer that is missing, corrupt or of an unsupported kind."""
 

@@ -229,7 +229,7 @@ def test_a_reader_that_goes_away(alphabet: Path) -> None:
     assert "Error" not in errors and "error" not in errors and "Exception" not in errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_end_it_cleanly(number: signal.Signals, code: int, alphabet: Path) -> None:
     with endless(alphabet) as process:
         assert process.stdout is not None and process.stderr is not None

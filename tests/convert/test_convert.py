@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
-from karat.errors import CheckpointError, ConfigError, NumericsError, UsageError
+from karat.errors import ConfigError, NumericsError, OutputError, UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config
 from karat.ops.native import native, unavailable_reason
@@ -258,7 +259,7 @@ class TestFailures:
 
     def test_an_existing_file_is_kept(self, tmp_path: Path) -> None:
         (tmp_path / "a.gguf").write_bytes(b"mine")
-        with pytest.raises(CheckpointError, match="is there already, and nothing is overwritten"):
+        with pytest.raises(OutputError, match="is there already, and nothing is overwritten"):
             convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"])
         assert (tmp_path / "a.gguf").read_bytes() == b"mine"
 
@@ -266,7 +267,7 @@ class TestFailures:
         def progress(*_: object) -> None:
             (tmp_path / "a.gguf").write_bytes(b"mine")
 
-        with pytest.raises(CheckpointError, match="File exists"):
+        with pytest.raises(OutputError, match="File exists"):
             convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"], progress=progress)
         assert (tmp_path / "a.gguf").read_bytes() == b"mine"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "model"]
@@ -283,8 +284,46 @@ class TestFailures:
             [sys.executable, "-c", program, tmp_path / "model", tmp_path / "a.gguf"],
             capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source},
         )  # fmt: skip
-        assert done.returncode == CheckpointError.exit_code
+        assert done.returncode == 1
         assert "cannot be written (File too large: it takes" in done.stderr
+        self.nothing_left(tmp_path)
+
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
+        source = open_model(folder_of(tmp_path / "model"))
+        with pytest.raises(OutputError, match="No such file or directory") as caught:
+            convert(source, tmp_path / "absent" / "a.gguf", MIXES["F32"])
+        assert caught.value.exit_code == 1
+        self.nothing_left(tmp_path)
+
+    def test_a_foreign_part_file_stays(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever wrote it: this process's number, and even the random one, may be another's on another machine."""
+        (tmp_path / f".a.gguf.{os.getpid()}.part").write_bytes(b"theirs")
+        source = open_model(folder_of(tmp_path / "model"))
+        convert(source, tmp_path / "a.gguf", MIXES["F32"])
+        monkeypatch.setattr("secrets.token_hex", lambda num: "0a1b2c3d")
+        (tmp_path / ".b.gguf.0a1b2c3d.part").write_bytes(b"theirs")
+        with pytest.raises(OutputError, match="File exists"):
+            convert(source, tmp_path / "b.gguf", MIXES["F32"])
+        parts = sorted(tmp_path.glob(".*.part"))
+        assert [part.read_bytes() for part in parts] == [b"theirs"] * 2
+        assert not (tmp_path / "b.gguf").exists()
+
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_a_signal_leaves_nothing(self, number: signal.Signals, code: int, tmp_path: Path) -> None:
+        """Sent by itself in the middle of the file."""
+        folder_of(tmp_path / "model")
+        program = (
+            "import os, signal, sys; from karat.cli import convert, main; "
+            f"signal.signal({number:d}, signal.default_int_handler if {number:d} == 2 else signal.SIG_DFL); "
+            f"convert.Progress.__call__ = lambda self, text: '%' in text and os.kill(os.getpid(), {number:d}); "
+            "sys.exit(main(['convert', sys.argv[1], sys.argv[2], '--quant', 'F32']))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "model", tmp_path / "a.gguf"],
+            capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
         self.nothing_left(tmp_path)
 
     def test_an_interrupt_leaves_nothing(self, tmp_path: Path) -> None:

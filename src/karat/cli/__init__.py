@@ -16,12 +16,15 @@ from karat.config import Settings
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command (`sys.argv` unless `args` are given) and returns its exit code; see `karat help exit-codes`.
 
-    Takes SIGTERM over for the rest of the process, and makes stdout and stderr UTF-8.
+    Takes SIGTERM over for the rest of the process, SIGHUP too unless it is ignored (`nohup`), and makes stdout and
+    stderr UTF-8.
     """
     _prepare_streams()
     invocation = Invocation(debug=Settings.from_env().debug)
     try:
         signal.signal(signal.SIGTERM, _terminate)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, _terminate)
         try:
             _run(sys.argv[1:] if args is None else args, invocation)
             emit("")  # or say that what is buffered cannot be written
@@ -54,7 +57,7 @@ def _prepare_streams() -> None:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(128 + signum)
 
 
 def _flush_or_discard() -> None:

@@ -11,6 +11,7 @@ from karat.errors import CapacityError, KaratError
 OK = 0
 USAGE = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
+HUNG_UP = 129  # 128 + SIGHUP
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 TERMINATED = 143  # 128 + SIGTERM
@@ -30,6 +31,7 @@ EXIT_CODES: Mapping[int, str] = {
     11: "a trace is malformed or does not fit the model",
     12: "a tensor-parallel rank died, hangs or could not be started",
     BUG: "a bug in Karat: please report it with the output of --debug",
+    HUNG_UP: "stopped by SIGHUP: the terminal went away",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",
     BROKEN_PIPE: "the reader of the output went away, as in `karat run … | head -c 20`",
     TERMINATED: "stopped by SIGTERM",
@@ -37,7 +39,11 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. No Exception, so that only clean-up sees it on its way to `main`."""
+    """SIGTERM or SIGHUP arrived. No Exception, so that only clean-up sees it on its way to `main`."""
+
+    def __init__(self, exit_code: int = TERMINATED) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
 
 
 def report(error: BaseException, *, debug: bool) -> int:
@@ -60,7 +66,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         case KeyboardInterrupt():
             return INTERRUPTED
         case Terminated():
-            return TERMINATED
+            return error.exit_code
         case typer.TyperException():
             tell(f"karat: error: {_usage_message(error)}")
             return USAGE

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from karat.checkpoint.gguf.header import PLAIN_TYPES
 from karat.checkpoint.gguf.values import ARRAY, NAMES, NUMBERS, STRING
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.errors import CheckpointError
+from karat.errors import OutputError
 from karat.quant import FORMATS
 
 ALIGNMENT = 32
@@ -64,15 +65,17 @@ def numbers(kind: str, values: Sequence[float]) -> bytes:
 def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> None:
     """Writes the file `path`, which must not exist yet, with `pairs` of keys and values as the functions above make.
 
-    It appears under its name when it is complete and on the disk; until then, and after any failure, there is nothing.
-    Raises CheckpointError if the file exists or cannot be written, and whatever a tensor's chunks raise.
+    It appears under its name when it is complete and on the disk; until then it is a hidden file beside it, of which
+    only SIGKILL and the like leave anything, and after any failure there is nothing. Raises OutputError if the file
+    exists or cannot be written, and whatever a tensor's chunks raise.
     """
     if path.exists() or path.is_symlink():
-        raise CheckpointError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        raise OutputError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
+        file = part.open("xb")  # where somebody else's has the name, it is theirs and stays
         try:
-            with part.open("xb") as file:
+            with file:
                 for piece in _pieces(pairs, tensors):
                     file.write(piece if isinstance(piece, bytes) else piece.data)
                 file.flush()
@@ -85,7 +88,7 @@ def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             total = sum(tensor.num_bytes for tensor in tensors)
             reason = f"{reason}: it takes {total} bytes; free some space, or write to another disk"
-        raise CheckpointError(f"{path}: cannot be written ({reason})") from fault
+        raise OutputError(f"{path}: cannot be written ({reason})") from fault
 
 
 def _publish(part: Path, path: Path) -> None:
