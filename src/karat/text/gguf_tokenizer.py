@@ -18,6 +18,8 @@ from karat.text.tokenizer_files import TokenizerFiles
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _INTEGERS = ("INT32", "UINT32")
+MAX_TOKENS = 1 << 20  # four times the largest vocabulary
+MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
 _ROLES: Mapping[str, str] = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
@@ -40,24 +42,48 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
             f"{place}: has a tokenizer.ggml.precompiled_charsmap; expected SentencePiece without normalisation, or "
             "byte-level BPE; take another model"
         )
+    if kind not in ("gpt2", "llama"):
+        raise TokenizerError(
+            f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE) or llama "
+            "(SentencePiece BPE); take another model"
+        )
+    _check_sizes(metadata, kind, place)
     try:
         vocabulary = _Vocabulary(metadata, place)
-        match kind:
-            case "gpt2":
-                backend, adds_bos = _byte_level(metadata, vocabulary, place)
-            case "llama":
-                backend, adds_bos = _sentence_piece(metadata, vocabulary, place), True
-            case _:
-                raise TokenizerError(
-                    f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE) or llama "
-                    "(SentencePiece BPE); take another model"
-                )
+        if kind == "gpt2":
+            backend, adds_bos = _byte_level(metadata, vocabulary, place)
+        else:
+            backend, adds_bos = _sentence_piece(metadata, vocabulary, place), True
         roles = vocabulary.roles()
         backend.add_tokens(vocabulary.added())
         _frame(backend, metadata, vocabulary, adds_bos, place)
         return TokenizerFiles(backend, roles, _templates(metadata, place), None)
     except UnicodeDecodeError as fault:
         raise TokenizerError(f"{place}: has a token that is not UTF-8; convert the model again") from fault
+
+
+def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
+    """Refuses what has too many tokens, or other things than one for each, before any is decoded."""
+    tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
+    if tokens is None or tokens.len == 0:
+        raise TokenizerError(f"{place}: has no tokenizer.ggml.tokens; expected a vocabulary; convert the model again")
+    if tokens.len > MAX_TOKENS:
+        raise TokenizerError(f"{place}: has {tokens.len} tokens; expected at most {MAX_TOKENS}; take another file")
+    merges = metadata.array("tokenizer.ggml.merges", "STRING") if kind == "gpt2" else None
+    for what, array in (("tokens", tokens), ("merges", merges)):
+        if array is not None and array.end - array.begin > 8 * array.len + MAX_TEXT_BYTES:
+            raise TokenizerError(f"{place}: has {what} of more than {MAX_TEXT_BYTES} bytes; take another file")
+    if merges is not None and merges.len > 2 * MAX_TOKENS:
+        raise TokenizerError(f"{place}: has {merges.len} merges; expected at most {2 * MAX_TOKENS}; take another file")
+    types = metadata.array("tokenizer.ggml.token_type", *_INTEGERS)
+    if types is not None and types.len != tokens.len:
+        raise TokenizerError(f"{place}: has {types.len} token types for {tokens.len} tokens; convert the model again")
+    scores = metadata.array("tokenizer.ggml.scores", "FLOAT32") if kind == "llama" else None
+    if kind == "llama" and (scores is None or scores.len != tokens.len):
+        raise TokenizerError(
+            f"{place}: has {scores.len if scores else 'no'} tokenizer.ggml.scores for {tokens.len} tokens; "
+            "expected one for each; convert the model again"
+        )
 
 
 class _Vocabulary:
@@ -67,28 +93,20 @@ class _Vocabulary:
         self._metadata = metadata
         self._place = place
         tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
-        if tokens is None or tokens.len == 0:
-            raise TokenizerError(
-                f"{place}: has no tokenizer.ggml.tokens; expected a vocabulary; convert the model again"
-            )
+        assert tokens is not None
         self.tokens = tokens.strings()
         types = metadata.array("tokenizer.ggml.token_type", *_INTEGERS)
         self.types: Sequence[int] = [_NORMAL] * len(self.tokens) if types is None else types.numbers().tolist()
-        if len(self.types) != len(self.tokens):
-            raise TokenizerError(
-                f"{place}: has {len(self.types)} token types for {len(self.tokens)} tokens; convert the model again"
-            )
         if wrong := set(self.types).difference(range(_NORMAL, _BYTE + 1)):
             raise TokenizerError(f"{place}: has a token of the type {min(wrong)}; expected {_NORMAL} to {_BYTE}")
 
     def ids(self) -> dict[str, int]:
         """Token to id, without unused ones, which stand for no text."""
         of_id = enumerate(zip(self.tokens, self.types, strict=True))
-        used = [(token, index) for index, (token, kind) in of_id if kind != _UNUSED]
-        ids = dict(used)
-        if len(ids) != len(used):
-            token, index = next((token, index) for token, index in used if ids[token] != index)
-            raise TokenizerError(f"{self._place}: has the token {shown(token)} twice, as {index} and {ids[token]}")
+        ids: dict[str, int] = {}
+        for index, (token, kind) in of_id:
+            if kind != _UNUSED and ids.setdefault(token, index) != index:
+                raise TokenizerError(f"{self._place}: has the token {shown(token)} twice, as {ids[token]} and {index}")
         return ids
 
     def added(self) -> list[AddedToken]:
@@ -132,7 +150,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> tupl
         )
     ids = vocabulary.ids()
     pairs = []
-    for merge in merges.strings():
+    for merge in merges.each_string():
         left, _, right = merge.partition(" ")
         if left not in ids or right not in ids or left + right not in ids:
             raise TokenizerError(f"{place}: has the merge {shown(merge)}; expected two tokens that make a third")
@@ -149,11 +167,7 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
     """SentencePiece BPE: the pair with the best score is merged first; what has no token becomes its bytes."""
     ids = vocabulary.ids()
     scores = metadata.array("tokenizer.ggml.scores", "FLOAT32")
-    if scores is None or scores.len != len(vocabulary.tokens):
-        raise TokenizerError(
-            f"{place}: has {scores.len if scores else 'no'} tokenizer.ggml.scores for {len(vocabulary.tokens)} tokens; "
-            "expected one for each; convert the model again"
-        )
+    assert scores is not None
     merges = ranked_merges(ids, vocabulary.types, scores.numbers().tolist())
     unknown = vocabulary.token("tokenizer.ggml.unknown_token_id")
     has_bytes = _BYTE in vocabulary.types

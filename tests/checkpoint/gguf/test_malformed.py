@@ -1,5 +1,6 @@
 """Files that are wrong in one place each end in one clear error; so does whatever a flip of bytes makes."""
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,18 @@ from hypothesis import strategies as st
 
 from karat.checkpoint import open_gguf
 from karat.checkpoint.gguf import read_header
-from karat.checkpoint.gguf.header import MAX_HEADER_BYTES, MAX_ITEMS, MAX_PAIRS, MAX_STRING_BYTES, MAX_TENSORS
+from karat.checkpoint.gguf.header import (
+    MAX_HEADER_BYTES,
+    MAX_ITEMS,
+    MAX_NESTED,
+    MAX_PAIRS,
+    MAX_STRING_BYTES,
+    MAX_TENSORS,
+)
 from karat.errors import CheckpointError, ConfigError, KaratError
 from karat.models.registry import find_weights, read_config
 from karat.text import Tokenizer
+from karat.text.gguf_tokenizer import MAX_TEXT_BYTES, MAX_TOKENS
 from tests.checkpoint.gguf.builders import (
     ARRAY,
     BOOL,
@@ -21,6 +30,7 @@ from tests.checkpoint.gguf.builders import (
     I32,
     STRING,
     U8,
+    U16,
     U32,
     U64,
     Tensor,
@@ -123,7 +133,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "array of strings beyond the file": (kv(array(STRING, 3, text("a") + text("b"))), "which is truncated"),
     "array with a string beyond the file": (kv(array(STRING, 1, struct.pack("<Q", HUGE))), "which is truncated"),
     "array of 2**40 strings": (kv(array(STRING, 1 << 40)), f"to more than {MAX_ITEMS}"),
-    "array of 2**40 arrays": (kv(array(ARRAY, 1 << 40)), f"to more than {MAX_ITEMS}"),
+    "array of 2**40 arrays": (kv(array(ARRAY, 1 << 40)), f"to more than {MAX_NESTED}"),
     "arrays nested too deep": (kv(nested(4)), "nests arrays 5 deep; expected at most 4"),
     "array of arrays of type 99": (kv(array(ARRAY, 1, struct.pack("<IQ", 99, 0))), "is an array of the type 99"),
     "alignment 0": (tiny({"general.alignment": (U32, 0)}), "general.alignment is 0; expected a power of 2"),
@@ -274,8 +284,14 @@ class TestBombs:
             header(0, MAX_PAIRS) + b"".join(pair(f"{n:05}" + "🙂" * 250, U8, 0) for n in range(MAX_PAIRS - 1)),
             header(MAX_TENSORS, 1) + ARCH + b"".join(info(f"{n:064}", [8], 0, 32 * n) for n in range(MAX_TENSORS)),
             kv(array(ARRAY, 1 << 20, struct.pack("<IQ", U8, 0) * (1 << 20))),
+            kv(
+                pair("text", STRING, "🙂" + "x" * (MAX_STRING_BYTES - 99)),
+                array(BOOL, 31 << 20, bytes(31 << 20), "a"),
+                array(STRING, 1 << 21, bytes(16 << 20), "b"),
+                count=4,
+            ),
         ],
-        ids=["strings", "texts", "keys", "tensors", "arrays"],
+        ids=["strings", "texts", "keys", "tensors", "arrays", "together"],
     )
     def test_small(self, content: bytes, tmp_path: Path) -> None:
         path = tmp_path / "a.gguf"
@@ -301,6 +317,64 @@ class TestBombs:
             file.truncate(1 << 40)  # a terabyte
         message = refused_within_limit(path, "open_gguf")
         assert expected in message
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_parts(self, missing: bool, tmp_path: Path) -> None:
+        """Sparse ones, each with all the truth values that fit; the last is missing, or has too many tensors."""
+        length = MAX_HEADER_BYTES - (1 << 16)
+        for number in range(12 - missing):
+            typed = {"split.no": (U16, number), "split.count": (U16, 12)}
+            keys = [pair(key, *value) for key, value in typed.items()]
+            with (tmp_path / f"a-{number + 1:05}-of-00012.gguf").open("wb") as file:
+                file.write(header(0, 3) + b"".join(keys) + array(BOOL, length))
+                file.truncate(1 << 27)
+        message = refused_within_limit(tmp_path / "a-00001-of-00012.gguf", "open_gguf")
+        assert ("expected 'a-00012-of-00012.gguf' beside it" if missing else "no general.architecture") in message
+
+    def test_names_of_many_parts(self, tmp_path: Path) -> None:
+        """More tensors in all than a file may have, and texts in every part."""
+        texts = "🙂" + "x" * (MAX_STRING_BYTES - 9999)
+        for number in range(5):
+            keys = [pair("split.no", U16, number), pair("split.count", U16, 5), pair("x", STRING, texts)]
+            made = [info(f"{number}.{n}", [8], 0, 32 * n) for n in range(MAX_TENSORS // 4)]
+            head = header(len(made), len(keys)) + b"".join(keys + made)
+            path = tmp_path / f"a-{number + 1:05}-of-00005.gguf"
+            path.write_bytes(head + bytes(-len(head) % 32 + 32 * len(made)))
+        message = refused_within_limit(tmp_path / "a-00001-of-00005.gguf", "open_gguf")
+        assert f"brings the tensors of all parts to more than {MAX_TENSORS}" in message
+
+    @pytest.mark.parametrize(
+        ("count", "size", "kind", "expected"),
+        [
+            (MAX_TOKENS, 8, "llama", "has no tokenizer.ggml.scores for"),
+            (MAX_TOKENS, 8, "gpt2", "has no tokenizer.ggml.pre"),
+            (MAX_TOKENS, 8, "gpt2 with merges", "has the merge 'x'"),
+            (MAX_TOKENS + 1, 8, "llama", f"expected at most {MAX_TOKENS}"),
+            (MAX_TEXT_BYTES // 64 + 1, 64, "llama", f"has tokens of more than {MAX_TEXT_BYTES} bytes"),
+        ],
+    )
+    def test_tokens(self, count: int, size: int, kind: str, expected: str, tmp_path: Path) -> None:
+        """A vocabulary of different tokens that fits the embedding, which is of blocks and sparse."""
+        tokens = b"".join(text(b"%0*d" % (size, n)) for n in range(count))
+        kept = [
+            pair(*item)
+            for item in pairs({"tokenizer.ggml.model": (STRING, kind[:5].strip())})
+            if item[0] not in ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+        ]
+        kept.append(array(STRING, count, tokens, "tokenizer.ggml.tokens"))
+        if "merges" in kind:
+            kept.append(pair("tokenizer.ggml.pre", STRING, "gpt-2"))
+            kept.append(array(STRING, 2 * MAX_TOKENS, text("x") * (2 * MAX_TOKENS), "tokenizer.ggml.merges"))
+        made, offset = [], 0
+        for name, dims, _, _ in tensors():
+            dims = [8, count] if name == "token_embd.weight" else dims
+            made.append(info(name, dims, 0, offset))
+            offset += 4 * math.prod(dims)
+        path = tmp_path / "a.gguf"
+        with path.open("wb") as file:
+            file.write(header(len(made), len(kept)) + b"".join(kept + made))
+            file.truncate(file.tell() + offset + 32)
+        assert expected in refused_within_limit(path, "tokenizer")
 
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)

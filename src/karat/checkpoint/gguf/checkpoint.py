@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from karat.checkpoint.files import member
 from karat.checkpoint.gguf.config import read_architecture, read_config, warnings
-from karat.checkpoint.gguf.header import Header, TensorInfo, read_header
+from karat.checkpoint.gguf.header import MAX_TENSORS, Header, TensorInfo, read_header
 from karat.checkpoint.gguf.names import ROPE_FACTORS, Architecture, canonical_name, is_paired, paired_rows
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
@@ -82,21 +82,33 @@ def _read_parts(path: Path) -> list[Header]:
             f"{path}: is part {number + 1} of {count} of a split; expected the first part, under the name that the "
             f"split gave it, like model-00001-of-{min(count, MAX_PARTS):05}.gguf: give that file"
         )
-    headers = [first]
+    files = []
     for part in range(2, count + 1):
         name = f"{match[1]}-{part:05}-of-{count:05}.gguf"
         if (file := member(path.parent, name)) is None:
             raise CheckpointError(
                 f"{path}: is the first of {count} parts; expected {shown(name)} beside it: fetch it too"
             )
-        header = read_header(file)
-        stated = (header.metadata.get(int, "split.no"), header.metadata.get(int, "split.count"))
-        if stated != (part - 1, count):
-            raise CheckpointError(
-                f"{file}: states split.no and split.count {stated}; expected {(part - 1, count)}: fetch it again"
-            )
-        headers.append(header)
+        files.append(file)
+    headers = [first]
+    num_tensors = len(first.tensors)
+    for part, file in enumerate(files, 2):
+        headers.append(_read_further_part(file, part, count))
+        num_tensors += len(headers[-1].tensors)
+        if num_tensors > MAX_TENSORS:
+            raise CheckpointError(f"{file}: brings the tensors of all parts to more than {MAX_TENSORS}; expected fewer")
     return headers
+
+
+def _read_further_part(file: Path, part: int, count: int) -> Header:
+    """Its header without the metadata, of which it needs only its number: the first part's are the model's."""
+    header = read_header(file)
+    stated = (header.metadata.get(int, "split.no"), header.metadata.get(int, "split.count"))
+    if stated != (part - 1, count):
+        raise CheckpointError(
+            f"{file}: states split.no and split.count {stated}; expected {(part - 1, count)}: fetch it again"
+        )
+    return replace(header, metadata=Metadata(str(file), {}, {}))
 
 
 def _all_tensors(path: Path, headers: list[Header]) -> dict[str, Weight]:

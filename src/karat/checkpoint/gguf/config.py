@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from karat.checkpoint.gguf.header import MAX_TENSORS
 from karat.checkpoint.gguf.names import ARCHITECTURES, Architecture
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling
 from karat.checkpoint.gguf.values import GgufArray, Metadata
@@ -156,8 +157,12 @@ def _equal_on_layers(metadata: Metadata, key: str, num_layers: int, default: int
         return metadata.get(int, key, default)
     array = metadata.array(key, "INT32", "UINT32", "INT64", "UINT64")
     assert array is not None
+    if not num_layers <= array.len <= MAX_TENSORS:
+        raise ConfigError(
+            f"{key} has {array.len} numbers; expected one number for all layers, or one for each of {num_layers}"
+        )
     numbers = np.unique(array.numbers())
-    if array.len < num_layers or len(numbers) != 1:
+    if len(numbers) != 1:
         raise ConfigError(f"{key} is {listed([str(n) for n in numbers[:9]], 5)}; expected one number for all layers")
     return int(numbers[0])
 

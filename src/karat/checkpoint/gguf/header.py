@@ -20,14 +20,15 @@ from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError
 from karat.quant import GGML_FORMATS
 
-MAX_HEADER_BYTES = 128 << 20  # metadata and tensor infos; a vocabulary of 256k tokens takes 12 MB
+MAX_HEADER_BYTES = 64 << 20  # metadata and tensor infos; a vocabulary of 256k tokens takes 12 MB
 MAX_PAIRS = 1 << 14
 MAX_TENSORS = 1 << 17
 MAX_KEY_BYTES = 1024
 MAX_NAME_BYTES = 64  # ggml's own
-MAX_STRING_BYTES = 16 << 20  # of all strings outside arrays together
-MAX_ITEMS = 1 << 24  # of all arrays of strings together
+MAX_STRING_BYTES = 16 << 20  # of all keys and strings outside arrays together
+MAX_ITEMS = 1 << 23  # of all arrays of strings together
 MAX_DIMS = 4
+MAX_NESTED = 1 << 16  # arrays in arrays
 MAX_NESTING = 4  # of arrays in arrays
 _INT64_MAX = (1 << 63) - 1
 
@@ -100,6 +101,9 @@ def read_header(path: Path) -> Header:
         return _Parser(path, memoryview(mapping)).header()
     except GgufError as fault:
         raise CheckpointError(f"{path}: {fault}; download it again, or convert the model anew") from fault
+    finally:  # what was read to be checked counts as this process's memory, and a model may have many parts
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 class _Parser:
@@ -113,6 +117,7 @@ class _Parser:
         self._where = "the header"
         self._string_bytes = 0
         self._num_items = 0
+        self._num_nested = 0
 
     def header(self) -> Header:
         version = self._integer("<I")
@@ -139,6 +144,7 @@ class _Parser:
             self._where = f"the value of {shown(key)}"
             if key in pairs:
                 raise GgufError(f"has the metadata key {shown(key)} twice")
+            self._count_text()
             start = self._position
             pairs[key] = self._value(self._integer("<I"))
             stored[key] = self._buffer[start : self._position]
@@ -147,9 +153,7 @@ class _Parser:
     def _value(self, kind: int) -> Value:
         if kind == STRING:
             text = self._text(MAX_STRING_BYTES)
-            self._string_bytes += len(text)
-            if self._string_bytes > MAX_STRING_BYTES:
-                raise GgufError(f"has more than {MAX_STRING_BYTES} bytes of strings in its metadata")
+            self._count_text()
             return text
         if kind == ARRAY:
             return self._array(1)
@@ -170,17 +174,19 @@ class _Parser:
             numbers = self._take(length * np.dtype(NUMBERS[kind][1]).itemsize)
             if NUMBERS[kind][0] == "BOOL" and length and np.frombuffer(numbers, np.uint8).max() > 1:
                 raise GgufError(f"{self._where} holds truth values other than 0 and 1")
-        elif kind in (STRING, ARRAY):
+        elif kind == STRING:
             self._num_items += length
             if self._num_items > MAX_ITEMS:
-                raise GgufError(f"{self._where} brings the strings and arrays in arrays to more than {MAX_ITEMS}")
-            if kind == STRING:
-                self._skip_strings(length)
-            elif depth == MAX_NESTING:
+                raise GgufError(f"{self._where} brings the strings in arrays to more than {MAX_ITEMS}")
+            self._skip_strings(length)
+        elif kind == ARRAY:
+            self._num_nested += length
+            if self._num_nested > MAX_NESTED:
+                raise GgufError(f"{self._where} brings the arrays in arrays to more than {MAX_NESTED}")
+            if depth == MAX_NESTING:
                 raise GgufError(f"{self._where} nests arrays {depth + 1} deep; expected at most {MAX_NESTING}")
-            else:
-                for _ in range(length):
-                    self._array(depth + 1)
+            for _ in range(length):
+                self._array(depth + 1)
         else:
             raise GgufError(f"{self._where} is an array of the type {kind}; expected 0 to 12")
         return GgufArray(NAMES[kind], length, begin, self._position, self._buffer)
@@ -238,8 +244,13 @@ class _Parser:
         (number,) = struct.unpack(form, self._take(struct.calcsize(form)))
         return int(number)
 
+    def _count_text(self) -> None:
+        if self._string_bytes > MAX_STRING_BYTES:
+            raise GgufError(f"has more than {MAX_STRING_BYTES} bytes of keys and strings in its metadata")
+
     def _text(self, limit: int) -> str:
         length = self._integer("<Q")
+        self._string_bytes += length
         if length > limit:
             raise GgufError(f"{self._where} has a text of {length} bytes; expected at most {limit}")
         data = bytes(self._take(length))

@@ -1,7 +1,7 @@
 """The metadata of a GGUF file: typed values, of which arrays are decoded only when they are asked for."""
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -36,14 +36,16 @@ class GgufArray:
 
     def strings(self) -> list[str]:
         """The items of a STRING array. ValueError (UnicodeDecodeError) for one that is not UTF-8."""
+        return list(self.each_string())
+
+    def each_string(self) -> Iterator[str]:
+        """The same one after the other, so that not all are in memory."""
         assert self.kind == "STRING"
         data, position, unpack = bytes(self._buffer[self.begin : self.end]), 0, _LENGTH.unpack_from
-        items = []
         for _ in range(self.len):
             start = position + 8
             position = start + unpack(data, position)[0]
-            items.append(data[start:position].decode())
-        return items
+            yield data[start:position].decode()
 
     def numbers(self) -> NDArray[Any]:
         """The items of an array of numbers or truth values, as a new array."""
