@@ -185,6 +185,32 @@ def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
     assert len(different) <= (len(strings) // 100 if name == "deepseek-llm" else 0), ascii(different[:3])
 
 
+@pytest.mark.peers
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_where_llama_cpp_differs_on_special_tokens(name: str, data_dir: Path) -> None:
+    """Live: only Qwen's </s>, which is an ordinary token, and spaces after Phi-3's (docs/gguf.md)."""
+    pytest.importorskip("llama_cpp", exc_type=ImportError)
+    from tools.peers.llama import tokeniser
+
+    path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+    theirs, ours = tokeniser(path), loaded(path)
+
+    def differs(text: str) -> bool:
+        return theirs(text) != ours.encode(text, add_special_tokens=False)
+
+    tokens = [ours.id_to_token(token_id) or "" for token_id in sorted(ours.special_ids)]
+    assert [token for token in tokens if differs(f"x{token}y")] == []
+    spaced = {token for token in tokens if differs(f"x{token}  y")}
+    if name == "phi-3":
+        assert "<|end|>" in spaced and not spaced & {"<unk>", "<s>", "<|endoftext|>"}
+    else:
+        assert not spaced
+    assert differs("a</s>b") == name.startswith("qwen")
+    if name.startswith("qwen"):
+        pieces = [ours.id_to_token(token_id) for token_id in ours.encode("a</s>", add_special_tokens=False)]
+        assert pieces == ["a", "</", "s", ">"]
+
+
 def refused(tmp_path: Path, changes: dict[str, Any], error: type[Exception] = TokenizerError) -> str:
     path = tmp_path / "a.gguf"
     path.write_bytes(tiny(changes))
