@@ -32,7 +32,7 @@ CONFIGS = {
         "rope_scaling": {
             "rope_type": "llama3",
             "factor": 8.0,
-            "low_freq_factor": 2.0,
+            "low_freq_factor": 1.5,
             "high_freq_factor": 8.0,
             "original_max_position_embeddings": 64,
         }

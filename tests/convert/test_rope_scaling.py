@@ -56,7 +56,9 @@ def test_frequencies(scaling: dict[str, Any], higher: float, theta: float, head_
 
 
 @pytest.mark.parametrize("factor", [2.5, 8.0, 32.0])
-@pytest.mark.parametrize(("low", "high", "length"), [(2.0, 8.0, 64), (1.0, 8.0, 8192), (1.0, 4.0, 100_000)])
+@pytest.mark.parametrize(
+    ("low", "high", "length"), [(2.0, 8.0, 64), (1.5, 3.0, 64), (1.0, 8.0, 8192), (1.0, 4.0, 100_000)]
+)
 def test_logits(factor: float, low: float, high: float, length: int, tmp_path: Path) -> None:
     """Within 1e-4 of their deviation, at 96 positions of a random model."""
     scaling = {
