@@ -79,15 +79,38 @@ def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
     return values["lm_head"]
 
 
+def not_finite(logits: Array, tokens: Sequence[int] | NDArray[np.int64]) -> str | None:
+    """Where logits [rows, vocab] hold NaN or infinity, in words; None: nowhere. tokens: those of the rows."""
+    bad = ~np.isfinite(logits)
+    rows = bad.any(axis=1)
+    if not rows.any():
+        return None
+    row = int(rows.argmax())
+    token_id = int(bad[row].argmax())
+    what = f"all {logits.shape[1]} ids" if bad[row].all() else f"id {token_id} ({logits[row, token_id]})"
+    return f"NaN or infinity in {int(rows.sum())} of {len(logits)} rows of logits, first of token {tokens[row]}: {what}"
+
+
 def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
-    """How two sets of logits [rows, vocab] agree; a flip of the likeliest token is explained by the margin, or not."""
+    """How two sets of logits [rows, vocab] agree; a flip of the likeliest token is explained by the margin, or not.
+
+    A row that is not finite on both sides agrees with nothing, its own copy included: differences are then infinite.
+    """
     k = min(5, ours.shape[1])
     largest, squares, total, total_squares = 0.0, 0.0, 0.0, 0.0
     kls: list[float] = []
     top1 = top5 = 0
     flips = []
+    unusable: list[int] = []
+    size = 0
     for start in range(0, len(ours), _ROWS):
         a, b = (np.asarray(x[start : start + _ROWS], np.float64) for x in (ours, right))
+        finite = np.isfinite(a).all(axis=1) & np.isfinite(b).all(axis=1)
+        unusable += (start + np.flatnonzero(~finite)).tolist()
+        a, b, rows = a[finite], b[finite], start + np.flatnonzero(finite)
+        if not len(a):
+            continue
+        size += a.size
         difference = np.abs(a - b)
         largest = max(largest, float(difference.max()))
         squares += float(np.vdot(difference, difference))
@@ -101,19 +124,26 @@ def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
             margin, room = float(b[row, second[row]] - b[row, first[row]]), 2 * float(difference[row].max())
             word = "flip" if margin <= room else "unexplained flip"
             flips.append(
-                f"{word} in row {start + row}: {first[row]} here, {second[row]} there; margin {margin:.3g}, "
+                f"{word} in row {rows[row]}: {first[row]} here, {second[row]} there; margin {margin:.3g}, "
                 f"differences up to {room / 2:.3g}"
             )
-    mean = total / ours.size
+    if unusable:
+        largest = squares = np.inf
+        kls += [np.inf]
+        more = f" and {len(unusable) - 1} more" if len(unusable) > 1 else ""
+        flips.insert(0, f"not comparable: NaN or infinity in row {unusable[0]}{more}")
+    mean = total / max(1, size)
     return {
-        "rows": len(ours), "largest": largest, "rms": float(np.sqrt(squares / ours.size)),
-        "deviation": float(np.sqrt(max(0.0, total_squares / ours.size - mean * mean))),
+        "rows": len(ours), "largest": largest, "rms": float(np.sqrt(squares / max(1, size))),
+        "deviation": float(np.sqrt(max(0.0, total_squares / max(1, size) - mean * mean))),
         "kl": max(kls), "mean_kl": float(np.mean(kls)), "top1": top1, "top5": top5, "flips": flips,
     }  # fmt: skip
 
 
 def text_perplexity(logits: Array, rows: NDArray[np.int64], ids: Sequence[int]) -> float:
-    """Perplexity of the tokens that follow those whose logits [rows, vocab] there are."""
+    """Perplexity of the tokens that follow those whose logits [rows, vocab] there are; NaN if a logit is not finite."""
+    if not np.isfinite(logits).all():
+        return float("nan")
     nats: list[float] = []
     for row, token in zip(logits, rows, strict=True):
         if token + 1 < len(ids):
@@ -148,6 +178,9 @@ def greedy_difference(theirs: Array, ours: Array) -> str | None:
     """
     found: list[str] = []
     for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            sides = [side for side, row in (("here", a), ("there", b)) if not np.isfinite(row).all()]
+            return f"bug: token {step}: NaN or infinity among the logits {' and '.join(sides)}"
         here, there = int(a.argmax()), int(b.argmax())
         if here == there:
             continue

@@ -87,8 +87,13 @@ class Diagnosis:
     missing: Sequence[str]
 
     @property
+    def not_finite(self) -> list[Finding]:
+        """Results with NaN or infinity that the model's own weights give from the recorded inputs."""
+        return [finding for finding in self.findings if finding.odd and not finding.is_wrong]
+
+    @property
     def is_healthy(self) -> bool:
-        return not self.named and not self.unexplained
+        return not (self.named or self.unexplained or self.beyond_judging or self.not_finite)
 
 
 def diagnosis_of(

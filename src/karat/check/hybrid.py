@@ -134,8 +134,11 @@ class Hybrid:
 
 
 def _distance(a: Array, b: Array) -> float:
-    """The largest difference, relative to the deviation of the logits."""
-    return float(np.abs(a - b).max() / b.std())
+    """The largest difference, relative to the deviation of the logits; infinite where any of them is not finite."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    largest, deviation = float(np.abs(a - b).max()), float(b.std())
+    return largest / deviation if deviation > 0 else 0.0 if largest == 0 else float("inf")
 
 
 def suspect(runs: Sequence[HybridRun]) -> str | None:
@@ -144,6 +147,6 @@ def suspect(runs: Sequence[HybridRun]) -> str | None:
     best = min(
         (run for run in runs[1:] if not run.part.startswith("theirs:")), key=lambda run: run.from_ours, default=None
     )
-    if best is None or alone < 1e-3 or best.from_ours > 0.1 * alone:
+    if best is None or alone < 1e-3 or not np.isfinite(best.from_ours) or best.from_ours > 0.1 * alone:
         return None
     return best.part

@@ -52,11 +52,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting, the digest of all logits under it, and whether that is the first setting's."""
+    """A setting, the digest of all logits under it, whether that is the first setting's, and whether all are finite."""
 
     setting: Setting
     digest: str
     same: bool
+    finite: bool = True
+
+    @property
+    def is_right(self) -> bool:
+        """The same bits, and numbers."""
+        return self.same and self.finite
+
+    @property
+    def word(self) -> str:
+        return "not finite" if not self.finite else "same" if self.same else "DIFFERENT"
 
 
 def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
@@ -91,8 +101,10 @@ def invariance_of(
         setting = Setting(
             name=f"{size} processes, chunks of 64", isa=supported_isas()[-1], threads=1, chunk=64, ranks=size
         )
-        found = digest(logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or model.ops.default_kv_dtype))
-        yield Row(setting, found, found == expected)
+        yield _row(
+            setting, logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or model.ops.default_kv_dtype),
+            expected,
+        )  # fmt: skip
 
 
 def invariance(
@@ -103,9 +115,15 @@ def invariance(
     assert isinstance(ops, NativeOps), "the same bits are promised by the native executor"
     expected = None
     for setting in settings_for(ops, len(texts)):
-        found = digest(logits_under(setting, model, tokenizer, texts, kv_dtype or ops.default_kv_dtype))
-        expected = expected or found
-        yield Row(setting, found, found == expected)
+        row = _row(setting, logits_under(setting, model, tokenizer, texts, kv_dtype or ops.default_kv_dtype), expected)
+        expected = expected or row.digest
+        yield row
+
+
+def _row(setting: Setting, logits: Sequence[NDArray[np.floating]], expected: str | None) -> Row:
+    """expected: the first setting's digest; None: this is the first."""
+    found = digest(logits)
+    return Row(setting, found, expected in (None, found), all(bool(np.isfinite(part).all()) for part in logits))
 
 
 def digest(logits: Sequence[NDArray[np.floating]]) -> str:

@@ -143,6 +143,8 @@ def _logits(
 
 
 def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[bool, str]:
+    if bad := next((side for side, x in (("1 process", want), ("ranks", got)) if not np.isfinite(x).all()), None):
+        return False, f"NaN or infinity in the logits of {bad}"
     if want.tobytes() == got.tobytes():
         return True, "the same bits"
     off = float(np.abs(want - got).max() / np.abs(want).max())

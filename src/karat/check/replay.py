@@ -59,7 +59,8 @@ class Finding:
 
     ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
     largest absolute error; where the row of the largest ratio; scale the largest magnitude of the right result;
-    by_token the largest ratio of each token that the result has a row for (nothing where all are equal).
+    by_token the largest ratio of each token that the result has a row for (nothing where all are equal); odd the first
+    place of NaN or infinity in what was recorded, masks aside (nothing: there is none).
     """
 
     name: str
@@ -70,6 +71,7 @@ class Finding:
     exact: bool
     segment: tuple[str, ...] = field(default=())
     by_token: tuple[float, ...] = field(default=(), repr=False)
+    odd: tuple[int, ...] = ()
 
     @property
     def is_wrong(self) -> bool:
@@ -291,7 +293,7 @@ class Replay:
         if edits and any("effective" in params for params in edits.values()):
             error = np.where(self.overflowed(name, expected, edits), 0, error)
         if not error.any():
-            return Finding(name, 0.0, 0.0, scale, (), exact, names)
+            return Finding(name, 0.0, 0.0, scale, (), exact, names, odd=self._odd(name, expected))
         floor = self.floor(names, expected, edits)
         largest = float(error.max())
         with np.errstate(all="ignore"):
@@ -301,7 +303,23 @@ class Replay:
         tokens = 1 if self.graph.nodes[name].kind in ("scores", "softmax") else 0
         by_token = tuple(ratio.max(axis=tuple(axis for axis in range(ratio.ndim) if axis != tokens)).tolist())
         place = tuple(int(i) for i in where)
-        return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token)
+        odd = self._odd(name, expected)
+        return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token, odd)
+
+    def _odd(self, name: str, expected: Array) -> tuple[int, ...]:
+        """The first place of NaN or infinity in a recorded result; a mask's is none."""
+        recorded = self.recorded[name]
+        odd = ~np.isfinite(recorded.values)
+        if not odd.any():
+            return ()
+        kind = self.graph.nodes[name].kind
+        if recorded.present is not None:
+            odd &= recorded.present
+        if kind == "scores":
+            odd &= ~np.isneginf(recorded.values)
+        if kind == "softmax":
+            odd &= ~self.undefined(name, expected)
+        return tuple(int(i) for i in np.argwhere(odd)[0]) if odd.any() else ()
 
     def overflowed(self, name: str, expected: Array, edits: Edits) -> NDArray[np.bool_]:
         """Values that wrong weights may bring beyond the engine's type, so that anything large may come out."""

@@ -13,6 +13,7 @@ import numpy as np
 from karat import LLM, SamplingParams
 from karat.check import agreement
 from karat.check.diagnose import Diagnoser
+from karat.check.distances import distance
 from karat.check.inputs import tokens_stage, weights_stage
 from karat.check.invariance import invariance_of
 from karat.check.layerwise import LayerwiseRun
@@ -25,6 +26,7 @@ from karat.check.trace import Array, Trace, make_info, read_trace, rows_of
 from karat.check.wording import diagnosis_lines, times
 from karat.checkpoint import open_model
 from karat.config import FloatName, embedded_model_path
+from karat.errors import NumericsError
 from karat.ops.registry import create
 from karat.text import Tokenizer
 
@@ -113,7 +115,10 @@ class Checker:
         for name, run in chosen:
             self._progress(name)
             start = time.monotonic()
-            stage = run()
+            try:
+                stage = run()
+            except NumericsError as fault:
+                stage = Stage(name, "bug", [str(fault)])
             yield replace(stage, seconds=time.monotonic() - start)
 
     @property
@@ -163,7 +168,8 @@ class Checker:
             f"accumulated from the token ids on: at most {times(drift.ratio)} ({drift.name})",
         ]  # fmt: skip
         exact = all(finding.exact for finding in results.findings)
-        verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else self.rounding
+        right = diagnosis.is_healthy and np.isfinite(drift.ratio)
+        verdict: Verdict = "bug" if not right else "exact" if exact else self.rounding
         facts: dict[str, Any] = {"worst": worst.name, "ratio": worst.ratio, "drift": drift.ratio}
         for other, drifts in results.drift.items():
             if other == "float64":
@@ -184,18 +190,22 @@ class Checker:
         ours = results.logits["ours"]
         facts = agreement.logit_facts(ours, results.logits["float64"])
         lines = agreement.logit_lines("float64", facts)
+        comparable = np.isfinite(facts["largest"])
         for other in results.logits.keys() - {"ours", "float64"}:
             against = agreement.logit_facts(ours, results.logits[other])
             lines += agreement.logit_lines(other, against)
             facts[f"against_{other}"] = against
+            comparable &= np.isfinite(against["largest"])
+        rows = rows_of(results.info, "lm_head")
+        if bad := agreement.not_finite(ours, rows):
+            lines.insert(0, bad)
         if len(ours) > 1:
-            rows = rows_of(results.info, "lm_head")
             shown = {side: agreement.text_perplexity(logits, rows, self.ids) for side, logits in results.logits.items()}
             facts["perplexity"] = shown
             lines.append("perplexity of the text: " + ", ".join(f"{side} {value:.6g}" for side, value in shown.items()))
         explained = all(flip.startswith("flip") for flip in facts["flips"])
         head = next((drift.ratio for drift in results.drift["float64"] if drift.name == "lm_head"), 0.0)
-        ok = explained and head <= agreement.DRIFT_LIMIT
+        ok = comparable and explained and head <= agreement.DRIFT_LIMIT
         verdict: Verdict = "exact" if facts["largest"] == 0 else self.rounding
         if self.plan.original is not None:
             far = agreement.logit_facts(ours, agreement.reference_logits(self.plan.original, results.info))
@@ -212,8 +222,15 @@ class Checker:
             return Stage("generation", "skipped", ["the prompt fills the context"])
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=2)
         (output,) = self.llm.generate([list(self.ids)], params)
-        chosen = list(output.outputs[0].token_ids)
+        answer = output.outputs[0]
+        chosen = list(answer.token_ids)
         whole = self.llm.logits([*self.ids, *chosen])
+        bad = agreement.not_finite(whole, range(len(whole)))
+        if bad or answer.error or len(chosen) != count:
+            how = f"with an error after {len(chosen)} of {count} tokens: {answer.error}" if answer.error else (
+                f"after {len(chosen)} of {count} tokens ({answer.finish_reason})")  # fmt: skip
+            lines = [f"the answer ended {how}", *([f"one pass over all: {bad}"] if bad else [])]
+            return Stage("generation", "bug", lines, {"token_ids": chosen})
         again = whole[len(self.ids) - 1 : -1].argmax(axis=1).tolist()
         same = chosen == again
         lines = [f"{len(chosen)} tokens, decoded one by one, are those of one pass over all: {'yes' if same else 'no'}"]
@@ -259,6 +276,8 @@ class Checker:
         kind = "story" if self.plan.model.config.num_layers < 12 else "haiku"
         chats = [[{"role": "user", "content": f"Tell me a {kind} about a {word}."}] for word in words]
         outputs = self.llm.chat(chats)
+        if fault := next((answer.error for output in outputs if (answer := output.outputs[0]).error), None):
+            return Stage("story", "bug", [f"an answer ended with an error: {fault}"], {"asked": words})
         hits = [word in output.outputs[0].text.lower() for word, output in zip(words, outputs, strict=True)]
         lines = [
             f"{sum(hits)} of {len(hits)} draws of a {kind} have the word that was drawn for them ({', '.join(words)})"
@@ -288,9 +307,9 @@ class Checker:
                     seed=self.plan.seed,
                 )
             )  # fmt: skip
-            lines = [f"{row.setting.name}: {row.digest[:16]}{'' if row.same else ', ANOTHER'}" for row in rows]
+            lines = [f"{row.setting.name}: {row.digest[:16]}{'' if row.is_right else f', {row.word}'}" for row in rows]
             facts = {row.setting.name: row.digest for row in rows}
-            return Stage("invariance", "exact" if all(row.same for row in rows) else "bug", lines, facts)
+            return Stage("invariance", "exact" if all(row.is_right for row in rows) else "bug", lines, facts)
         # On a cache that rounds nothing: a narrow one turns the last bit of a chunk into much more.
         results = self._run_as_others
         kept = rows_of(results.info, "lm_head")
@@ -301,8 +320,11 @@ class Checker:
             return llm.logits(list(self.ids))[kept]
 
         whole = logits(len(self.ids))
-        apart = {chunk: np.abs(logits(chunk) - whole) for chunk in (1, 7)}
-        ratios = {chunk: float((error / results.spread).max()) for chunk, error in apart.items()}
+        if bad := agreement.not_finite(whole, kept):
+            return Stage("invariance", "bug", [bad])
+        apart = {chunk: distance(logits(chunk), whole) for chunk in (1, 7)}
+        room = np.maximum(results.spread, np.finfo(np.float64).tiny)  # nothing moves zeros
+        ratios = {chunk: float((error / room).max()) for chunk, error in apart.items()}
         lines = [
             f"chunks of {chunk}: largest difference {error.max():.3g}, {times(ratios[chunk])} what rounding does"
             for chunk, error in apart.items()

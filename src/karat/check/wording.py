@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from karat.check.catalogue import BUGS
 from karat.check.diagnose import Diagnosis, Named, Wrong
@@ -19,9 +20,7 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
         f"{info.executor}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
         f"step{'s' * (len(info.steps) > 1)}, {judged} results re-run from their recorded inputs"
     ]
-    if diagnosis.is_healthy and diagnosis.beyond_judging:
-        lines.append("verdict: cannot say, because results are not finite from the start")
-    elif diagnosis.is_healthy:
+    if diagnosis.is_healthy:
         worst = max(diagnosis.findings, key=lambda f: f.ratio, default=None)
         if worst is None:
             lines.append("verdict: nothing to judge")
@@ -37,6 +36,11 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
         lines += ["", *_unexplained_lines(wrong, graph, info)]
     if len(diagnosis.unexplained) > _SHOWN:
         lines.append(f"… and {len(diagnosis.unexplained) - _SHOWN} more results that no known mistake explains")
+    if odd := diagnosis.not_finite:
+        names = shortened([finding.name for finding in odd], graph)
+        where = place(replace(odd[0], where=odd[0].odd), graph, info)
+        lines += ["", f"not finite: {names}{where}: NaN or infinity, and what the model's weights give: one of them is "
+                  "not finite, or the numbers overflow"]  # fmt: skip
     if diagnosis.beyond_judging:
         lines += ["", f"not judged: {shortened(diagnosis.beyond_judging, graph)}, whose inputs hold NaN or infinity"]
     if diagnosis.missing:

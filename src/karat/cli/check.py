@@ -1,6 +1,7 @@
 """`karat check`: proves that a model runs right, or says what is wrong."""
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,7 +158,7 @@ def check(
             report.write_text(page(checker, done, facts), encoding="utf-8")
         except OSError as fault:
             raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
-    emit(json.dumps(facts, indent=2, ensure_ascii=False, default=float) + "\n" if as_json else f"verdict: {verdict}\n")
+    emit(json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
     raise typer.Exit(1 if verdict == "bug" else 0)
 
 
@@ -189,10 +190,10 @@ def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any]
     for row in invariance_of(
         checkpoint, num_tokens=num_tokens, threads=options.get("threads"), kv_dtype=options.get("kv_dtype")
     ):
-        rows.append({"setting": row.setting.name, "digest": row.digest, "same": row.same})
+        rows.append({"setting": row.setting.name, "digest": row.digest, "same": row.same, "finite": row.finite})
         if not as_json:
-            emit(f"{row.setting.name:36} {row.digest[:16]}  {'same' if row.same else 'DIFFERENT'}\n")
-    same = all(row["same"] for row in rows)
+            emit(f"{row.setting.name:36} {row.digest[:16]}  {row.word}\n")
+    same = all(row["same"] and row["finite"] for row in rows)
     facts = {"verdict": "exact" if same else "bug", "tokens": num_tokens, "settings": rows}
     emit(json.dumps(facts, indent=2) + "\n" if as_json else f"verdict: {facts['verdict']}\n")
     return 0 if same else 1
@@ -201,6 +202,17 @@ def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any]
 def _lines(stage: "Stage") -> str:
     head = f"{stage.name:11} {stage.verdict:12} {stage.seconds:6.1f} s"
     return "\n".join([head, *(f"            {line}" for line in stage.lines)]) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can say it: NaN and infinity, which it has no word for, are null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return float(value) if math.isfinite(value) else None
 
 
 def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
             }
             for finding in diagnosis.findings
         ],
+        "not_finite": [finding.name for finding in diagnosis.not_finite],
         "not_judged": diagnosis.beyond_judging,
         "missing": diagnosis.missing,
     }

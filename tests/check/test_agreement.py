@@ -1,0 +1,44 @@
+"""Two sets of logits compared: NaN and infinity never pass for agreement, wherever they are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from karat.check import agreement
+
+BAD = (np.nan, np.inf, -np.inf)
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**31), bad=st.sampled_from(BAD), side=st.sampled_from(["ours", "theirs", "both"]))
+def test_what_is_not_finite_is_never_equal(seed: int, bad: float, side: str) -> None:
+    rng = np.random.default_rng(seed)
+    right = rng.standard_normal((int(rng.integers(1, 40)), int(rng.integers(2, 9))))
+    row, token_id = (int(rng.integers(n)) for n in right.shape)
+    broken = right.copy()
+    broken[row, token_id] = bad
+    ours, theirs = (broken if side in (which, "both") else right for which in ("ours", "theirs"))
+    facts = agreement.logit_facts(ours, theirs)
+    assert facts["largest"] == facts["kl"] == facts["rms"] == np.inf
+    assert facts["top1"] == len(right) - 1 and facts["top5"] == len(right) - 1
+    assert any(f"row {row}" in flip and not flip.startswith("flip") for flip in facts["flips"]), facts["flips"]
+    found = agreement.greedy_difference(theirs, ours)
+    assert found is not None and found.startswith(f"bug: token {row}:")
+    text = agreement.not_finite(broken, range(100, 140))
+    assert text is not None and f"token {100 + row}:" in text and f"id {token_id}" in text
+    assert agreement.not_finite(right, range(40)) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_finite_logits_are_compared_as_they_were(seed: int) -> None:
+    """Against formulas over the whole arrays at once."""
+    rng = np.random.default_rng(seed)
+    right = rng.standard_normal((int(rng.integers(1, 40)), 9))
+    ours = right + 1e-3 * rng.standard_normal(right.shape)
+    facts = agreement.logit_facts(ours, right)
+    assert facts["largest"] == np.abs(ours - right).max()
+    assert facts["rms"] == pytest.approx(np.sqrt(np.mean((ours - right) ** 2)))
+    assert facts["deviation"] == pytest.approx(right.std())
+    assert facts["top1"] == (ours.argmax(1) == right.argmax(1)).sum()
