@@ -49,20 +49,18 @@ class Comparison:
         return next((finding for finding in self.local if finding.is_wrong), None)
 
 
-def compare(replay: Replay, reference: Trace | None = None) -> Comparison:
-    """Local and accumulated errors of the replay's trace; accumulated ones against `reference` where it has the result.
+def compare(replay: Replay) -> Comparison:
+    """Local and accumulated errors of the replay's trace, the latter against the float64 run.
 
-    Without a reference trace, they are against the float64 run. Results of which only some rows were recorded are
-    compared in those.
+    Results of which only some rows were recorded are compared in those.
     """
     local = replay.findings()
-    others: Mapping[str, Array] = {} if reference is None else aligned(replay, reference)
     free = FreeRun(replay)
     found = []
     for name in replay.graph.nodes:
         run = free.advance(replay, name)
         if name in replay.recorded:
-            found.append(drift_of(replay, run, others.get(name, run.right)))
+            found.append(drift_of(replay, run, run.right))
     return Comparison(local, found)
 
 

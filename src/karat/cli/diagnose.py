@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.terminal import emit
+from karat.cli.terminal import emit, note
+from karat.errors import TraceError
 
 if TYPE_CHECKING:
     from karat.check.diagnose import Diagnosis
+    from karat.check.model import CheckedModel
+    from karat.check.reference import Departure
+    from karat.check.trace import Trace
 
 EXAMPLES = """
 Examples
@@ -19,14 +23,20 @@ Examples
   karat diagnose engine.trace -m ./my-model --json
   karat diagnose ours.trace --reference theirs.trace
 
-Exit code 0: exact or explained by rounding. 1: a bug, named or not.
+Exit code 0: exact or explained by rounding. 1: a bug, named or not, or further from the reference than rounding goes.
 """
 
 
 def diagnose(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of any engine (docs/trace-format.md).")],
     model: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model that was run (default: embedded).")
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            help="The model that was run (default: the one that the trace names, or the embedded one).",
+        ),
     ] = None,
     reference: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="A trace of the same tokens that is known to be right.")
@@ -41,52 +51,108 @@ def diagnose(
     Each wrong op is run again from its recorded inputs with every known mistake. A bug is named only where its mistake
     gives the recorded numbers to rounding; what gives them equally well is named with it.
     """
-    from karat.check.compare import compare
     from karat.check.diagnose import Diagnoser
-    from karat.check.model import open_model
     from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
+    from karat.check.reference import departure, departure_alone, departure_lines
     from karat.check.trace import read_trace
-    from karat.check.wording import diagnosis_lines, times
+    from karat.check.wording import diagnosis_lines
 
-    opened = open_model(model)
-    trace, differing = gathered(opened.graph, read_trace(path))
+    trace, right = read_trace(path), None if reference is None else read_trace(reference)
+    opened = _model_of(model, trace, right)
+    if opened is None:
+        assert right is not None
+        raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
+    trace, differing = gathered(opened.graph, trace)
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
     tokens = findings_of_model(opened, trace)
     diagnosis = diagnoser.run()
+    left = None
+    if right is not None:
+        right, _ = gathered(opened.graph, right)
+        left = departure(diagnoser.replay, right)
+    is_healthy = diagnosis.is_healthy and not tokens and (left is None or left.first is None)
     if as_json:
-        facts = as_facts(diagnosis) | {"different_on_ranks": differing}
+        facts = as_facts(diagnosis) | {"different_on_ranks": differing} | ({} if left is None else _of_reference(left))
         if tokens:
-            facts |= {"verdict": "bug", "tokens": [asdict(finding) for finding in tokens]}
-        emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+            facts |= {"tokens": [asdict(finding) for finding in tokens]}
+        emit(json.dumps(facts if is_healthy else facts | {"verdict": "bug"}, indent=2, ensure_ascii=False) + "\n")
+        raise typer.Exit(0 if is_healthy else 1)
+    lines = diagnosis_lines(diagnosis, opened.graph, trace.info)
+    if differing:
+        lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
+    if left is not None and right is not None:
+        lines += ["", *departure_lines(left, trace, right, every_op_right=diagnosis.is_healthy)]
+    if not is_healthy and diagnosis.is_healthy:
+        lines[1:2] = ["verdict: bug", *(["", *token_lines(tokens)] if tokens else []), "", f"arithmetic {lines[1]}"]
+    elif tokens:
+        lines[1:2] = ["verdict: bug", "", *token_lines(tokens)]
+    emit("\n".join(lines) + "\n")
+    raise typer.Exit(0 if is_healthy else 1)
+
+
+def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "CheckedModel | None":
+    """The model that was asked for; else the one that the traces name, if it is here; else the embedded one.
+
+    None where that is not the traces' either and there is a reference, which does without.
+    """
+    from karat.check.model import open_model
+    from karat.check.ranks import gathered
+    from karat.check.replay import Replay
+    from karat.check.weights import digest
+
+    if model is not None:
+        return open_model(model)
+    names = dict.fromkeys(made.info.model for made in (trace, reference) if made is not None and made.info.model)
+    for name in names:
+        if (Path(name) / "config.json").is_file() or (name.endswith(".gguf") and Path(name).is_file()):
+            found = open_model(name)
+            if trace.info.digest in (None, digest(found.stored)):
+                note(f"model: {name}, which the trace names")
+                return found
+            note(f"{name}, which the trace names, has other weights than were run")
+    embedded = open_model(None)
+    try:
+        if names and reference is not None and trace.info.digest != digest(embedded.stored):
+            raise TraceError(f"the traces are of {', '.join(names)}")
+        whole, _ = gathered(embedded.graph, trace)
+        Replay(embedded.graph, embedded.weights(trace.info.dtype), whole)
+    except TraceError as fault:
+        if reference is None:
+            raise TraceError(f"{fault}; the trace does not fit the embedded model: give its own with --model") from None
+        note("no model that fits the traces is here: compared by the names of results; --model says more")
+        return None
+    note("model: the embedded one; another is given with --model")
+    return embedded
+
+
+def _show_alone(left: "Departure", trace: "Trace", reference: "Trace", *, as_json: bool) -> int:
+    """What two traces say without a model; the exit code."""
+    from karat.check.reference import departure_lines
+
+    exact = all(drift.largest == 0 for drift in left.drift)
+    verdict = "bug" if left.first else "exact" if exact else "numerics"
+    if as_json:
+        emit(json.dumps({"verdict": verdict} | _of_reference(left), indent=2, ensure_ascii=False) + "\n")
     else:
-        lines = diagnosis_lines(diagnosis, opened.graph, trace.info)
-        if differing:
-            lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
-        if tokens:
-            lines[1:2] = ["verdict: bug", "", *token_lines(tokens), *([""] if diagnosis.is_healthy else []),
-                          *([f"arithmetic {lines[1]}"] if diagnosis.is_healthy else [])]  # fmt: skip
-        if reference is not None:
-            drift = compare(diagnoser.replay, read_trace(reference)).drift
-            lines += [
-                "",
-                "accumulated difference to the reference trace, in multiples of what rounding does to a whole run:",
-            ]
-            lines += [
-                f"   {d.name}: {d.largest:.3g}, {times(d.ratio)}"
-                for d in drift
-                if opened.graph.nodes[d.name].role in ("model.embed_tokens", "layer", "lm_head")
-            ]
-        emit("\n".join(lines) + "\n")
-    raise typer.Exit(0 if diagnosis.is_healthy and not tokens else 1)
+        head = f"{trace.info.executor}, {trace.info.dtype}: {trace.info.num_tokens} tokens, {len(left.drift)} results"
+        lines = departure_lines(left, trace, reference, every_op_right=False)
+        emit("\n".join([f"{head} beside the reference's", f"verdict: {verdict}", "", *lines]) + "\n")
+    return 1 if left.first else 0
+
+
+def _of_reference(left: "Departure") -> dict[str, Any]:
+    first = None if left.first is None else left.first.name
+    drift = [{"name": d.name, "largest": _finite(d.largest), "ratio": _finite(d.ratio)} for d in left.drift]
+    return {"first_leaves_reference": first, "with_model": left.has_model, "drift": drift}
+
+
+def _finite(x: float) -> float | None:
+    return x if x < float("inf") else None
 
 
 def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
     """The diagnosis as JSON has it; infinite ratios as null."""
-
-    def finite(x: float) -> float | None:
-        return x if x < float("inf") else None
-
     verdict = "bug"
     if diagnosis.is_healthy:
         verdict = "exact" if all(finding.exact for finding in diagnosis.findings) else "numerics"
@@ -97,15 +163,15 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
                 "classes": [sorted(bugs) for bugs in named.classes],
                 "details": named.details,
                 "places": named.places,
-                "ratio": finite(named.first.finding.ratio),
-                "ratio_with_mistake": finite(named.first.explanations[0].ratio),
+                "ratio": _finite(named.first.finding.ratio),
+                "ratio_with_mistake": _finite(named.first.explanations[0].ratio),
             }
             for named in diagnosis.named
         ],
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
         "results": [
             {
-                key: finite(value) if isinstance(value, float) else value
+                key: _finite(value) if isinstance(value, float) else value
                 for key, value in asdict(finding).items()
                 if key != "by_token"
             }

@@ -1,0 +1,161 @@
+"""A trace beside one that is known to be right: where it first leaves it further than rounding goes.
+
+With the model, the floor is that of a whole run under disturbance (karat.check.compare). Without it nothing can be
+computed, so results are compared by name, and what rounding may do is a rule of thumb for each type.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from karat.check.agreement import DRIFT_LIMIT
+from karat.check.compare import Drift, FreeRun, aligned, drift_of
+from karat.check.distances import distance, largest_finite
+from karat.check.replay import PRECISION, Replay
+from karat.check.trace import MASKED, Trace, TraceInfo
+from karat.check.wording import times
+from karat.config import FloatName
+from karat.errors import TraceError
+
+_MILESTONES = ("model.embed_tokens", "layer", "lm_head")
+# The root mean square of a difference, relative to that of the result, that no healthy run of a type reaches.
+_STRAYS: Mapping[FloatName, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}
+_ORDER = (
+    "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
+    "self_attn.q_rope self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention self_attn.o_proj "
+    "attention_residual post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.act mlp.down_proj"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How far each result that both traces have is from the reference, in order; `first` leaves it beyond rounding.
+
+    limit: what a ratio may be. Without the model, a ratio is a relative difference in multiples of its rule of thumb.
+    """
+
+    drift: Sequence[Drift]
+    limit: float
+    has_model: bool
+
+    @property
+    def first(self) -> Drift | None:
+        return next((drift for drift in self.drift if not drift.ratio <= self.limit), None)
+
+
+def departure(replay: Replay, reference: Trace) -> Departure:
+    """The replay's trace against `reference`, in multiples of what rounding does to a whole run.
+
+    The floor is that of the coarser of the two. Raises TraceError for other tokens, or where no result is in both.
+    """
+    theirs = aligned(replay, reference)
+    info = _coarser(replay.trace.info, reference.info)
+    noisy = replay if info == replay.trace.info else Replay(
+        replay.graph, replay.context.weights, replace(replay.trace, info=info))  # fmt: skip
+    free, found = FreeRun(noisy), []
+    for name in replay.graph.nodes:
+        run = free.advance(noisy, name)
+        if name in replay.recorded and name in theirs:
+            found.append(drift_of(replay, run, theirs[name]))
+    if not found:
+        raise _nothing_common(replay.trace, reference)
+    return Departure(found, DRIFT_LIMIT, has_model=True)
+
+
+def departure_alone(trace: Trace, reference: Trace) -> Departure:
+    """Two traces by the names of their results, without a model. Raises TraceError as `departure` does."""
+    if trace.info.token_ids != reference.info.token_ids:
+        raise TraceError(
+            f"the reference trace has other token ids ({reference.info.num_tokens} of them, this one "
+            f"{trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
+        )
+    info = _coarser(trace.info, reference.info)
+    stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], 0.1 if info.activations else 0.0)
+    found = []
+    for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
+        ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))
+        if name.endswith((".scores", ".weights")):
+            if ours.shape != theirs.shape or trace.info.heads.get(name) != reference.info.heads.get(name):
+                continue  # padded in ways of their own
+            ours, theirs = (np.where(x <= MASKED, -np.inf, x) for x in (ours, theirs))
+        else:
+            rows = [t.rows_of(name) for t in (trace, reference)]
+            both = np.intersect1d(rows[0], rows[1])
+            if not len(both) or any(x.size % len(r) for x, r in zip((ours, theirs), rows, strict=True)):
+                continue
+            ours, theirs = (
+                x.reshape(len(r), -1)[np.searchsorted(r, both)] for x, r in zip((ours, theirs), rows, strict=True)
+            )
+            if ours.shape != theirs.shape:
+                raise TraceError(
+                    f"{name}: {ours.shape[1]} features a token, and {theirs.shape[1]} in the reference: the traces are "
+                    "of two models"
+                )
+        error = distance(ours, theirs)
+        error[np.isnan(ours) | np.isposinf(ours) | (np.isneginf(ours) & (theirs != ours))] = np.inf
+        scale = float(np.sqrt(np.mean(np.square(theirs[np.isfinite(theirs)]))) if np.isfinite(theirs).any() else 0.0)
+        rms = float(np.sqrt(np.mean(np.square(error)))) if np.isfinite(error).all() else float("inf")
+        ratio = rms / (stray * scale) if scale > 0 else 0.0 if rms == 0 else float("inf")
+        found.append(Drift(name, float(error.max(initial=0)), rms, stray * scale, ratio, largest_finite(theirs)))
+    if not found:
+        raise _nothing_common(trace, reference)
+    return Departure(found, 1.0, has_model=False)
+
+
+def departure_lines(found: Departure, trace: Trace, reference: Trace, *, every_op_right: bool) -> list[str]:
+    """What was found, in words: where the reference is left, then the embedding, each layer and the logits."""
+    lines, first = [], found.first
+    what = "what rounding does to a whole run" if found.has_model else "what rounding may do, by rule of thumb"
+    if first is not None:
+        lines.append(
+            f"first leaves the reference at {first.name}: off by {first.largest:.3g}, {times(first.ratio)} {what}"
+        )
+        if every_op_right:
+            lines.append(
+                "   every op is what MODEL's weights give: the weights differ from the reference's, or the inputs"
+            )
+        kinds = [t.info.kv_dtype or t.info.dtype for t in (trace, reference)]
+        if kinds[0] != kinds[1]:
+            lines.append(
+                f"   the caches round differently ({kinds[0]}, {kinds[1]} in the reference): record both alike"
+            )
+        lines.append("")
+    lines.append(f"accumulated difference to the reference trace, in multiples of {what}:")
+    shown = [drift for drift in found.drift if _role(drift.name) in _MILESTONES or drift is first]
+    return lines + [f"   {d.name}: {d.largest:.3g}, {times(d.ratio)}" for d in shown or found.drift]
+
+
+def _coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
+    """Ours, with whatever rounds more in either."""
+
+    def cache(info: TraceInfo) -> FloatName:
+        return info.kv_dtype or info.dtype
+
+    dtype = max(ours.dtype, theirs.dtype, key=PRECISION.__getitem__)
+    kv_dtype = max(cache(ours), cache(theirs), key=PRECISION.__getitem__)
+    kept = ours.kv_dtype if kv_dtype == cache(ours) else kv_dtype
+    return replace(ours, dtype=dtype, kv_dtype=kept, activations=ours.activations or theirs.activations)
+
+
+def _nothing_common(trace: Trace, reference: Trace) -> TraceError:
+    return TraceError(
+        f"no result is in both traces: this one has {', '.join(list(trace.arrays)[:3])} …, the reference "
+        f"{', '.join(list(reference.arrays)[:3])} … (karat trace --validate says which names are unknown)"
+    )
+
+
+def _role(name: str) -> str:
+    parts = name.split(".", 3)
+    if parts[:2] != ["model", "layers"]:
+        return name
+    return parts[3] if len(parts) > 3 else "layer"
+
+
+def _place(name: str) -> tuple[float, int, str]:
+    """Where a result stands in the order of computation, as far as its name says."""
+    parts, role = name.split(".", 3), _role(name)
+    if role != name and len(parts) > 2 and parts[2].isdigit():
+        return float(parts[2]), _ORDER.index(role) if role in _ORDER else len(_ORDER), name
+    end = ("model.selected", "model.norm", "lm_head")
+    return (np.inf, end.index(name), name) if name in end else (-1.0, 0, name)
