@@ -13,6 +13,7 @@ import numpy as np
 
 from karat.check.catalogue import Variant
 from karat.check.compute import evaluate
+from karat.check.degenerate import emptiness
 from karat.check.fits import fits
 from karat.check.graph import Graph
 from karat.check.replay import F64, Array, Edits, Finding, Replay
@@ -40,18 +41,27 @@ class Explanation:
         return frozenset(variant.bug for variant in self.variants)
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """The results that the mistakes are made in."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.edits))
+
+    @property
     def key(self) -> tuple[tuple[str, str], ...]:
         return tuple(sorted((variant.bug, variant.detail) for variant in self.variants))
 
 
 @dataclass(slots=True)
 class Wrong:
-    """A recorded result that is not what its recorded inputs give, and what reproduces it, best first."""
+    """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
+
+    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate).
+    """
 
     finding: Finding
     role: str
     layer: int | None
     explanations: list[Explanation] = field(default_factory=list)
+    empty: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,9 @@ class Diagnoser:
             if finding.is_wrong
         ]
         for item in wrong:
-            item.explanations = self._explain(item.finding)
+            item.empty = emptiness(self.replay, item.finding.name)
+            if item.empty is None:
+                item.explanations = self._explain(item.finding)
         return findings, wrong
 
     def _explain(self, finding: Finding) -> list[Explanation]:

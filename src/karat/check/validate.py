@@ -1,7 +1,7 @@
 """What a trace lacks: names that are not those of the model, shapes, and what the diagnosis can do with the rest."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from karat.check.graph import Graph
@@ -39,15 +39,16 @@ def validate(graph: Graph, weights: CheckpointWeights, trace: Trace) -> Validati
         name for name, node in graph.nodes.items()
         if name not in trace.arrays and node.kind != "select"
     ]  # fmt: skip
-    return Validation(len(trace.arrays), misnamed, missing, _reach(graph, trace))
+    return Validation(len(trace.arrays), misnamed, missing, reach(graph, missing))
 
 
-def _reach(graph: Graph, trace: Trace) -> str:
-    layers = range(graph.config.num_layers)
-    if all(name in trace.arrays for name, node in graph.nodes.items() if node.kind != "select"):
+def reach(graph: Graph, missing: Collection[str]) -> str:
+    """How exactly a bug can be located in a trace that lacks these results."""
+    missing = {name for name in missing if graph.nodes[name].kind != "select"}
+    if not missing:
         return "complete: a bug is located to the op"
-    if all(f"model.layers.{layer}" in trace.arrays for layer in layers):
+    if not any(f"model.layers.{layer}" in missing for layer in range(graph.config.num_layers)):
         return "layer outputs: a bug is located to the layer, to the op where ops are there"
-    if "lm_head" in trace.arrays:
+    if "lm_head" not in missing:
         return "logits: a bug is named only if one mistake, in one layer or in all, gives these logits"
     return "no logits: only what is recorded can be judged"

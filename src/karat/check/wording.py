@@ -9,6 +9,7 @@ from karat.check.diagnose import Diagnosis, Named, Wrong
 from karat.check.graph import Graph
 from karat.check.replay import Finding
 from karat.check.trace import TraceInfo, rows_of
+from karat.check.validate import reach
 
 _SHOWN = 8
 
@@ -44,7 +45,8 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
     if diagnosis.beyond_judging:
         lines += ["", f"not judged: {shortened(diagnosis.beyond_judging, graph)}, whose inputs hold NaN or infinity"]
     if diagnosis.missing:
-        lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}"]
+        lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}",
+                  f"so it can be said: {reach(graph, diagnosis.missing)}"]  # fmt: skip
     return lines
 
 
@@ -69,18 +71,39 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
         f"by {best.error:.3g} ({times(best.ratio)}) with this mistake"
     )
     if len(first.finding.segment) > 1:
-        lines.append(f"   computed   from what is recorded before it, over {len(first.finding.segment)} ops")
+        mistaken = dict.fromkeys(
+            shortened(e.nodes, graph) for e in first.explanations if e.bugs in named.classes
+        )  # fmt: skip
+        lines.append(f"   mistake in {'; or '.join(list(mistaken)[:4])}{'; or …' if len(mistaken) > 4 else ''}")
+        lines.append(f"   computed   {_path(first.finding, graph)}")
     lines += [f"   change     {BUGS[bug].remedy}" for bug in sorted(named.bugs)]
     return lines
 
 
 def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]:
     finding = wrong.finding
-    return [
-        f"unexplained: {finding.name}{place(finding, graph, info)}: off by {finding.error:.3g} "
-        f"({times(finding.ratio)} the noise floor, largest value {finding.scale:.3g})",
-        "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
-    ]
+    evidence = (
+        f"{finding.name}{place(finding, graph, info)}: off by {finding.error:.3g} "
+        f"({times(finding.ratio)} the noise floor, largest value {finding.scale:.3g})"
+    )
+    if wrong.empty:
+        lines = [f"{wrong.empty}: {evidence}", "   which many mistakes may leave behind: none is named for it"]
+    else:
+        lines = [
+            f"unexplained: {evidence}",
+            "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
+        ]
+    if len(finding.segment) > 1:
+        lines.append(f"   computed {_path(finding, graph)}: what is wrong is somewhere among these")
+    return lines
+
+
+def _path(finding: Finding, graph: Graph) -> str:
+    """From what a result was computed that is recorded, and over what."""
+    inside = set(finding.segment)
+    sources = dict.fromkeys(s for name in finding.segment for s in graph.nodes[name].inputs if s not in inside)
+    begin = f"from the recorded {shortened(list(sources), graph)}" if sources else "from the token ids"
+    return f"{begin} over {len(finding.segment)} ops, {finding.segment[0]} to {finding.segment[-1]}"
 
 
 def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:

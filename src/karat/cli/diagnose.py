@@ -56,6 +56,7 @@ def diagnose(
     from karat.check.ranks import gathered
     from karat.check.reference import departure, departure_alone, departure_lines
     from karat.check.trace import read_trace
+    from karat.check.validate import reach
     from karat.check.wording import diagnosis_lines
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
@@ -73,7 +74,8 @@ def diagnose(
         left = departure(diagnoser.replay, right)
     is_healthy = diagnosis.is_healthy and not tokens and (left is None or left.first is None)
     if as_json:
-        facts = as_facts(diagnosis) | {"different_on_ranks": differing} | ({} if left is None else _of_reference(left))
+        facts = as_facts(diagnosis) | {"reach": reach(opened.graph, diagnosis.missing), "different_on_ranks": differing}
+        facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
         emit(json.dumps(facts if is_healthy else facts | {"verdict": "bug"}, indent=2, ensure_ascii=False) + "\n")
@@ -163,12 +165,14 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
                 "classes": [sorted(bugs) for bugs in named.classes],
                 "details": named.details,
                 "places": named.places,
+                "mistake_in": [e.nodes for e in named.first.explanations if e.bugs in named.classes],
                 "ratio": _finite(named.first.finding.ratio),
                 "ratio_with_mistake": _finite(named.first.explanations[0].ratio),
             }
             for named in diagnosis.named
         ],
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
+        "empty": {item.finding.name: item.empty for item in diagnosis.unexplained if item.empty},
         "results": [
             {
                 key: _finite(value) if isinstance(value, float) else value

@@ -1,0 +1,43 @@
+"""Recorded results that carry no information: many mistakes, and many accidents, leave zeros behind."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.replay import Replay
+
+_FEW = 3  # values
+
+
+def emptiness(replay: Replay, name: str) -> str | None:
+    """What a recorded result is, if too little to tell one mistake from another: "all zero", "constant", "not finite",
+    or of so few values; None for any other.
+
+    A pattern of NaN among other values does tell, and so do masked scores beside others: masks alone do not.
+    """
+    recorded, kind = replay.recorded[name], replay.graph.nodes[name].kind
+    values = recorded.values
+    if recorded.present is not None:
+        values = values[np.broadcast_to(recorded.present, values.shape)]
+    odd = np.isnan(values) | np.isinf(values)
+    if kind == "scores" and not (np.isnan(values) | np.isposinf(values)).any():
+        values = values[~odd]
+        odd = np.zeros(values.shape, bool)
+    if odd.any():
+        kinds = (np.isnan(values), np.isposinf(values), np.isneginf(values), ~odd)
+        return None if sum(bool(found.any()) for found in kinds) > 1 else "not finite"
+    few = _distinct(values, _FEW + 1)
+    if len(few) > _FEW:
+        return None
+    if few in ([], [0.0]):
+        return "all zero"
+    return "constant" if len(few) == 1 else f"of {len(few)} values only"
+
+
+def _distinct(values: NDArray[np.floating], most: int) -> list[float]:
+    """The first `most` distinct values."""
+    found: list[float] = []
+    rest = values.reshape(-1)
+    while rest.size and len(found) < most:
+        found.append(float(rest[0]) + 0.0)
+        rest = rest[rest != rest[0]]
+    return found

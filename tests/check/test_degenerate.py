@@ -1,0 +1,72 @@
+"""A result that carries no information gets no name, and is called what it is."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from karat.check.diagnose import Diagnoser
+from karat.check.model import open_model
+from karat.check.record import Steps, record_model
+from karat.check.trace import Trace
+from karat.check.wording import diagnosis_lines
+from karat.models.registry import build
+from karat.ops.reference import ReferenceOps
+
+IDS = (5, 9, 300)
+
+
+@pytest.fixture(scope="module")
+def right() -> Trace:
+    model = open_model(None)
+    return record_model(build(model.config, ReferenceOps("float64"), model.checkpoint, num_positions=3),
+                        Steps.chunked(IDS, None))  # fmt: skip
+
+
+def _said(trace: Trace, arrays: dict[str, np.ndarray], seconds: float = 1) -> tuple[list[str], str]:
+    model = open_model(None)
+    diagnosis = Diagnoser(model.graph, model.weights(), Trace(trace.info, arrays), seconds=seconds).run()
+    lines = diagnosis_lines(diagnosis, model.graph, trace.info)
+    return [bug for named in diagnosis.named for bug in sorted(named.bugs)], "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (np.zeros_like, "all zero"),
+        (lambda x: np.full_like(x, -0.0), "all zero"),
+        (lambda x: np.full_like(x, 2.5), "constant"),
+        (lambda x: np.full_like(x, np.nan), "not finite"),
+        (lambda x: np.full_like(x, np.inf), "not finite"),
+        (lambda x: np.sign(x) * 3, "of 2 values only"),
+    ],
+)
+@pytest.mark.parametrize("name", ["lm_head", "model.layers.2"])
+def test_it_gets_no_name(right: Trace, make: Callable[[np.ndarray], np.ndarray], word: str, name: str) -> None:
+    alone = {name: make(np.array(right.arrays[name]))}
+    bugs, text = _said(right, alone)
+    assert f"{word}: {name}, token" in text and "verdict: bug" in text and not bugs, text
+
+
+def test_partial_traces_say_from_where_and_how_far(right: Trace) -> None:
+    """Logits alone, with noise: nothing is said of lm_head that is not said of everything before it."""
+    rng = np.random.default_rng(1)
+    logits = np.array(right.arrays["lm_head"])
+    bugs, text = _said(right, {"lm_head": logits + 0.1 * rng.standard_normal(logits.shape)})
+    assert not bugs and "unexplained: lm_head, token" in text
+    assert "computed from the token ids over 106 ops, model.embed_tokens to lm_head: what is wrong is somewhere" in text
+    assert "so it can be said: logits: a bug is named only if one mistake" in text
+
+
+def test_a_name_says_the_layer_of_the_mistake(right: Trace) -> None:
+    """Scores of layer 3 that nobody scaled, told from two layers' outputs alone."""
+    model = open_model(None)
+    arrays = {n: np.array(x) for n, x in right.arrays.items() if n.removeprefix("model.layers.").isdigit()}
+    replay = Diagnoser(model.graph, model.weights(), Trace(right.info, arrays)).replay
+    name = "model.layers.3"
+    edits = {f"{name}.self_attn.scores": {"scale": 1.0}}
+    arrays[name] = replay.run(replay.segment(name), edits)
+    bugs, text = _said(right, {n: arrays[n] for n in ("model.layers.1", name)}, seconds=5)
+    assert bugs == ["scale-missing"], text
+    assert "mistake in self_attn.scores in layer 3" in text
+    assert "computed   from the recorded layer in layer 1 over 34 ops, model.layers.2.input_layernorm to" in text
