@@ -5,7 +5,7 @@ import os
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.hybrid import Hybrid, suspect  # noqa: E402
+from karat.check.hybrid import Hybrid, check_part, suspect  # noqa: E402
 from karat.errors import UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from tests.support import random_models  # noqa: E402
@@ -68,3 +68,7 @@ def test_unknown_parts_are_named() -> None:
     for part in ("layer:2", "layer:x", "heads"):
         with pytest.raises(UsageError, match="expected attention, mlp, norm, head, layer:K with K from 0 to 1"):
             hybrid.logits(part)
+        with pytest.raises(UsageError, match="expected attention, mlp, norm, head, layer:K with K from 0 to 1"):
+            check_part(part, 2)
+    for part in (*PARTS, "theirs:mlp", "layer:1"):
+        check_part(part, 2)

@@ -41,12 +41,15 @@ def test_nan_is_a_fault_and_zeros_and_copies_are_remarks() -> None:
     names = [f"model.layers.{i}.self_attn.o_proj.weight" for i in (0, 3)]
     first, second = (model.stored[name] for name in names)
     zero = replace(second, stored=np.zeros_like(second.stored))
+    minus_zero = replace(second, stored=np.tile(np.array([0, 0x80], np.uint8), len(second.stored) // 2))
+    assert second.dtype == "BF16" and np.signbit(minus_zero.to_array(F32)).all()
     broken = np.array(first.stored)
     broken.view("<u2")[[5, 77]] = 0x7FC0
     stored = dict(model.stored) | {"model.norm.weight": replace(model.stored["model.norm.weight"])}
     cases = {
         "same bytes": {names[0]: replace(second, name=names[0])},
         "all zero": {names[1]: zero},
+        f"{names[1]} is all zero": {names[1]: minus_zero},
         "2 values are NaN": {names[0]: replace(first, stored=broken)},
     }
     for words, changes in cases.items():

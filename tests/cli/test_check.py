@@ -60,10 +60,17 @@ def test_wrong_options_are_named(karat_here: Karat) -> None:
         (["--against", "llama.cpp"], "llama.cpp needs"),
         (["--stages", "layers,wights"], "--stages 'wights': expected some of tokens,weights,"),
         (["--tokens", "1"], "--tokens 1: expected at least 2"),
-        (["--max-model-len", "9"], "--max-model-len has no meaning"),
+        (["--max-model-len", "9"], "No such option: --max-model-len"),
+        (["--guard"], "No such option: --guard"),
     ):
         done = karat_here("check", *args)
         assert done.returncode == 2 and complaint in done.stderr
+
+
+def test_a_part_that_the_model_does_not_have_is_refused_before_anything_is_computed(karat_here: Karat) -> None:
+    pytest.importorskip("torch", reason="hybrid runs need transformers")
+    done = karat_here("check", "--hybrid", "layer:9")
+    assert done.returncode == 2 and "with K from 0 to 5" in done.stderr and not done.stdout
 
 
 def test_red_flags_are_raised(tmp_path: Path, karat_here: Karat) -> None:

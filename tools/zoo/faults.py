@@ -63,7 +63,7 @@ def scale(value: Callable[[float], float]) -> Fault:
 
 
 def kv_stale(subject: Subject, stack: ExitStack) -> None:
-    pass  # the runner takes a faulty cache from tools.zoo.caches
+    pass  # the runner takes a faulty cache from tools.zoo.attention
 
 
 _WHOLE = {"steps": "whole"}

@@ -114,10 +114,7 @@ class Hybrid:
                 run = self._with_step(ours, cache)
                 yield theirs, lambda hidden_states, *_, **__: run(hidden_states)
             case _:
-                raise UsageError(
-                    f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {len(layers) - 1}, or theirs: "
-                    "and one of the first four"
-                )
+                raise _unknown(part, len(layers))
 
     def _plain(self, module: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         return lambda x, *_, **__: self._back(module(self._ops, self._over(x)), x)
@@ -131,6 +128,21 @@ class Hybrid:
 
     def _back(self, result: Any, like: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.array(self._ops.read(result)))[None].to(like.dtype)
+
+
+def check_part(part: str, num_layers: int) -> None:
+    """Raise UsageError unless a model of so many layers has this part."""
+    kind, _, number = part.partition(":")
+    is_layer = kind == "layer" and number.isdigit() and int(number) < num_layers
+    if not is_layer and part.removeprefix("theirs:") not in PARTS[:-1]:
+        raise _unknown(part, num_layers)
+
+
+def _unknown(part: str | None, num_layers: int) -> UsageError:
+    return UsageError(
+        f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {num_layers - 1}, or theirs: and one of "
+        "the first four"
+    )
 
 
 def _distance(a: Array, b: Array) -> float:

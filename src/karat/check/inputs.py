@@ -78,7 +78,7 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         data = weight.data
         if bad := _num_not_finite(weight, data):
             faults.append(f"{name}: {bad} values are NaN or infinite")
-        elif not name.endswith("bias") and not data[:_SAMPLE].any() and not data.any():
+        elif not name.endswith("bias") and _is_zero(weight, data):
             remarks.append(f"note: {name} is all zero")
         if name.endswith("_proj.weight"):
             sample = hashlib.sha256(data[:_SAMPLE].data).digest()
@@ -101,6 +101,16 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         facts["distance"] = found.facts
     shown = [*(faults or lines), *remarks[:8]]
     return Stage("weights", "bug" if faults else "exact", shown, facts | {"faults": faults, "remarks": remarks})
+
+
+def _is_zero(weight: Weight, data: np.ndarray) -> bool:
+    """Whether all values are 0, -0 included; the first row is looked at first."""
+    if not data.any():
+        return True
+    row_bytes = weight.num_bytes // max(1, weight.shape[0])
+    first = Weight(weight.name, weight.dtype, (1, *weight.shape[1:]), data[:row_bytes], weight.file)
+    dtype = np.dtype(np.float32)
+    return not first.to_array(dtype).any() and not weight.to_array(dtype).any()
 
 
 def _num_not_finite(weight: Weight, data: np.ndarray) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.options import LoadOptions
+from karat.cli.options import ComputeOptions
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import KaratError, UsageError
 
@@ -36,7 +36,7 @@ _PROMPT = (
 
 
 def check(
-    load: LoadOptions,
+    load: ComputeOptions,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     against: Annotated[
         str | None,
@@ -103,9 +103,6 @@ def check(
             raise UsageError(f"{name} {value}: expected at least {least}")
     options: dict[str, Any] = load.given()
     size = options.pop("tensor_parallel_size", None)
-    unknown = set(options) - {"dtype", "kv_dtype", "executor", "threads"}
-    if unknown:
-        raise UsageError(f"--{sorted(unknown)[0].replace('_', '-')} has no meaning for a check")
     if save_trace is not None and size is None:
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
     if size is not None:
@@ -120,6 +117,11 @@ def check(
     if wrong := sorted(set(chosen) - set(STAGES)):
         raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")
     opened = open_model(model)
+    if hybrid:
+        from karat.check.hybrid import check_part
+
+        for part in hybrid:
+            check_part(part, opened.config.num_layers)
     if (against == "hf" or hybrid) and opened.path.is_file():
         raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
     if against == "llama.cpp" and not opened.path.is_file():

@@ -46,8 +46,8 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a model is loaded: keyword arguments of `LLM`, None where it decides."""
+class ComputeOptions:
+    """What computes a model, and in which types: keyword arguments of `LLM`, None where it decides."""
 
     dtype: Annotated[str | None, _option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
     kv_dtype: Annotated[
@@ -56,13 +56,23 @@ class LoadOptions:
     executor: Annotated[
         str | None, _option("Model", "NAME", "What computes: auto (default) or one that `karat env` lists.")
     ] = None
-    quantize: Annotated[str | None, _option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
     threads: Annotated[
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
     tensor_parallel_size: Annotated[
         int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8 where it can be.")
     ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Arguments for LLM: only what was on the command line."""
+        return _given(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions(ComputeOptions):
+    """How a model is loaded: keyword arguments of `LLM`, None where it decides."""
+
+    quantize: Annotated[str | None, _option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
     guard: Annotated[
         bool | None,
         _flag("Model", "--guard", "Stop at the first NaN, infinity or impossible value, and say where."),
