@@ -121,6 +121,18 @@ def test_a_diagnosis_is_the_same_where_next_to_nothing_is_kept(monkeypatch: pyte
     assert found[1] == expected[1]
 
 
+@pytest.mark.parametrize("missing", ["q", "k", "qk"])
+def test_what_is_said_of_a_missing_norm_is_what_is_missing(missing: str) -> None:
+    subject = draw(f"{SEED}-{missing}", family="qwen3", steps="whole", changes={"num_hidden_layers": 2})
+    for layer in subject.hf.model.layers:
+        for part in missing:
+            getattr(layer.self_attn, f"{part}_norm").forward = lambda x: x
+    trace = record_hf(subject.hf, subject.steps)
+    (named,) = Diagnoser(subject.graph, subject.weights, trace).run().named
+    said = [f"qk-norm-missing: {part} not normalised" for part in missing]
+    assert [*named.details, *named.elsewhere] == said
+
+
 def test_figures_for_people() -> None:
     assert ranges([3, 1, 2, 7]) == "1-3, 7"
     assert (times(0.5), times(12.4), times(4.1e6), times(np.inf)) == ("0.5 ×", "12 ×", "4.1e6 ×", "∞ ×")

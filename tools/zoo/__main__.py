@@ -44,7 +44,9 @@ def table(results: Iterator[list[Case]]) -> Counter[str]:
     print("|---|---|---|---|---|---|---|", flush=True)
     total: Counter[str] = Counter()
     odd: list[Case] = []
+    beside = 0
     for cases in results:
+        beside += sum(bool(case.unexplained) and case.outcome in ("right", "class") for case in cases)
         counts = Counter(case.outcome for case in cases)
         total += counts
         wrong = Counter(
@@ -55,8 +57,10 @@ def table(results: Iterator[list[Case]]) -> Counter[str]:
         in_class = ", ".join(f"{name} ({n})" for name, n in classes.items())
         print(f"| {cases[0].bug} | {len(cases)} | {counts['right']} | {in_class} | {counts['unseen']} | {said} | "
               f"{counts['missed'] or ''} |", flush=True)  # fmt: skip
-        odd += [case for case in cases if case.outcome in ("wrong", "silent", "missed")]
+        odd += [case for case in cases if case.outcome in ("wrong", "silent", "missed") or case.unexplained]
     remark(odd)
+    if beside:
+        print(f"\n{beside} of those named have places beside the name that nothing explains.")
     return total
 
 

@@ -69,13 +69,14 @@ class Named:
     """One bug, or a class of bugs that this trace cannot tell apart, with everywhere it shows.
 
     classes: each member is the set of bug ids of one explanation. details: one line for each explanation. places: names
-    of results, in order; `first` is the evidence at the first of them.
+    of results, in order; `first` is the evidence at the first of them. elsewhere: what holds only at others.
     """
 
     classes: tuple[frozenset[str], ...]
     details: tuple[str, ...]
     places: tuple[str, ...]
     first: Wrong
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def bugs(self) -> frozenset[str]:
@@ -146,6 +147,12 @@ class Diagnoser:
             item.empty = emptiness(self.replay, item.finding.name)
             if item.empty is None:
                 item.explanations = self._explain(item.finding)
+            elif (
+                len(item.finding.segment) == 1
+            ):  # one known mistake of this very op may be said, such as a head of zeros
+                singles = self._singles(item.finding.segment, item.finding.name)
+                found = (self._try(item.finding, (single,)) for single in singles if not single.fitted)
+                item.explanations = [explanation for explanation in found if explanation]
         return findings, wrong
 
     def _explain(self, finding: Finding) -> list[Explanation]:
@@ -184,13 +191,18 @@ class Diagnoser:
         if len(layers) > 1:
             pools += [self._enumerated((layer,)) for layer in layers]
         pools.append(self._ends)
-        for pool in pools:
-            for variant in pool:
-                edits = {n: params for n, params in variant.edits.items() if n in inside}
-                key = (variant.bug, _frozen(edits))
-                if edits and key not in seen:
-                    seen.add(key)
-                    yield replace(variant, edits=edits)
+        parts: list[Variant] = []  # of mistakes that reach further: they say more than happened here
+        for variant in (variant for pool in pools for variant in pool):
+            edits = {n: params for n, params in variant.edits.items() if n in inside}
+            if edits and len(edits) < len(variant.edits):
+                parts.append(replace(variant, edits=edits))
+            elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
+                seen.add(key)
+                yield variant
+        for variant in parts:
+            if (key := (variant.bug, _frozen(variant.edits))) not in seen:
+                seen.add(key)
+                yield variant
         node = self.graph.nodes[name]
         recorded = self.replay.recorded[name]
         if recorded.present is None:
@@ -313,14 +325,24 @@ def _merge(wrong: Sequence[Wrong]) -> list[Named]:
         keys = [key for key in keys if by_bug[key] == covered]
         first = covered[0]
         in_class = [e for e in first.explanations if (e.bugs, _generic(e)) in keys]
+        details = tuple(dict.fromkeys(map(_detail, in_class)))
+        others = [
+            [_detail(e) for e in item.explanations if (e.bugs, _generic(e)) in keys]
+            for item in covered[1:] if not any(v.fitted for e in item.explanations for v in e.variants)
+        ]  # fmt: skip
         named.append(Named(
             classes=tuple(dict.fromkeys(e.bugs for e in in_class)),
-            details=tuple(dict.fromkeys("; ".join(f"{v.bug}: {v.detail}" for v in e.variants) for e in in_class)),
+            details=details,
+            elsewhere=tuple(dict.fromkeys(found[0] for found in others if found and not set(found) & set(details))),
             places=tuple(item.finding.name for item in covered),
             first=first,
         ))  # fmt: skip
         rest = [item for item in rest if item not in covered]
     return sorted(named, key=lambda n: explained.index(n.first))
+
+
+def _detail(explanation: Explanation) -> str:
+    return "; ".join(f"{v.bug}: {v.detail}" for v in explanation.variants)
 
 
 def _generic(explanation: Explanation) -> str:

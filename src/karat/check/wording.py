@@ -65,6 +65,7 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
         lines += [f"   {bug}: {BUGS[bug].title}" for bug in sorted(named.bugs)]
     lines.append(f"   where      {shortened(named.places, graph)}")
     lines.append(f"   how        {'; or '.join(named.details[:4])}")
+    lines += [f"   elsewhere  {'; '.join(named.elsewhere[:4])}"] if named.elsewhere else []
     lines.append(
         f"   evidence   {first.finding.name}{place(first.finding, graph, info)}: off by {first.finding.error:.3g} "
         f"({times(first.finding.ratio)} the noise floor) as it should be computed, "
