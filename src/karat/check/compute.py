@@ -354,6 +354,8 @@ def _silu_mul(node: Node, inputs: Sequence[Array], context: Context, dtype: np.d
     if node.params.get("swapped"):
         gate, up = up, gate
     result = ACTIVATIONS[node.params.get("activation", "silu")](gate)
+    if node.params.get("fp16_activation"):
+        result = rounded(result, "float16")
     return result if node.params.get("no_up") else result * up
 
 

@@ -59,6 +59,9 @@ class Enumeration:
                 "self_attn.attention",
             ):
                 yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
+        # Which products overflow depends on the last bit of the activation, where that is float16 too.
+        act: Params = {"fp16_activation": True, "fp16_output": True}
+        yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
 
     def of_ends(self) -> Iterator[Variant]:
         """Variants of embedding, final norm and head."""
