@@ -125,10 +125,10 @@ $(STAMPS)/build-tools: constraints.txt requirements/build.txt
 
 $(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)
 	@tools/stage "[2/$(TOTAL)] installing Karat, compiling its kernels" $(LOGS)/karat.log \
-	    $(PIP) install -c constraints.txt --no-build-isolation -C build-dir=build/{wheel_tag} -e .
+	    $(PIP) install -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} -e .
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/karat
 	@tools/stage "[3/$(TOTAL)] installing the test tools" $(LOGS)/dev.log \
-	    $(PIP) install -c constraints.txt --no-build-isolation -C build-dir=build/{wheel_tag} -e '.[dev]'
+	    $(PIP) install -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} -e '.[dev]'
 	@touch $@
