@@ -43,6 +43,18 @@ def header(num_tensors: int, num_pairs: int, version: int = 3, magic: bytes = b"
     return magic + struct.pack("<IQQ", version, num_tensors, num_pairs)
 
 
+def kv(*raw: bytes, count: int | None = None) -> bytes:
+    """A file of no tensors and these metadata pairs."""
+    return header(0, len(raw) if count is None else count) + b"".join(raw)
+
+
+def array(kind: int, length: int, content: bytes = b"", key: str = "x") -> bytes:
+    return text(key) + struct.pack("<IIQ", ARRAY, kind, length) + content
+
+
+ARCH = pair("general.architecture", STRING, "llama")  # of a model that is read no further
+
+
 def build(pairs: Iterable[Pair], tensors: Iterable[Tensor] = (), *, version: int = 3, alignment: int = 32) -> bytes:
     """A right file, if what it is given is right."""
     pairs, tensors = list(pairs), list(tensors)
