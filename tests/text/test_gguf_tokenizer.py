@@ -148,6 +148,15 @@ def test_patterns_are_those_of_transformers() -> None:
         assert PRE_TOKENIZERS[name].patterns == [reading.GGUF_PRE_TOKENIZER_SPLITS[name]], name
 
 
+def differs_in_llama_cpp(path: Path) -> Callable[[str], bool]:
+    """Whether llama.cpp and we, given the vocabulary of a file, make other tokens of a text."""
+    pytest.importorskip("llama_cpp", exc_type=ImportError)
+    from tools.peers.llama import tokeniser
+
+    theirs, ours = tokeniser(path), loaded(path)
+    return lambda text: theirs(text) != ours.encode(text, add_special_tokens=False)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
@@ -156,16 +165,12 @@ def test_patterns_are_those_of_transformers() -> None:
 )  # fmt: skip
 def test_other_names_on_a_vocabulary_that_is_here(name: str, vocabulary: str, data_dir: Path, tmp_path: Path) -> None:
     """Live: llama.cpp cuts as we do under names of which no vocabulary is here."""
-    pytest.importorskip("llama_cpp", exc_type=ImportError)
-    from tools.peers.llama import tokeniser
-
     source = read_header(data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf").metadata
     pairs = [(key, source.stored(key)) for key in source.values if key != "tokenizer.ggml.pre"]
     path = tmp_path / f"{name}.gguf"
     write_gguf(path, [*pairs, ("tokenizer.ggml.pre", string(name))], [])
-    theirs, ours = tokeniser(path), loaded(path)
     strings = [text for text in random_strings(600) if unicodedata.is_normalized("NFC", text)]
-    different = [text for text in strings if theirs(text) != ours.encode(text, add_special_tokens=False)]
+    different = [*filter(differs_in_llama_cpp(path), strings)]
     assert not different, f"{len(different)} of {len(strings)}, for example {different[0]!a}"
 
 
@@ -173,15 +178,11 @@ def test_other_names_on_a_vocabulary_that_is_here(name: str, vocabulary: str, da
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
     """Live: only Qwen's texts that are not NFC, and a few of DeepSeek LLM's (docs/gguf.md)."""
-    pytest.importorskip("llama_cpp", exc_type=ImportError)
-    from tools.peers.llama import tokeniser
-
-    path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
-    theirs, ours = tokeniser(path), loaded(path)
+    differs = differs_in_llama_cpp(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
     strings = random_strings(600)
     if name.startswith("qwen"):
         strings = [text for text in strings if unicodedata.is_normalized("NFC", text)]
-    different = [text for text in strings if theirs(text) != ours.encode(text, add_special_tokens=False)]
+    different = [*filter(differs, strings)]
     assert len(different) <= (len(strings) // 100 if name == "deepseek-llm" else 0), ascii(different[:3])
 
 
@@ -189,15 +190,8 @@ def test_where_llama_cpp_differs(name: str, data_dir: Path) -> None:
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_where_llama_cpp_differs_on_special_tokens(name: str, data_dir: Path) -> None:
     """Live: only Qwen's </s>, which is an ordinary token, and spaces after Phi-3's (docs/gguf.md)."""
-    pytest.importorskip("llama_cpp", exc_type=ImportError)
-    from tools.peers.llama import tokeniser
-
     path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
-    theirs, ours = tokeniser(path), loaded(path)
-
-    def differs(text: str) -> bool:
-        return theirs(text) != ours.encode(text, add_special_tokens=False)
-
+    differs, ours = differs_in_llama_cpp(path), loaded(path)
     tokens = [ours.id_to_token(token_id) or "" for token_id in sorted(ours.special_ids)]
     assert [token for token in tokens if differs(f"x{token}y")] == []
     spaced = {token for token in tokens if differs(f"x{token}  y")}
