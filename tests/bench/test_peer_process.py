@@ -66,7 +66,7 @@ def state(pid: object) -> str:
 
 
 def wait_for(pid: object, *states: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while state(pid) not in states:
         assert time.monotonic() < deadline, state(pid)
         time.sleep(0.01)

@@ -126,5 +126,5 @@ def test_a_browser_draws_it_without_a_network(monkeypatch: pytest.MonkeyPatch, t
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = ["chromium", *options, "--virtual-time-budget=2000", profile, path.as_uri()]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert b"<title>true 0</title>" in done.stdout, done.stderr[-2000:]

@@ -33,7 +33,7 @@ def karat() -> Karat:
     def run(*args: str, stdin: str | bytes = b"", **changes: str) -> subprocess.CompletedProcess[str]:
         content = stdin.encode() if isinstance(stdin, str) else stdin
         done = subprocess.run(
-            [*COMMAND, *args], input=content, capture_output=True, env=environment(**changes), check=False, timeout=60
+            [*COMMAND, *args], input=content, capture_output=True, env=environment(**changes), check=False, timeout=300
         )
         return subprocess.CompletedProcess(args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -171,7 +171,7 @@ def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None
     assert result.karat.tensor_parallel_size == 2 and result.karat.threads == 2
     assert result.peer is not None
     assert result.peer["name"] == "1 process" and result.peer["logits_deviation"] == 0
-    assert result.exchange and result.exchange["floats"] == 64 and result.exchange["all_reduce_s"] < 0.05
+    assert result.exchange and result.exchange["floats"] == 64 and result.exchange["all_reduce_s"] > 0
     assert all(row.peer and row.peer.ratio > 0 for row in result.rows)
 
 

@@ -152,7 +152,7 @@ def test_output_that_cannot_be_written(args: list[str]) -> None:
 def test_streams_that_the_caller_closed(redirection: str, has_output: bool) -> None:
     line = f'exec "$0" -m karat help exit-codes {redirection}'
     done = subprocess.run(
-        ["sh", "-c", line, sys.executable], capture_output=True, text=True, env=environment(), timeout=60
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, env=environment(), timeout=300
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == has_output
@@ -163,7 +163,7 @@ def test_a_reader_that_goes_away_at_once(args: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [*COMMAND, *args], stdout=writer, stderr=subprocess.PIPE, env=environment(), text=True, timeout=60
+        [*COMMAND, *args], stdout=writer, stderr=subprocess.PIPE, env=environment(), text=True, timeout=300
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
@@ -177,6 +177,6 @@ def test_output_is_utf8_whatever_the_locale(karat: Karat) -> None:
 def test_a_reader_of_the_errors_that_goes_away() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*COMMAND, "frob"], stdout=subprocess.DEVNULL, stderr=writer, env=environment(), timeout=60)
+    done = subprocess.run([*COMMAND, "frob"], stdout=subprocess.DEVNULL, stderr=writer, env=environment(), timeout=300)
     os.close(writer)
     assert done.returncode == 141

@@ -161,7 +161,7 @@ def test_the_ranks_end_when_who_started_them_is_ended(sent: signal.Signals, fold
     ranks = children(process.pid)
     assert len(ranks) == 2
     process.send_signal(sent)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     assert gone(ranks)
 
@@ -207,7 +207,7 @@ def test_a_pause_of_all_is_a_fault_of_none(folder: Path) -> None:
     time.sleep(0.5)
     ended = process.poll()
     process.kill()
-    _, said = process.communicate(timeout=10)
+    _, said = process.communicate(timeout=60)
     assert ended in (None, 0), said
     assert gone(ranks)
 
@@ -249,7 +249,7 @@ def test_the_command_says_which_rank_died_and_how_in_one_line(folder: Path) -> N
     process = run_karat(folder, "-q")
     ranks = children(process.pid)
     os.kill(ranks[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == RankError.exit_code
     assert re.fullmatch(rf"karat: error: rank \d \(process {ranks[0]}\) was killed \(SIGKILL\), .*\n", errors)
     assert gone(ranks)
