@@ -75,6 +75,13 @@ def test_small_logits_with_a_soft_cap_are_no_other_head() -> None:
     assert [set(named.classes) for named in diagnosis.named] == [{frozenset({"softcap", "logit-scale"})}]
 
 
+def test_an_overflow_after_an_activation_in_float16_is_named() -> None:
+    """Which of its products overflow depends on the activation's last bit (found by the zoo)."""
+    row = next(row for row in ROWS if row.bug == "overflow-fp16")
+    case = run_case([row], "f17ed1ac-overflow-fp16-0")
+    assert case is not None and (case.outcome, case.unexplained) == ("right", ()), case
+
+
 def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:
     """Noise on one projection: found where it is, and called unexplained."""
     subject = draw(f"{SEED}-noise", steps="whole")
