@@ -74,6 +74,26 @@ def test_no_weight_is_read(alphabet: Path, tmp_path: Path, karat: Karat) -> None
     assert run.returncode == 10 and "karat: error: " in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{% for %}", "line 1"), ("{{ raise_exception('no greetings') }}", "no greetings")],
+)
+def test_a_template_that_does_not_work_is_no_matter_of_text(
+    template: str, message: str, alphabet: Path, tmp_path: Path, karat: Karat
+) -> None:
+    folder = shutil.copytree(alphabet, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    done = karat("inspect", str(folder))
+    assert done.returncode == 0
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("chat template"))
+    assert f"{len(template)} characters, which cannot greet: " in line and message in line
+    facts = json.loads(karat("inspect", str(folder), "--json").stdout)["tokenizer"]
+    assert facts["chat_example"] is None and message in facts["chat_error"]
+    assert karat("run", str(folder), "a", "--max-tokens", "1").returncode == 0
+
+
 BROKEN = {
     "config": (3, "config.json", lambda path: path.write_text('{"model_type": "gpt17"}')),
     "weights": (4, "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-1])),

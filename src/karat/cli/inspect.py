@@ -12,9 +12,11 @@ import typer
 
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+from karat.errors import TemplateError
 
 if TYPE_CHECKING:
     from karat.checkpoint import ModelCheckpoint
+    from karat.text import Tokenizer
 
 EXAMPLES = """
 Examples
@@ -112,7 +114,6 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
 
     tokenizer = Tokenizer.of(checkpoint)
     defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
-    template = tokenizer.chat_template
 
     def tokens(ids: Iterable[int]) -> dict[str, str]:
         return {str(id_): tokenizer.decode([id_], skip_special_tokens=False) for id_ in sorted(ids)}
@@ -124,10 +125,21 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
         "special_ids": sorted(tokenizer.special_ids),
         "end_tokens": tokens(defaults.end_token_ids),
         "chat_end_tokens": tokens(defaults.end_token_ids | turn_end_ids(tokenizer)),
-        "chat_template_chars": len(template.source) if template else None,
-        "chat_example": tokenizer.render_chat(_HELLO) if template else None,
+        **_chat_facts(tokenizer),
         "sampling": defaults.notice,
     }
+
+
+def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
+    """The length of the chat template and what it makes of a greeting, or why it makes nothing: text runs without."""
+    source = tokenizer.template_source
+    example, error = None, None
+    try:
+        example = tokenizer.render_chat(_HELLO) if source is not None else None
+    except TemplateError as fault:
+        error = str(fault)
+    chars = None if source is None else len(source)
+    return {"chat_template_chars": chars, "chat_example": example, "chat_error": error}
 
 
 def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
@@ -196,14 +208,15 @@ def _tokenizer_rows(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
     def listed(tokens: dict[str, str]) -> str:
         return ", ".join(f"{token} ({id_})" for id_, token in tokens.items()) or "none"
 
-    chars, example = tokenizer["chat_template_chars"], tokenizer["chat_example"]
+    chars, example, error = (tokenizer[key] for key in ("chat_template_chars", "chat_example", "chat_error"))
+    made = f"makes {example!r} of a greeting" if error is None else f"which cannot greet: {error}"
     roles = ", ".join(f"{role} {token}" for role, token in tokenizer["special_tokens"].items())
     return [
         ("tokenizer", f"{tokenizer['kind']}, {tokenizer['vocab_size']:,} tokens"),
         ("special tokens", roles or "none"),
         ("end tokens", listed(tokenizer["end_tokens"])),
         ("end tokens in a chat", listed(tokenizer["chat_end_tokens"])),
-        ("chat template", "none" if chars is None else f"{chars:,} characters, makes {example!r} of a greeting"),
+        ("chat template", "none" if chars is None else f"{chars:,} characters, {made}"),
         ("defaults", tokenizer["sampling"]),
     ]
 

@@ -136,6 +136,11 @@ class Tokenizer:
         found = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return int(found[1], 16) if found else None
 
+    @property
+    def template_source(self) -> str | None:
+        """The text of the ordinary chat template, whether it compiles or not; None if there is none."""
+        return self._templates.get("default")
+
     @cached_property
     def chat_template(self) -> "ChatTemplate | None":
         """The ordinary chat template; None if the folder has none. Raises `TemplateError` if it does not compile."""
