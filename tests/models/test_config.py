@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"torch_dtype": "int8"}, "'int8'"),
     ("llama", {"dtype": "bfloat16", "torch_dtype": "float32"}, "dtype='bfloat16' and torch_dtype='float32' disagree"),
     ("llama", {"rope_theta": 0}, "rope_theta=0.0: expected a number above 1"),
+    ("llama", {"rope_theta": math.inf}, "rope_theta=inf: expected a finite number"),
+    ("llama", {"rope_theta": math.nan}, "rope_theta=nan: expected a finite number"),
+    ("llama", {"rope_theta": 10**400}, "expected a finite number"),
     ("llama", {"rope_theta": ..., "rope_parameters": {"rope_theta": 0.0}}, "rope_theta=0.0"),
     ("llama", {"eos_token_id": "two"}, "'two'"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),

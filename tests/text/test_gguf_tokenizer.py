@@ -1,5 +1,6 @@
 """Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode."""
 
+import math
 import os
 import random
 import unicodedata
@@ -281,6 +282,7 @@ class TestRules:
             ({"tokenizer.ggml.bos_token_id": None}, "add_bos_token is in force without tokenizer.ggml.bos_token_id"),
             ({"tokenizer.ggml.remove_extra_whitespaces": (BOOL, True)}, "remove_extra_whitespaces is set"),
             ({"tokenizer.ggml.scores": (ARRAY, (F32, [1.0]))}, "has 1 tokenizer.ggml.scores for 6 tokens"),
+            ({"tokenizer.ggml.scores": (ARRAY, (F32, [0.0, 1.0, math.nan, 3.0, 4.0, 5.0]))}, "score of token 2 is NaN"),
             ({"tokenizer.ggml.scores": None}, "has no tokenizer.ggml.scores for 6 tokens"),
             ({"tokenizer.ggml.precompiled_charsmap": (ARRAY, (I32, [1]))}, "has a tokenizer.ggml.precompiled_charsmap"),
         ],

@@ -6,6 +6,7 @@ alone is an error, because it may change the result.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import TypeVar, get_args
 
@@ -106,11 +107,12 @@ class ConfigReader:
             )
 
     def _typed(self, kind: type[T], key: str, value: object) -> T:
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return kind(value)
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
             raise ConfigError(f"{self._where}: {key}={value!r}: expected {kind.__name__}")
-        return value
+        if kind is float and isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise ConfigError(f"{self._where}: {key}={str(value)[:80]}: expected a finite number")
+        return kind(value)
 
 
 def read_dtype(reader: ConfigReader) -> FloatName | None:

@@ -7,6 +7,7 @@ the one that the named pre-tokenizer implies.
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
@@ -168,7 +169,13 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
     ids = vocabulary.ids()
     scores = metadata.array("tokenizer.ggml.scores", "FLOAT32")
     assert scores is not None
-    merges = ranked_merges(ids, vocabulary.types, scores.numbers().tolist())
+    of_ids = scores.numbers()
+    if (nans := np.isnan(of_ids)).any():
+        raise TokenizerError(
+            f"{place}: the score of token {int(nans.argmax())} is NaN; expected numbers, by which tokens are merged; "
+            "convert the model again"
+        )
+    merges = ranked_merges(ids, vocabulary.types, of_ids.tolist())
     unknown = vocabulary.token("tokenizer.ggml.unknown_token_id")
     has_bytes = _BYTE in vocabulary.types
     backend = Backend(

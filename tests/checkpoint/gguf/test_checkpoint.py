@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import open_gguf, open_model
 from karat.checkpoint.gguf import read_header
-from karat.checkpoint.gguf.names import canonical_name, gguf_name, paired_rows
+from karat.checkpoint.gguf.config import warnings as gguf_warnings
+from karat.checkpoint.gguf.names import ARCHITECTURES, canonical_name, gguf_name, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors, read_rope_factors
 from karat.errors import CheckpointError, ConfigError
 from karat.models.registry import find_weights, read_config
@@ -31,6 +32,8 @@ from tests.checkpoint.gguf.builders import (
     U16,
     U32,
     build,
+    kv,
+    pair,
     pairs,
     tensors,
     tiny,
@@ -284,6 +287,32 @@ class TestWarnings:
         for dtype in (np.float32, np.float64):
             np.testing.assert_array_equal(weight.to_array(np.dtype(dtype)), expected)
         assert opened(tmp_path / "b.gguf", tiny()).warnings == ()
+
+    def test_a_mistral_under_another_name(self, tmp_path: Path) -> None:
+        """What its origin or its sizes give away; Llama 3 8B and later Mistrals differ in the base of RoPE."""
+        sizes: dict[str, tuple[int, Any]] = {
+            "general.name": (STRING, "Zephyr"), "llama.block_count": (U32, 32), "llama.embedding_length": (U32, 4096),
+            "llama.feed_forward_length": (U32, 14336), "llama.attention.head_count": (U32, 32),
+            "llama.attention.head_count_kv": (U32, 8), "llama.rope.freq_base": (F32, 10000.0),
+        }  # fmt: skip
+        origin = {"general.base_model.0.repo_url": (STRING, "https://huggingface.co/mistralai/Mistral-7B-v0.1")}
+        for changes, warned in [
+            (sizes, True),
+            ({**sizes, "llama.rope.freq_base": (F32, 500000.0)}, False),
+            ({**sizes, "llama.feed_forward_length": (U32, 11008)}, False),
+            (origin, True),
+            ({}, False),
+        ]:
+            path = tmp_path / "a.gguf"
+            path.write_bytes(kv(*(pair(key, *value) for key, value in changes.items())))
+            told = gguf_warnings(read_header(path).metadata, ARCHITECTURES["llama"], [])
+            assert ["sliding window" in text for text in told] == [True] * warned
+
+
+@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
+def test_ends_beyond_the_vocabulary_are_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"tokenizer\.ggml\.{key}_token_id=6: expected an id below 6"):
+        opened(tmp_path / "a.gguf", tiny({f"tokenizer.ggml.{key}_token_id": (U32, 6)}))
 
 
 def test_opening_a_large_vocabulary_steps_over_its_strings(data_dir: Path) -> None:

@@ -40,6 +40,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "pooling_type": (0,),
     "use_parallel_residual": (False,),
 }
+# Of Mistral 7B v0.1.
+_MISTRAL_SIZES: Mapping[str, object] = {
+    "block_count": 32, "embedding_length": 4096, "feed_forward_length": 14336, "attention.head_count": 32,
+    "attention.head_count_kv": 8, "rope.freq_base": 10000.0,
+}  # fmt: skip
 
 
 def read_architecture(metadata: Metadata) -> Architecture:
@@ -104,8 +109,7 @@ def read_config(
         config["mlp_bias"] = _any_bias(weights, ".mlp.")
     if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = bos
-    ends = [metadata.optional(int, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    if ids := list(dict.fromkeys(token_id for token_id in ends if token_id is not None)):
+    if ids := _end_ids(metadata, config["vocab_size"]):
         config["eos_token_id"] = ids[0] if len(ids) == 1 else ids
     return config
 
@@ -113,10 +117,7 @@ def read_config(
 def warnings(metadata: Metadata, architecture: Architecture, weights: Collection[Weight]) -> list[str]:
     """What to tell who loads the file: what it may lack, and what is not computed on as stored."""
     told = []
-    stated = " ".join(
-        value for key in ("general.name", "general.basename") if isinstance(value := metadata.values.get(key), str)
-    )
-    if architecture.name == "llama" and "mistral" in stated.lower():
+    if _may_be_mistral(metadata, architecture):
         told.append(
             "this looks like a Mistral model: GGUF does not carry its sliding window (Mistral 7B v0.1 has one of 4096 "
             "tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
@@ -124,6 +125,32 @@ def warnings(metadata: Metadata, architecture: Architecture, weights: Collection
     if doubles := [weight.name for weight in weights if weight.dtype == "F64"]:
         told.append(f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}")
     return told
+
+
+def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
+    """The tokens that end a text, a turn or a message."""
+    ids = []
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        token_id = metadata.optional(int, f"tokenizer.ggml.{key}")
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            raise ConfigError(
+                f"tokenizer.ggml.{key}={token_id}: expected an id below {vocab_size}, as there are tokens"
+            )
+        if token_id is not None and token_id not in ids:
+            ids.append(token_id)
+    return ids
+
+
+def _may_be_mistral(metadata: Metadata, architecture: Architecture) -> bool:
+    """Whether a file of llama's architecture names Mistral, or has the sizes of its first release, which had a window.
+
+    Later releases, which have none, have another base of RoPE; models made from the first have its sizes.
+    """
+    if architecture.name != "llama":
+        return False
+    stated = (value for key, value in metadata.values.items() if key.startswith("general.") and isinstance(value, str))
+    sizes = [metadata.values.get(f"llama.{key}") for key in _MISTRAL_SIZES]
+    return any("mistral" in text.lower() for text in stated) or sizes == [*_MISTRAL_SIZES.values()]
 
 
 def _check_keys(metadata: Metadata, arch: str) -> None:
