@@ -213,10 +213,12 @@ def test_a_model_without_a_template_has_no_chat(tmp_path: Path, karat_here: Kara
 
 
 def endless(alphabet: Path) -> "subprocess.Popen[str]":
-    """A run that prints for a long time."""
-    args = [*COMMAND, "run", str(alphabet), "A"]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment())
+    """A run that prints for a long time, and that the end of a terminal ends, also if the tests run under nohup."""
+    return subprocess.Popen(
+        [*COMMAND, "run", str(alphabet), "A"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def test_a_reader_that_goes_away(alphabet: Path) -> None:

@@ -108,6 +108,7 @@ class TestOwnTokenizers:
     @pytest.mark.parametrize("name", ["llama-bpe", "phi-3"])
     def test_transformers_reading_gguf(self, name: str, data_dir: Path) -> None:
         """Where no class of transformers says it all, what it builds from the same file."""
+        pytest.importorskip("torch", reason="transformers needs it to read GGUF")
         reading = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
         path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
         architecture, facts, _ = reading.get_gguf_tokenizer(str(path))
