@@ -62,7 +62,7 @@ karat_kernels(generic)
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
 if(KARAT_X86)
   karat_kernels(avx2 -mavx2 -mfma -mf16c)
-  karat_kernels(avx512 -mavx512f -mavx2 -mfma -mf16c)
+  karat_kernels(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
 endif()
 if(KARAT_ARM)
   karat_kernels(neon)

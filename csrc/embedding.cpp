@@ -25,7 +25,7 @@ void row_of(const Matrix& table, std::size_t row, float* out) {
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
                 const f32x16 scale = Fmt::scale(block, sub);
                 for (int j = 0; j < Fmt::kSub; ++j) {
-                    const f32x16 code = codes.code(block, sub, j);
+                    const f32x16 code = codes.code(block, sub, j / 4, j % 4);
                     if constexpr (Fmt::kHasMinimum)
                         store(lanes, fma(code, scale, Fmt::minimum(block, sub)));
                     else

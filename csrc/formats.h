@@ -4,6 +4,8 @@
 // has one: weight = scale * code + minimum. Codes are small integers, exact in float32.
 #pragma once
 
+#include <array>
+
 #include "packed.h"
 #include "simd.h"
 
@@ -62,27 +64,35 @@ KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v
 // Byte j (0 … 3) of each lane, as an integer.
 KARAT_INLINE i32x16 byte_of(i32x16 v, int j) { return (v >> (8 * j)) & iset1(255); }
 
-// Four bits less `bias`. With AVX-512 a look-up takes as few instructions and other ports: 15 % faster on Zen 4.
-template <int kBias>
-struct FourBits {
+// Up to five bits less `bias`, from bit `at` of the low (0) or high (1) half of each lane. With AVX-512 both halves are
+// looked up at once, which takes fewer instructions than two fields, and other ports of Zen 4 than the multiply-add.
+template <int kWidth, int kBias>
+struct Bits {
 #if defined(KARAT_AVX512)
-    Lut16 lut;
-    static constexpr float kCodes[16] = {0 - kBias, 1 - kBias, 2 - kBias,  3 - kBias,  4 - kBias,  5 - kBias,
-                                         6 - kBias, 7 - kBias, 8 - kBias,  9 - kBias,  10 - kBias, 11 - kBias,
-                                         12 - kBias, 13 - kBias, 14 - kBias, 15 - kBias};
-    static KARAT_INLINE FourBits make() { return {make_lut(kCodes)}; }
-    KARAT_INLINE f32x16 at(i32x16 word, int bit) const { return look_up(lut, word >> bit); }
+    Lut lut;
+    static constexpr std::array<float, 32> kCodes = [] {
+        std::array<float, 32> codes{};
+        for (int i = 0; i < 32; ++i) codes[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
+        return codes;
+    }();
+    static KARAT_INLINE Bits make() { return {make_lut(kCodes.data())}; }
+    KARAT_INLINE f32x16 in(i32x16 word, int half, int at) const { return look_up(lut, word, half, at); }
 #else
-    static KARAT_INLINE FourBits make() { return {}; }
-    KARAT_INLINE f32x16 at(i32x16 word, int bit) const { return field<4>(word, bit, kBias); }
+    static KARAT_INLINE Bits make() { return {}; }
+    KARAT_INLINE f32x16 in(i32x16 word, int half, int at) const { return field<kWidth>(word, 16 * half + at, kBias); }
 #endif
 };
 
 // Formats whose codes are looked up by four bits.
 struct NonLinear {
-    Lut16 lut;
-    static constexpr float kCodes[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    Lut lut;
+    static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+                                         -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 };
+
+// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word.
+KARAT_INLINE int half_of(int j) { return j / 2; }
+KARAT_INLINE int byte_in_half(int j) { return 8 * (j % 2); }
 
 // ---- blocks of 32 columns --------------------------------------------------------------------------------------------
 
@@ -91,25 +101,25 @@ struct Q8_0 {
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const {
-            return field<8, true>(b.word(k / 4), 8 * (k % 4));
-        }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<8, true>(b.word(c), 8 * j); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
 
-// Columns 0 … 15 are the low halves of the 16 bytes that begin at word `first`, 16 … 31 the high ones: the word of column
-// k, and the column's place in it.
-KARAT_INLINE i32x16 nibbles(const Block& b, int first, int k) { return b.word(first + k % 16 / 4); }
-KARAT_INLINE int nibble_at(int k) { return 8 * (k % 4) + 4 * (k / 16); }
+// Columns 0 … 15 are the low halves of the 16 bytes that begin at word `first`, 16 … 31 the high ones: the word of a
+// column, and the column's place in a half of it.
+KARAT_INLINE i32x16 nibbles(const Block& b, int first, int c) { return b.word(first + c % 4); }
+KARAT_INLINE int nibble_at(int c, int j) { return byte_in_half(j) + 4 * (c / 4); }
 
 struct Q4_0 {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        FourBits<8> bits;
-        static KARAT_INLINE Codes make() { return {FourBits<8>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return bits.at(nibbles(b, 0, k), nibble_at(k)); }
+        Bits<4, 8> bits;
+        static KARAT_INLINE Codes make() { return {Bits<4, 8>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+            return bits.in(nibbles(b, 0, c), half_of(j), nibble_at(c, j));
+        }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
@@ -119,8 +129,8 @@ struct IQ4_NL {
     static constexpr bool kHasMinimum = false;
     struct Codes : NonLinear {
         static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const {
-            return look_up(lut, nibbles(b, 0, k) >> nibble_at(k));
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+            return look_up(lut, nibbles(b, 0, c), half_of(j), nibble_at(c, j));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
@@ -130,9 +140,11 @@ struct Q4_1 {  // word 0: scale and minimum
     static constexpr int kColumns = 32, kBytes = 20, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        FourBits<0> bits;
-        static KARAT_INLINE Codes make() { return {FourBits<0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return bits.at(nibbles(b, 1, k), nibble_at(k)); }
+        Bits<4, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+            return bits.in(nibbles(b, 1, c), half_of(j), nibble_at(c, j));
+        }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
@@ -140,9 +152,9 @@ struct Q4_1 {  // word 0: scale and minimum
 
 // The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it.
 template <int kHighBits>
-KARAT_INLINE i32x16 five_bits(const Block& b, int k) {
-    const i32x16 low = nibbles(b, kHighBits + 1, k) >> nibble_at(k);
-    return (low & iset1(15)) | (move_bit(b.word(kHighBits), k, 4) & iset1(16));
+KARAT_INLINE i32x16 five_bits(const Block& b, int c, int j) {
+    const i32x16 low = nibbles(b, kHighBits + 1, c) >> (16 * half_of(j) + nibble_at(c, j));
+    return (low & iset1(15)) | (move_bit(b.word(kHighBits), 4 * c + j, 4) & iset1(16));
 }
 
 struct Q5_0 {
@@ -150,7 +162,7 @@ struct Q5_0 {
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return field<5>(five_bits<0>(b, k), 0, 16); }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<5>(five_bits<0>(b, c, j), 0, 16); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
@@ -160,7 +172,7 @@ struct Q5_1 {  // word 0: scale and minimum
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int k) const { return field<5>(five_bits<1>(b, k), 0); }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<5>(five_bits<1>(b, c, j), 0); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
@@ -175,9 +187,11 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
-            return field<2>(b.word(4 + 8 * (s / 8) + 4 * (s % 2) + k / 4), 2 * (s % 8 / 2) + 8 * (k % 4));
+        Bits<2, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            const i32x16 word = b.word(4 + 8 * (s / 8) + 4 * (s % 2) + c);
+            return bits.in(word, half_of(j), byte_in_half(j) + 2 * (s % 8 / 2));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -192,12 +206,13 @@ struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
+        Bits<3, 4> bits;
+        static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
             const int n = s / 8, r = s % 8 / 2, part = s % 2;
-            const i32x16 low = (b.word(8 + 8 * n + 4 * part + k / 4) >> (2 * r)) & iset1(0x03030303);
-            const i32x16 high = ((b.word(4 * part + k / 4) >> (4 * n + r)) & iset1(0x01010101)) << 2;
-            return field<3>(low | high, 8 * (k % 4), 4);
+            const i32x16 low = (b.word(8 + 8 * n + 4 * part + c) >> (2 * r)) & iset1(0x03030303);
+            const i32x16 high = ((b.word(4 * part + c) >> (4 * n + r)) & iset1(0x01010101)) << 2;
+            return bits.in(low | high, half_of(j), byte_in_half(j));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -221,10 +236,10 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
     static constexpr int kColumns = 256, kBytes = 144, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        FourBits<0> bits;
-        static KARAT_INLINE Codes make() { return {FourBits<0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
-            return bits.at(b.word(4 + 8 * (s / 2) + k / 4), 4 * (s % 2) + 8 * (k % 4));
+        Bits<4, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            return bits.in(b.word(4 + 8 * (s / 2) + c), half_of(j), byte_in_half(j) + 4 * (s % 2));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -239,11 +254,12 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
     static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
-            const i32x16 low = (b.word(12 + 8 * (s / 2) + k / 4) >> (4 * (s % 2))) & iset1(0x0f0f0f0f);
-            const i32x16 high = ((b.word(4 + k / 4) >> s) & iset1(0x01010101)) << 4;
-            return field<5>(low | high, 8 * (k % 4));
+        Bits<5, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<5, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            const i32x16 low = (b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2))) & iset1(0x0f0f0f0f);
+            const i32x16 high = ((b.word(4 + c) >> s) & iset1(0x01010101)) << 4;
+            return bits.in(low | high, half_of(j), byte_in_half(j));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -259,11 +275,11 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const {
-            const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + k / 4;
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + c;
             const i32x16 low = (b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2))) & iset1(0x0f0f0f0f);
             const i32x16 high = ((b.word(32 + 8 * n + at) >> (2 * r)) & iset1(0x03030303)) << 4;
-            return field<6>(low | high, 8 * (k % 4), 32);
+            return field<6>(low | high, 8 * j, 32);
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -277,8 +293,8 @@ struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1
     static constexpr bool kHasMinimum = false;
     struct Codes : NonLinear {
         static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int k) const { 
-            return look_up(lut, nibbles(b, 2 + 4 * s, k) >> nibble_at(k));
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { 
+            return look_up(lut, nibbles(b, 2 + 4 * s, c), half_of(j), nibble_at(c, j));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {

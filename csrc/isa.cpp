@@ -17,13 +17,14 @@ struct Build {
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+bool has_avx512() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }
 #endif
 
 constexpr Build kBuilds[] = {
     {"generic", &generic::kernels, &generic::fit_kernels, [] { return true; }},
 #ifdef KARAT_X86
     {"avx2", &avx2::kernels, &avx2::fit_kernels, [] { return has_avx2(); }},
-    {"avx512", &avx512::kernels, &avx512::fit_kernels, [] { return __builtin_cpu_supports("avx512f") && has_avx2(); }},
+    {"avx512", &avx512::kernels, &avx512::fit_kernels, [] { return has_avx512() && has_avx2(); }},
 #endif
 #ifdef KARAT_ARM
     {"neon", &neon::kernels, &neon::fit_kernels, [] { return true; }},  // part of every 64-bit Arm

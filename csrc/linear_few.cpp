@@ -29,7 +29,7 @@ struct FewTokens {
                 constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
                 for (; start < end; start += Fmt::kColumns, w += step)
                     for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
-                        if (group == 0)
+                        if (group == 0 && sub == 0)
                             for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
                         f32x16 part[T][DG];
                         for (int t = 0; t < T; ++t)
@@ -40,7 +40,7 @@ struct FewTokens {
                             for (int j = 0; j < 4; ++j) {
                                 f32x16 weight[DG];
                                 for (int g = 0; g < DG; ++g)
-                                    weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, 4 * word + j);
+                                    weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, word, j);
                                 for (int t = 0; t < T; ++t) {
                                     const float* of_token = at + static_cast<std::size_t>(t) * stride;
                                     const f32x16 value = set1(of_token[4 * word + j]);

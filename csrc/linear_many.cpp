@@ -22,7 +22,7 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; ++j)
                     for (int g = 0; g < G; ++g, out += kLanes)
-                        store(out, codes.code(block_of<Fmt>(block, g, G), sub, 4 * word + j));
+                        store(out, codes.code(block_of<Fmt>(block, g, G), sub, word, j));
             for (int g = 0; g < G; ++g, scale += kLanes) store(scale, Fmt::scale(block_of<Fmt>(block, g, G), sub));
             if constexpr (Fmt::kHasMinimum)
                 for (int g = 0; g < G; ++g, minimum += kLanes)

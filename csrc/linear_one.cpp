@@ -36,7 +36,7 @@ KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const f
             for (int j = 0; j < Fmt::kSub; ++j) {
                 const f32x16 value = set1(x[j]);
                 for (int g = 0; g < G; ++g)
-                    part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j), value, part[g]);
+                    part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4), value, part[g]);
             }
             for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
             if constexpr (Fmt::kHasMinimum) {

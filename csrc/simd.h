@@ -91,10 +91,20 @@ KARAT_INLINE f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
-// Sixteen values looked up by the low four bits of each lane.
-struct Lut16 { __m512 v; };
-KARAT_INLINE Lut16 make_lut(const float* values) { return {_mm512_loadu_ps(values)}; }
-KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {_mm512_permutexvar_ps(index.v, lut.v)}; }
+// Sixteen integers of at most 8 bits (here 32, mostly the sixteen twice), looked up by the bits of each lane that begin at
+// bit `at` (up to 12) of its low (0) or high (1) half.
+struct Lut { __m512i v; };  // as bfloat16
+KARAT_INLINE Lut make_lut(const float* values) {
+    const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
+                               _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1)};
+}
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+    // Of both halves at once; where both are asked for, the compiler does it once.
+    const __m512i both = _mm512_permutexvar_epi16(_mm512_srli_epi32(word.v, static_cast<unsigned>(at)), lut.v);
+    const __m512i wanted = half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16);
+    return {_mm512_castsi512_ps(wanted)};
+}
 
 #elif defined(KARAT_AVX2)
 
@@ -159,13 +169,16 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
 }
 #undef KARAT_BOTH
 
-struct Lut16 { __m256 low, high; };
-KARAT_INLINE Lut16 make_lut(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)}; }
-KARAT_INLINE __m256 look_up8(Lut16 lut, __m256i index) {  // bit 3 chooses the half, by way of the sign bit
+struct Lut { __m256 low, high; };
+KARAT_INLINE Lut make_lut(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)}; }
+KARAT_INLINE __m256 look_up8(Lut lut, __m256i index) {  // bit 3 chooses the half, by way of the sign bit
     const __m256 pick = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lut.low, index), _mm256_permutevar8x32_ps(lut.high, index), pick);
 }
-KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { return {look_up8(lut, index.lo), look_up8(lut, index.hi)}; }
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+    const i32x16 index = word >> (16 * half + at);
+    return {look_up8(lut, index.lo), look_up8(lut, index.hi)};
+}
 
 #elif defined(KARAT_NEON)
 
@@ -224,12 +237,12 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     KARAT_EACH(f32x16, vbslq_f32(m.v[i], yes.v[i], no.v[i]));
 }
 
-struct Lut16 { uint8x16x4_t v; };
-KARAT_INLINE Lut16 make_lut(const float* values) {
+struct Lut { uint8x16x4_t v; };
+KARAT_INLINE Lut make_lut(const float* values) {
     return {{{bytes_at(values), bytes_at(values + 4), bytes_at(values + 8), bytes_at(values + 12)}}};
 }
-KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) {  // byte by byte: those of value n are 4 n … 4 n + 3
-    const i32x16 first = (index & iset1(15)) << 2;
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {  // bytes: those of value n are 4 n … 4 n + 3
+    const i32x16 first = ((word >> (16 * half + at)) & iset1(15)) << 2;
     KARAT_EACH(f32x16, vreinterpretq_f32_u8(vqtbl4q_u8(lut.v, vreinterpretq_u8_s32(vaddq_s32(
                            vmulq_n_s32(first.v[i], 0x01010101), vdupq_n_s32(0x03020100))))));
 }
@@ -295,9 +308,12 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     KARAT_EACH(f32x16, float_of((bits_of(yes.v[i]) & m.v[i]) | (bits_of(no.v[i]) & ~m.v[i])));
 }
 
-struct Lut16 { const float* values; };
-KARAT_INLINE Lut16 make_lut(const float* values) { return {values}; }
-KARAT_INLINE f32x16 look_up(Lut16 lut, i32x16 index) { KARAT_EACH(f32x16, lut.values[index.v[i] & 15]); }
+struct Lut { const float* values; };
+KARAT_INLINE Lut make_lut(const float* values) { return {values}; }
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+    const i32x16 index = word >> (16 * half + at);
+    KARAT_EACH(f32x16, lut.values[index.v[i] & 15]);
+}
 #undef KARAT_EACH
 
 #endif
