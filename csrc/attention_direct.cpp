@@ -37,7 +37,7 @@ struct Direct {
                         prefetch(next[g] + i * kLanes);
                     }
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 q = set1(d.s.q[static_cast<std::size_t>(t) * d.s.padded + i]);
+                        const f32x16 q = broadcast(d.s.q + static_cast<std::size_t>(t) * d.s.padded + i);
                         for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = fma(key[g], q, acc[t][g]);
                     }
                 }
@@ -70,7 +70,7 @@ struct Direct {
                         value[g] = From::read(in + (j - group * kLanes) * padded + g * kLanes);
                     prefetch(next + (j - group * kLanes) * padded);
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 weight = set1(d.s.weights[static_cast<std::size_t>(t) * kSplitKeys + j]);
+                        const f32x16 weight = broadcast(d.s.weights + static_cast<std::size_t>(t) * kSplitKeys + j);
                         for (int g = 0; g < DG; ++g) acc[t][g] = fma(value[g], weight, acc[t][g]);
                     }
                 }

@@ -43,7 +43,7 @@ struct FewTokens {
                                     weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, word, j);
                                 for (int t = 0; t < T; ++t) {
                                     const float* of_token = at + static_cast<std::size_t>(t) * stride;
-                                    const f32x16 value = set1(of_token[4 * word + j]);
+                                    const f32x16 value = broadcast(of_token + 4 * word + j);
                                     for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
                                 }
                             }
@@ -76,7 +76,7 @@ struct FewTokens {
                     f32x16 weight[DG];
                     for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + (group + g) * kLanes * Fmt::kBytes);
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 value = set1(x[static_cast<std::size_t>(t) * stride + start]);
+                        const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * stride + start);
                         for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
                     }
                 }

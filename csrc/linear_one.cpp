@@ -17,7 +17,7 @@ KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::si
     constexpr std::size_t step = G * kLanes * Fmt::kBytes;
     for (std::size_t k = 0; k < count; ++k, w += step) {
         for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
-        const f32x16 value = set1(x[k]);
+        const f32x16 value = broadcast(x + k);
         for (int g = 0; g < G; ++g) sum[g] = fma(Fmt::read(w + g * kLanes * Fmt::kBytes), value, sum[g]);
     }
 }
@@ -34,7 +34,7 @@ KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const f
             for (int g = 0; g < G; ++g) part[g] = zero();
             KARAT_UNROLL_SUB_BLOCK
             for (int j = 0; j < Fmt::kSub; ++j) {
-                const f32x16 value = set1(x[j]);
+                const f32x16 value = broadcast(x + j);
                 for (int g = 0; g < G; ++g)
                     part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4), value, part[g]);
             }

@@ -61,6 +61,11 @@ struct mask16 { __mmask16 v; };
 
 KARAT_INLINE f32x16 set1(float x) { return {_mm512_set1_ps(x)}; }
 KARAT_INLINE f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+KARAT_INLINE f32x16 broadcast(const float* p) {  // as an integer: on Zen 4 a load alone, where a float's also takes a shuffle
+    std::int32_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(bits))};
+}
 KARAT_INLINE void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
 KARAT_INLINE f32x16 load_f16(const void* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
@@ -319,6 +324,9 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
 #endif
 
 #if !defined(KARAT_AVX512)
+// All lanes *p.
+KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
+
 // Each lane's low 16 bits, a half, as float32.
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint32_t words[kLanes];

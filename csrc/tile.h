@@ -30,7 +30,7 @@ KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_strid
         f32x16 weight[G];
         for (int g = 0; g < G; ++g) weight[g] = load(w + kLanes * g);
         for (int t = 0; t < T; ++t) {
-            const f32x16 value = set1(x[static_cast<std::size_t>(t) * x_stride + k]);
+            const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * x_stride + k);
             for (int g = 0; g < G; ++g) acc[t][g] = fma(weight[g], value, acc[t][g]);
         }
     }
