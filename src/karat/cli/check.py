@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from karat.cli.exits import ends_in_verdict
 from karat.cli.options import ComputeOptions
 from karat.cli.terminal import emit, is_terminal, note
-from karat.errors import KaratError, UsageError
+from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
     from karat.check.stage import Stage
@@ -26,7 +27,7 @@ Examples
   karat check --invariance               logits under every setting that must not change them
   karat check ./my-model --tensor-parallel-size 4     ranks against one process: shards, logits, every op
 
-Exit code 0: exact, numerics or quantisation. 1: bug. Any other: it could not be checked.
+Exit code 0: exact, numerics or quantisation. 1: bug. 2: it could not be checked, and stderr says why.
 """
 
 _PROMPT = (
@@ -35,6 +36,7 @@ _PROMPT = (
 )
 
 
+@ends_in_verdict
 def check(
     load: ComputeOptions,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
@@ -128,6 +130,8 @@ def check(
         raise UsageError(f"llama.cpp needs a GGUF file; make one of {opened.path} with karat convert")
     with_llamacpp = against == "llama.cpp" or (against is None and opened.path.is_file() and llamacpp.is_installed())
     with_hf = opened.path.is_dir() and has_transformers() if against is None else against == "hf"
+    if report is not None and not report.parent.is_dir():
+        raise OutputError(f"--report {report}: there is no folder {report.parent}; make it, or choose another place")
     drawn = secrets.randbelow(2**31) if seed is None else seed
     plan = Plan(
         model=opened,
@@ -159,8 +163,11 @@ def check(
         try:
             report.write_text(page(checker, done, facts), encoding="utf-8")
         except OSError as fault:
-            raise KaratError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
+            raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     emit(json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
+    if verdict == "skipped":
+        left_out = ", ".join(stage.name for stage in done)
+        raise KaratError(f"nothing was checked: {left_out} left out, for the reasons given; choose other --stages")
     raise typer.Exit(1 if verdict == "bug" else 0)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from karat.cli.exits import ends_in_verdict
 from karat.cli.terminal import emit, note
 from karat.errors import TraceError
 
@@ -24,9 +25,11 @@ Examples
   karat diagnose ours.trace --reference theirs.trace
 
 Exit code 0: exact or explained by rounding. 1: a bug, named or not, or further from the reference than rounding goes.
+2: it could not be judged, and stderr says why.
 """
 
 
+@ends_in_verdict
 def diagnose(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of any engine (docs/trace-format.md).")],
     model: Annotated[
@@ -68,6 +71,11 @@ def diagnose(
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
     tokens = findings_of_model(opened, trace)
     diagnosis = diagnoser.run()
+    if not (diagnosis.findings or diagnosis.beyond_judging or tokens or right is not None):
+        raise TraceError(
+            f"{path}: nothing to judge: none of its {len(trace.arrays)} arrays has the name of a result of this model; "
+            "karat trace --validate says which names are meant"
+        )
     left = None
     if right is not None:
         right, _ = gathered(opened.graph, right)

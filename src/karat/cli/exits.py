@@ -1,7 +1,8 @@
 """How a command ends: the exit codes, which are part of the public interface, and the one line that goes with each."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 
 import typer
 
@@ -18,8 +19,8 @@ TERMINATED = 143  # 128 + SIGTERM
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "success",
-    1: "an error without a code of its own, such as output that cannot be written; or check or diagnose found a bug",
-    USAGE: "a command line that cannot be understood",
+    1: "an error without a code of its own, such as output that cannot be written; of check and diagnose: a bug",
+    USAGE: "a command line that cannot be understood; of check and diagnose: whatever kept them from a verdict",
     3: "config.json or generation_config.json is malformed, unknown or unsupported",
     4: "the weights are missing, unexpected, of the wrong shape, truncated or corrupt",
     5: "the tokenizer or the chat template is missing, corrupt or unsupported",
@@ -46,6 +47,26 @@ class Terminated(BaseException):
         self.exit_code = exit_code
 
 
+class NoVerdictError(Exception):
+    """A command whose exit code is a verdict came to none: its cause says why."""
+
+
+def ends_in_verdict(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose exit codes 0 and 1 are a verdict: what keeps it from one ends in USAGE, said as elsewhere.
+
+    So 1 never means anything else than a bug of what was judged, such as output that cannot be written.
+    """
+
+    @wraps(command)
+    def judging(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except (KaratError, MemoryError) as fault:
+            raise NoVerdictError from fault
+
+    return judging
+
+
 def report(error: BaseException, *, debug: bool) -> int:
     """Says on stderr what went wrong, in one line, with the traceback before it if `debug`; returns the exit code.
 
@@ -60,6 +81,9 @@ def report(error: BaseException, *, debug: bool) -> int:
             if isinstance(error.__context__, BrokenPipeError):  # rich's way to end, in the middle of --help
                 return BROKEN_PIPE
             raise error
+        case NoVerdictError(__cause__=BaseException() as cause):
+            report(cause, debug=debug)
+            return USAGE
     if debug:
         tell(printable("".join(traceback.format_exception(error)).rstrip()))
     match error:
