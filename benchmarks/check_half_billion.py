@@ -19,8 +19,9 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from karat.bench.shapes import made_up_tokens, random_model
+from karat.bench.shapes import random_model
 from karat.models.registry import find_weights, read_config
+from karat.text.made_up import made_up_tokens
 
 STAGES = "weights,layers,logits,health"
 PROMPT = " ".join(f"the {word} of {number}" for number in range(40) for word in ("ship", "sea", "sky"))

@@ -39,6 +39,10 @@ class TokenizerError(KaratError):
     exit_code = 5
 
 
+class NoTokenizerError(TokenizerError):
+    """A model that brings no tokenizer, or one of a kind that Karat does not read."""
+
+
 class TemplateError(TokenizerError):
     """A chat template that is absent, wrong, or exceeds its limits."""
 

@@ -6,12 +6,13 @@ from math import prod
 import numpy as np
 import pytest
 
-from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, made_up_tokens, random_model, shape_config
+from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config
 from karat.engine.llm import LLM
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
+from karat.text.made_up import made_up_tokens
 
 RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
 

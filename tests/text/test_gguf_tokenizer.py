@@ -266,6 +266,8 @@ class TestRules:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
+            ({"tokenizer.ggml.model": None}, "has no tokenizer.ggml.model"),
+            ({"tokenizer.ggml.model": (STRING, "no_vocab")}, "has no tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": (STRING, "bert")}, "tokenizer.ggml.model is 'bert'"),
             (BPE | {"tokenizer.ggml.pre": (STRING, "default")}, "tokenizer.ggml.pre is 'default'"),
             (BPE | {"tokenizer.ggml.pre": None}, "has no tokenizer.ggml.pre"),
@@ -294,7 +296,6 @@ class TestRules:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
-            ({"tokenizer.ggml.model": None}, "has no tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": (U32, 1)}, "tokenizer.ggml.model is 1; expected str"),
             ({"tokenizer.ggml.tokens": (STRING, "a")}, "tokenizer.ggml.tokens is 'a'; expected an array of STRING"),
             ({"tokenizer.ggml.bos_token_id": (STRING, "1")}, "tokenizer.ggml.bos_token_id is '1'; expected int"),

@@ -7,15 +7,13 @@ checkpoint is. Block formats are drawn as blocks, so nothing is quantised.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf import open_gguf
@@ -29,7 +27,7 @@ from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 from karat.quant import FORMATS
 from karat.text import Tokenizer
-from karat.text.tokenizer_files import TokenizerFiles
+from karat.text.made_up import made_up_tokenizer
 
 DEVIATION = 0.02
 STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -112,7 +110,7 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
         if len(shape) == 1 and "norm" in source:
             data = _draw(rng, dtype, sizes[source], mean=1.0)
         weights[source] = Weight(source, dtype, shape, data, path)
-    return RandomModel(FolderCheckpoint(path, raw, None, weights), _tokenizer(config.vocab_size))
+    return RandomModel(FolderCheckpoint(path, raw, None, weights), made_up_tokenizer(config.vocab_size))
 
 
 def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCheckpoint:
@@ -173,26 +171,3 @@ def _draw_blocks(rng: np.random.Generator, dtype: str, count: int) -> NDArray[np
     scales = DEVIATION * np.sqrt(3) / largest * rng.uniform(0.75, 1.25, (count, 1))  # uniform: largest / √3
     blocks[:, :2] = scales.astype("<f2").view(np.uint8)
     return blocks
-
-
-@cache
-def _tokenizer(vocab_size: int) -> Tokenizer:
-    backend = Backend(models.BPE({token: i for i, token in enumerate(made_up_tokens(vocab_size))}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(TokenizerFiles(backend, {}, {}, None))
-
-
-def made_up_tokens(vocab_size: int) -> list[str]:
-    """Byte-level BPE's spelling of the 256 bytes, then of made-up words, each with a space before it."""
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [*tokens, *(f"Ġ{_word(i)}" for i in range(vocab_size - len(tokens)))][:vocab_size]
-
-
-def _word(number: int) -> str:
-    """Letters that no other number has: its digits in base 26."""
-    letters = ""
-    while number >= 0:
-        letters = chr(ord("a") + number % 26) + letters
-        number = number // 26 - 1
-    return letters

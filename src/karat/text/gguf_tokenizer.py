@@ -13,12 +13,13 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.wording import shown
-from karat.errors import TokenizerError
+from karat.errors import NoTokenizerError, TokenizerError
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from karat.text.tokenizer_files import TokenizerFiles
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _INTEGERS = ("INT32", "UINT32")
+_NONE = ("none", "no_vocab")  # llama.cpp's words for a file without a tokenizer
 MAX_TOKENS = 1 << 20  # four times the largest vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
@@ -32,7 +33,12 @@ _NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_to
 
 def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
     """The tokenizer of a file, `place`. TokenizerError for what is missing, contradicts, or is not supported."""
-    kind = metadata.get(str, "tokenizer.ggml.model")
+    kind = metadata.optional(str, "tokenizer.ggml.model")
+    if kind in (None, *_NONE):
+        raise NoTokenizerError(
+            f"{place}: has no tokenizer.ggml.model in its metadata, or one that says there is none; "
+            "expected a tokenizer; convert the model with one"
+        )
     for key, neutral in _NEUTRAL.items():
         if metadata.values.get(f"tokenizer.ggml.{key}", neutral) != neutral:
             raise TokenizerError(
@@ -44,7 +50,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
             "byte-level BPE; take another model"
         )
     if kind not in ("gpt2", "llama"):
-        raise TokenizerError(
+        raise NoTokenizerError(
             f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE) or llama "
             "(SentencePiece BPE); take another model"
         )
@@ -138,7 +144,7 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> tupl
     """Byte-level BPE, and whether it begins a text with BOS unless the file says otherwise."""
     name = metadata.optional(str, "tokenizer.ggml.pre")
     if name is None or name not in PRE_TOKENIZERS:
-        raise TokenizerError(
+        raise NoTokenizerError(
             f"{place}: {'has no tokenizer.ggml.pre' if name is None else f'tokenizer.ggml.pre is {shown(name)}'}; "
             f"expected one of {', '.join(PRE_TOKENIZERS)}: any other would give wrong tokens; convert the model again "
             "with a newer llama.cpp, or report it"

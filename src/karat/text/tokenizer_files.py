@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
 from karat.checkpoint.files import member
-from karat.errors import TokenizerError
+from karat.errors import NoTokenizerError, TokenizerError
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
 MAX_TEMPLATE_BYTES = 16 * 1024**2
@@ -91,17 +91,17 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     return backend
 
 
-def _missing(folder: Path, config: Mapping[str, Any]) -> TokenizerError:
+def _missing(folder: Path, config: Mapping[str, Any]) -> NoTokenizerError:
     if not folder.is_dir():
-        return TokenizerError(f"{folder} is not a folder; expected one with tokenizer.json; check the path")
+        return NoTokenizerError(f"{folder} is not a folder; expected one with tokenizer.json; check the path")
     if "auto_map" in config:
-        return TokenizerError(
+        return NoTokenizerError(
             f"{folder} has no tokenizer.json, and its tokenizer_config.json asks for code of the checkpoint to be run "
             f"(auto_map: {config['auto_map']}); Karat never runs such code; ask the authors for a tokenizer.json"
         )
     found = [f"{name}, {kind}" for name, kind in _OTHER_KINDS.items() if (folder / name).is_file()]
     found += [f"{path.name}, a Tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
-    return TokenizerError(
+    return NoTokenizerError(
         f"{folder} has {found[0] if found else 'no tokenizer'}; expected tokenizer.json; "
         + (
             "convert it once with the transformers library: "

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.bench.peers.api import PeerModel
-from karat.bench.shapes import made_up_tokens
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import UsageError
+from karat.text.made_up import made_up_tokens
 
 _ARCHITECTURES = {
     "qwen2": (gguf.MODEL_ARCH.QWEN2, "qwen2"),
