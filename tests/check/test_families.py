@@ -14,8 +14,9 @@ from karat.check import llamacpp
 from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.model import CheckedModel, open_model
 from karat.check.quantised import distances
+from karat.check.session import STAGES, Plan, Session
 from karat.check.stage import overall
-from karat.check.stages import STAGES, Checker, Plan
+from karat.check.stages import run_stages
 from karat.checkpoint import open_model as open_checkpoint
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
@@ -28,8 +29,8 @@ CHOSEN = tuple(stage for stage in STAGES if stage != "story")
 
 
 def verdicts(model: CheckedModel, **options: Any) -> dict[str, str]:
-    checker = Checker(Plan(model=model, prompt=PROMPT, num_tokens=12, stages=CHOSEN, seed=SEED, **options))
-    done = list(checker.stages())
+    session = Session(Plan(model=model, prompt=PROMPT, num_tokens=12, stages=CHOSEN, seed=SEED, **options))
+    done = list(run_stages(session))
     bad = [line for stage in done for line in stage.lines if stage.verdict == "bug"]
     assert not bad, f"KARAT_SEED={SEED}: {bad}"
     return {stage.name: stage.verdict for stage in done} | {"": overall(done)}
@@ -47,11 +48,11 @@ def test_a_token_that_the_rounding_of_the_cache_decides_is_no_bug(tmp_path: Path
     """This model's logits move by 3 % of their deviation where keys and values are stored in float16."""
     folder = folder_of(tmp_path / "model", 1769045076, **FAMILIES["yarn"])
     plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=12, stages=("generation",), with_hf=True)
-    if Checker(plan).kv_dtype == "float16":
-        (stage,) = Checker(plan).stages()
+    if Session(plan).kv_dtype == "float16":
+        (stage,) = run_stages(Session(plan))
         assert stage.verdict == "exact"
         assert "takes the same 24 tokens on a float32 cache; on the float16 one token 11 is 1396 here" in stage.lines[1]
-    (stage,) = Checker(replace(plan, kv_dtype="float32")).stages()
+    (stage,) = run_stages(Session(replace(plan, kv_dtype="float32")))
     assert stage.verdict == "exact" and stage.lines[1] == "transformers takes the same 24 tokens"
 
 
@@ -61,7 +62,7 @@ def test_what_the_rounding_of_the_cache_does_to_a_layer_is_no_bug(tmp_path: Path
     folder = folder_of(tmp_path / "model", 14, num_hidden_layers=6, **FAMILIES["linear"])
     plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=30, stages=("layers",), kv_dtype="bfloat16",
                 with_hf=True)  # fmt: skip
-    (stage,) = Checker(plan).stages()
+    (stage,) = run_stages(Session(plan))
     assert stage.verdict == "numerics", stage.lines
     assert stage.facts["against_transformers"] < 1000 or "; on a float32 cache, as transformers" in stage.lines[2]
 
@@ -81,10 +82,10 @@ def test_chunks_change_what_rounding_does_and_no_more(
         def logits(self, *args: Any) -> Any:
             return super().logits(*args) * np.float32(1.05 if self.is_wrong else 1)
 
-    monkeypatch.setattr("karat.check.stages.LLM", Disturbed)
+    monkeypatch.setattr("karat.check.session.LLM", Disturbed)
     plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=14, stages=("invariance",),
                 executor="reference", kv_dtype="bfloat16")  # fmt: skip
-    (stage,) = Checker(plan).stages()
+    (stage,) = run_stages(Session(plan))
     assert stage.verdict == ("numerics" if chunk is None else "bug"), f"KARAT_SEED={SEED}: {stage.lines}"
 
 

@@ -17,8 +17,9 @@ from karat.check import stages
 from karat.check.model import open_model
 from karat.check.report import page
 from karat.check.report_pictures import attention, png
+from karat.check.session import Plan, Session
 from karat.check.stage import overall
-from karat.check.stages import Checker, Plan
+from karat.check.stages import run_stages
 from karat.check.streamed import AttentionMap
 from karat.ops.reference import ReferenceOps
 
@@ -61,9 +62,9 @@ def made(monkeypatch: pytest.MonkeyPatch, ops: ReferenceOps) -> str:
     prompt = "Once upon a time, there was a girl named Lily. She had a red ball."
     chosen = ("layers", "logits", "health")
     plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
-    checker = Checker(plan)
-    done = list(checker.stages())
-    return page(checker, done, {"verdict": overall(done), "model": "<the model>", "tokens": 24})
+    session = Session(plan)
+    done = list(run_stages(session))
+    return page(session, done, {"verdict": overall(done), "model": "<the model>", "tokens": 24})
 
 
 def test_a_wrong_run_is_shown_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,15 @@ def test_a_trace_of_another_engine_is_judged_too(tmp_path: Path, karat_here: Kar
     trace = read_trace(path)
     arrays = dict(trace.arrays) | {"model.embed_tokens": trace.arrays["model.embed_tokens"] * 16}
     write_trace(path, Trace(trace.info, {"model.embed_tokens": arrays["model.embed_tokens"]}))
-    done = karat_here("check", "--against", str(path), "--tokens", "4", "--stories", "4", "--json")
+    done = karat_here("check", "--against", str(path), "--stages", "weights,layers,logits,health", "--json")
     facts = json.loads(done.stdout)
     assert done.returncode == 1 and facts["verdict"] == "bug"
     assert facts["stages"][-1]["facts"]["named"] == [["embed-scale"]]
-    assert [stage["name"] for stage in facts["stages"] if stage["verdict"] == "bug"] == ["trace"]
+    assert [stage["name"] for stage in facts["stages"] if stage["verdict"] == "bug"] == ["layers", "trace"]
+    assert (facts["ids_from"], facts["tokens"]) == ("trace", 6)
+    for option in ("--tokens", "4"), ("--prompt", "x"):
+        done = karat_here("check", "--against", str(path), *option)
+        assert done.returncode == 2 and f"{option[0]}: the tokens of {path} are computed" in done.stderr
 
 
 def test_a_model_with_odd_weights_is_no_bug(tmp_path: Path, karat_here: Karat) -> None:

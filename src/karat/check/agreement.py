@@ -171,13 +171,17 @@ def _kl(p: Array, q: Array) -> Array:
     return divergence
 
 
-def greedy_difference(theirs: Array, ours: Array) -> str | None:
+def greedy_difference(
+    theirs: Array, ours: Array, room: float = 0.0, *, tokens: Sequence[int] | NDArray[np.int64] | None = None
+) -> str | None:
     """Where two engines that read the same tokens would take different ones next; None if nowhere.
 
-    theirs, ours: logits [tokens, vocab]. The first difference that rounding does not explain, or else the first one.
+    theirs, ours: logits [tokens, vocab]; tokens: what the rows are called (None: 0, 1, …). The first difference that
+    rounding does not explain, or else the first one. It explains what leaves logits within 2 % of their deviation, or
+    within `room`.
     """
     found: list[str] = []
-    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for step, a, b in zip(range(len(ours)) if tokens is None else tokens, ours, theirs, strict=True):
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             sides = [side for side, row in (("here", a), ("there", b)) if not np.isfinite(row).all()]
             return f"bug: token {step}: NaN or infinity among the logits {' and '.join(sides)}"
@@ -186,7 +190,7 @@ def greedy_difference(theirs: Array, ours: Array) -> str | None:
             continue
         margins = float(a[here] - a[there]), float(b[there] - b[here])
         apart = float(np.abs(a - b).max())
-        explained = apart < 0.02 * theirs.std()
+        explained = apart < max(0.02 * theirs.std(), room)
         found.append(
             f"{'rounding decides' if explained else 'bug'}: token {step} is {here} here (ahead by {margins[0]:.3g}), "
             f"{there} there (ahead by {margins[1]:.3g}); logits differ by up to {apart:.3g}"

@@ -6,7 +6,7 @@ moved at random by half a unit in the last place. Their spread is the floor of e
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy as np
 from karat.check.compute import evaluate
 from karat.check.distances import distance
 from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
-from karat.check.trace import LazyArrays, Trace
+from karat.check.trace import LazyArrays, Trace, TraceInfo
+from karat.config import FloatName
 from karat.errors import TraceError
 
 _DRAWS = 2
@@ -87,6 +88,18 @@ def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
         and np.isin(replay.domain(nodes[name]), theirs.domain(nodes[name])).all()
     ]  # fmt: skip
     return LazyArrays(names, rows_of)
+
+
+def coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
+    """Ours, with whatever rounds more in either."""
+
+    def cache(info: TraceInfo) -> FloatName:
+        return info.kv_dtype or info.dtype
+
+    dtype = max(ours.dtype, theirs.dtype, key=PRECISION.__getitem__)
+    kv_dtype = max(cache(ours), cache(theirs), key=PRECISION.__getitem__)
+    kept = ours.kv_dtype if kv_dtype == cache(ours) else kv_dtype
+    return replace(ours, dtype=dtype, kv_dtype=kept, activations=ours.activations or theirs.activations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

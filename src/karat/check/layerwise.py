@@ -1,6 +1,6 @@
 """A model run a layer at a time: the weights and results of one layer are in memory, and no more."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,12 +44,13 @@ class LayerwiseRun:
     """Karat's run over one text, every result recorded, in the parts of `parts_of`.
 
     The layers are the engine's own, on `ops`; each is loaded when its turn comes, runs all `steps`, and is dropped. The
-    bits are those of a whole run (karat.check.record). Raises CapacityError for a text that is too long.
+    bits are those of a whole run (karat.check.record). logit_rows: the tokens, ascending, whose logits are computed
+    (None: as many of the last as fit). Raises CapacityError for a text that is too long.
     """
 
     def __init__(
         self, config: ModelConfig, stored: Mapping[str, Weight], ops: Ops, steps: Steps,
-        kv_dtype: FloatName | None = None,
+        kv_dtype: FloatName | None = None, *, logit_rows: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         total = len(steps.prompt)
         if total > config.max_position_embeddings:
@@ -58,7 +59,7 @@ class LayerwiseRun:
             )
         self._config, self._stored, self._ops, self._steps = config, stored, ops, steps
         kv_dtype = kv_dtype or ops.default_kv_dtype
-        rows = tuple(EVERYTHING.rows_for(total, config.vocab_size))
+        rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)
         self._cache_dtype: FloatName = kv_dtype
         self.info: TraceInfo = make_info(

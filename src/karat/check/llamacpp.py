@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.model import CheckedModel
 from karat.check.record import Steps
 from karat.check.selection import EVERYTHING, Selection, padded
 from karat.check.trace import Array, Trace, make_info, read_trace, write_trace
+from karat.checkpoint import GgufCheckpoint
 from karat.checkpoint.weights import Weight
 from karat.errors import ExecutorError
 
@@ -52,6 +54,12 @@ def is_installed() -> bool:
     from importlib.util import find_spec
 
     return find_spec("llama_cpp") is not None
+
+
+def reads(model: CheckedModel) -> bool:
+    """Whether llama.cpp may be expected to load it: a GGUF file with a vocabulary."""
+    checkpoint = model.checkpoint
+    return isinstance(checkpoint, GgufCheckpoint) and "tokenizer.ggml.model" in checkpoint.metadata
 
 
 def record_llamacpp(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from karat.check.agreement import DRIFT_LIMIT
-from karat.check.compare import Drift, FreeRun, aligned, drift_of
+from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.distances import distance, largest_finite
-from karat.check.replay import PRECISION, Replay
-from karat.check.trace import MASKED, Trace, TraceInfo
+from karat.check.replay import Replay
+from karat.check.trace import MASKED, Trace
 from karat.check.wording import times
 from karat.config import FloatName
 from karat.errors import TraceError
@@ -50,7 +50,7 @@ def departure(replay: Replay, reference: Trace) -> Departure:
     The floor is that of the coarser of the two. Raises TraceError for other tokens, or where no result is in both.
     """
     theirs = aligned(replay, reference)
-    info = _coarser(replay.trace.info, reference.info)
+    info = coarser(replay.trace.info, reference.info)
     noisy = replay if info == replay.trace.info else Replay(
         replay.graph, replay.context.weights, replace(replay.trace, info=info))  # fmt: skip
     free, found = FreeRun(noisy), []
@@ -70,7 +70,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
             f"the reference trace has other token ids ({reference.info.num_tokens} of them, this one "
             f"{trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
         )
-    info = _coarser(trace.info, reference.info)
+    info = coarser(trace.info, reference.info)
     stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], 0.1 if info.activations else 0.0)
     found = []
     for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
@@ -124,18 +124,6 @@ def departure_lines(found: Departure, trace: Trace, reference: Trace, *, every_o
     lines.append(f"accumulated difference to the reference trace, in multiples of {what}:")
     shown = [drift for drift in found.drift if _role(drift.name) in _MILESTONES or drift is first]
     return lines + [f"   {d.name}: {d.largest:.3g}, {times(d.ratio)}" for d in shown or found.drift]
-
-
-def _coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
-    """Ours, with whatever rounds more in either."""
-
-    def cache(info: TraceInfo) -> FloatName:
-        return info.kv_dtype or info.dtype
-
-    dtype = max(ours.dtype, theirs.dtype, key=PRECISION.__getitem__)
-    kv_dtype = max(cache(ours), cache(theirs), key=PRECISION.__getitem__)
-    kept = ours.kv_dtype if kv_dtype == cache(ours) else kv_dtype
-    return replace(ours, dtype=dtype, kv_dtype=kept, activations=ours.activations or theirs.activations)
 
 
 def _nothing_common(trace: Trace, reference: Trace) -> TraceError:

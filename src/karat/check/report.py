@@ -8,8 +8,8 @@ import numpy as np
 
 from karat.check.replay import LIMIT
 from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
+from karat.check.session import Session
 from karat.check.stage import Stage
-from karat.check.stages import Checker
 from karat.check.streamed import Results
 from karat.check.wording import times
 
@@ -34,7 +34,7 @@ svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; f
 """
 
 
-def page(checker: Checker, stages: Sequence[Stage], facts: Mapping[str, Any]) -> str:
+def page(session: Session, stages: Sequence[Stage], facts: Mapping[str, Any]) -> str:
     """A whole HTML document; no script, no request to any network."""
     verdict = facts["verdict"]
     environment = [(key, value) for key, value in facts.items() if isinstance(value, str | int) and key != "verdict"]
@@ -47,14 +47,14 @@ def page(checker: Checker, stages: Sequence[Stage], facts: Mapping[str, Any]) ->
         "<h2>Stages</h2>",
         _stage_table(stages),
     ]
-    if checker.results is not None:
-        parts += _of_run(checker, checker.results)
+    if session.results is not None:
+        parts += _of_run(session, session.results)
     return "\n".join([*parts, "</body></html>\n"])
 
 
-def _of_run(checker: Checker, results: Results) -> list[str]:
+def _of_run(session: Session, results: Results) -> list[str]:
     """What the run through the layers showed."""
-    graph, findings = checker.plan.model.graph, results.findings
+    graph, findings = session.plan.model.graph, results.findings
     parts = [
         "<h2>Error of each op on its own recorded inputs</h2>",
         f"<p>In multiples of the measured noise floor; beyond {LIMIT:g} it is no rounding.</p>",
@@ -77,7 +77,7 @@ def _of_run(checker: Checker, results: Results) -> list[str]:
             for d in drifts if graph.nodes[d.name].role in _MILESTONES
         ]  # fmt: skip
         parts += [f"<h2>Accumulated from the token ids on, against {escape(other)}</h2>", _grid(head, rows)]
-    return [*parts, *_likeliest(checker, results)]
+    return [*parts, *_likeliest(session, results)]
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -104,7 +104,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
     return f"<table>{rows}</table>"
 
 
-def _likeliest(checker: Checker, results: Results) -> list[str]:
+def _likeliest(session: Session, results: Results) -> list[str]:
     """The likeliest tokens after the last one of the prompt, of all sides; where another has another, it is marked."""
     sides = {}
     for side, logits in results.logits.items():
@@ -118,7 +118,8 @@ def _likeliest(checker: Checker, results: Results) -> list[str]:
         cells = []
         for order, last, chances in sides.values():
             token = int(order[place])
-            text = repr(checker.tokenizer.decode([token], skip_special_tokens=False))
+            known = session.no_tokenizer is None
+            text = repr(session.tokenizer.decode([token], skip_special_tokens=False)) if known else ""
             mark = "" if token == ours[place] else " class=other"
             cells.append(
                 f"<td{mark}>{escape(text)} <small>{token}</small></td><td class=n>{last[token]:.5f}</td>"

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.compare import Drift, FreeRun, aligned, drift_of
+from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.diagnose import Diagnoser, Diagnosis, Wrong, diagnosis_of
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model import CheckedModel
-from karat.check.replay import PRECISION, Finding
+from karat.check.replay import PRECISION, Finding, Replay
 from karat.check.trace import Array, Trace, TraceInfo
 
 _MAPS = 4  # attention maps that are kept for the report
@@ -39,7 +39,7 @@ class Results:
 
     drift: accumulated errors, against "float64" and against each other engine by its name. logits: of ours, of the
     float64 run, and of the others, rows as info.rows has them. spread: how far rounding moves each row of logits [rows,
-    1], from the token ids on.
+    1], from the token ids on; spread_beside: the same for others that round more than we do.
     """
 
     info: TraceInfo
@@ -50,6 +50,7 @@ class Results:
     drift: dict[str, list[Drift]] = field(default_factory=dict)
     logits: dict[str, Array] = field(default_factory=dict)
     spread: Array = field(default_factory=lambda: np.zeros((0, 1)))
+    spread_beside: dict[str, Array] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
 
     @property
@@ -70,6 +71,7 @@ class Streamed:
         self._parts = zip(parts_of(model.graph), run.parts(), strict=True)
         self._carried: dict[str, Array] = {}  # the input of the next part
         self._free: FreeRun | None = None
+        self._free_beside: dict[str, FreeRun] = {}
         self.results = Results(run.info, Health(model.graph, run.info, PRECISION[run.info.dtype]))
 
     def advance(self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None) -> bool:
@@ -99,24 +101,39 @@ class Streamed:
         if self._free is None:
             self._free = FreeRun(replay)
         theirs = {
-            other: aligned(replay, Trace(their_info, {n: x for n, x in found.items() if n in part.names}))
+            other: aligned(replay, Trace(their_info, {n: found[n] for n in part.names if n in found}))
             for other, (their_info, found) in (others or {}).items()
         }
+        noisier = {other: self._noisier(replay, their_info) for other, (their_info, _) in (others or {}).items()}
+        for other, noisy in noisier.items():
+            if noisy is not None and other not in self._free_beside:
+                self._free_beside[other] = FreeRun(noisy)
         for name in part.names:
             free = self._free.advance(replay, name)
+            beside = {
+                other: free if noisy is None else self._free_beside[other].advance(noisy, name)
+                for other, noisy in noisier.items()
+            }
             if name not in replay.recorded or not chosen:
                 continue
             results.drift.setdefault("float64", []).append(drift_of(replay, free, free.right))
             for other, found in theirs.items():
                 if name in found:
-                    results.drift.setdefault(other, []).append(drift_of(replay, free, found[name]))
+                    results.drift.setdefault(other, []).append(drift_of(replay, beside[other], found[name]))
             if name == "lm_head":
                 results.logits, results.spread = {"ours": arrays[name], "float64": free.right}, free.spread
-                results.logits |= {
-                    other: found[name] for other, (_, found) in (others or {}).items() if name in theirs[other]
-                }
+                narrow = arrays[name].dtype
+                results.logits |= {o: found[name].astype(narrow) for o, found in theirs.items() if name in found}
+                results.spread_beside = {o: beside[o].spread for o, noisy in noisier.items() if noisy is not None}
         self._carried = {name: arrays[name] for name in part.names[-1:]}
         return True
+
+    def _noisier(self, replay: Replay, theirs: TraceInfo) -> Replay | None:
+        """This part on the floor of another engine that rounds more than we do; None where it does not."""
+        info = coarser(replay.trace.info, theirs)
+        if info == replay.trace.info:
+            return None
+        return Replay(replay.graph, replay.context.weights, Trace(info, replay.trace.arrays), seed=self._seed)
 
     def _keep_maps(self, arrays: Mapping[str, Array], findings: Sequence[Finding]) -> None:
         """Heads that have a flag, of this layer."""

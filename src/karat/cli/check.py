@@ -14,8 +14,8 @@ from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
+    from karat.check.session import Session
     from karat.check.stage import Stage
-    from karat.check.stages import Checker
 
 EXAMPLES = """
 Examples
@@ -30,11 +30,6 @@ Examples
 Exit code 0: exact, numerics or quantisation. 1: bug. 2: it could not be checked, and stderr says why.
 """
 
-_PROMPT = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a "
-    "big, red ball. It was very high in a tree, and nobody knew how it had come there."
-)
-
 
 @ends_in_verdict
 def check(
@@ -48,8 +43,13 @@ def check(
             "this model, which is then judged.",
         ),
     ] = None,
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to compute.", show_default=False)] = _PROMPT,
-    tokens: Annotated[int, typer.Option(metavar="N", help="At most N tokens of it.")] = 64,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to compute.")] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="At most N tokens of it (default: 64); of a model without tokenizer, N ids drawn."
+        ),
+    ] = None,
     stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
     layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Judge only these layers.")] = None,
     stages: Annotated[
@@ -76,7 +76,7 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="With --tensor-parallel-size: write the traces of all ranks, in one file."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words again.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words and ids again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
 ) -> None:
@@ -90,8 +90,9 @@ def check(
     from karat.check import llamacpp
     from karat.check.agreement import has_transformers
     from karat.check.model import open_model
+    from karat.check.session import STAGES, Plan, Session
     from karat.check.stage import overall
-    from karat.check.stages import STAGES, Checker, Plan
+    from karat.check.stages import run_stages
 
     is_trace = against not in (None, "reference", "hf", "llama.cpp")
     if is_trace and not Path(str(against)).is_file():
@@ -100,9 +101,12 @@ def check(
         raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
     if against == "hf" and not has_transformers():
         raise UsageError("--against hf needs torch and transformers: pip install 'karat[check]'")
+    if is_trace and (given := "--prompt" if prompt is not None else "--tokens" if tokens is not None else None):
+        raise UsageError(f"{given}: the tokens of {against} are computed, no others; leave it out")
     for name, value, least in (("--tokens", tokens, 2), ("--stories", stories, 1)):
-        if value < least:
+        if value is not None and value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
+    num_tokens = 64 if tokens is None else tokens
     options: dict[str, Any] = load.given()
     size = options.pop("tensor_parallel_size", None)
     if save_trace is not None and size is None:
@@ -110,9 +114,9 @@ def check(
     if size is not None:
         from karat.cli.check_ranks import show_ranks
 
-        raise typer.Exit(show_ranks(model, size, tokens, options, trace=save_trace, as_json=as_json))
+        raise typer.Exit(show_ranks(model, size, num_tokens, options, trace=save_trace, as_json=as_json))
     if invariance:
-        raise typer.Exit(_show_invariance(model, tokens, options, as_json=as_json))
+        raise typer.Exit(_show_invariance(model, num_tokens, options, as_json=as_json))
     if hybrid and not has_transformers():
         raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
     chosen = STAGES if stages is None else tuple(stages.split(","))
@@ -128,7 +132,7 @@ def check(
         raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
     if against == "llama.cpp" and not opened.path.is_file():
         raise UsageError(f"llama.cpp needs a GGUF file; make one of {opened.path} with karat convert")
-    with_llamacpp = against == "llama.cpp" or (against is None and opened.path.is_file() and llamacpp.is_installed())
+    with_llamacpp = against == "llama.cpp" or (against is None and llamacpp.is_installed() and llamacpp.reads(opened))
     with_hf = opened.path.is_dir() and has_transformers() if against is None else against == "hf"
     if report is not None and not report.parent.is_dir():
         raise OutputError(f"--report {report}: there is no folder {report.parent}; make it, or choose another place")
@@ -138,7 +142,7 @@ def check(
         other=Path(str(against)) if is_trace else None,
         hybrid=tuple(hybrid or ()),
         prompt=prompt,
-        num_tokens=tokens,
+        num_tokens=num_tokens,
         with_hf=with_hf,
         with_llamacpp=with_llamacpp,
         original=None if original is None else open_model(original),
@@ -148,20 +152,22 @@ def check(
         seed=drawn,
         **options,
     )
-    checker = Checker(plan, _progress)
+    session = Session(plan, _progress)
+    if session.drawn:
+        note(f"{session.no_tokenizer}; so {len(session.ids)} token ids were drawn with --seed {drawn}")
     done = []
-    for stage in checker.stages():
+    for stage in run_stages(session):
         _progress("")
         done.append(stage)
         if not as_json:
             emit(_lines(stage))
     verdict = overall(done)
-    facts = _facts(checker, done, verdict)
+    facts = _facts(session, done, verdict)
     if report is not None:
         from karat.check.report import page
 
         try:
-            report.write_text(page(checker, done, facts), encoding="utf-8")
+            report.write_text(page(session, done, facts), encoding="utf-8")
         except OSError as fault:
             raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     emit(json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
@@ -224,7 +230,7 @@ def _plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else None
 
 
-def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str, Any]:
+def _facts(session: "Session", stages: "list[Stage]", verdict: str) -> dict[str, Any]:
     import hashlib
     import platform
 
@@ -233,23 +239,24 @@ def _facts(checker: "Checker", stages: "list[Stage]", verdict: str) -> dict[str,
     from karat import __version__
     from karat.check.weights import digest
 
-    others = checker.versions()
-    results = checker.results
+    others = session.versions()
+    results = session.results
     return {
         "verdict": verdict,
-        "model": str(checker.plan.model.path),
-        "digest": digest(checker.plan.model.stored),
+        "model": str(session.plan.model.path),
+        "digest": digest(session.plan.model.stored),
         "karat": __version__,
-        "executor": checker.executor,
-        "dtype": checker.dtype,
-        "kv_dtype": checker.kv_dtype,
+        "executor": session.executor,
+        "dtype": session.dtype,
+        "kv_dtype": session.kv_dtype,
         "machine": platform.platform(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         **others,
         **({} if results is None else {"logits_digest": hashlib.sha256(results.logits["ours"].tobytes()).hexdigest()}),
-        "tokens": len(checker.ids),
-        "seed": checker.plan.seed,
+        "tokens": len(session.ids),
+        "ids_from": "seed" if session.drawn else "trace" if session.has_trace else "prompt",
+        "seed": session.plan.seed,
         "stages": [
             {
                 "name": s.name,

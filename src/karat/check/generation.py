@@ -1,0 +1,116 @@
+"""The stage of `karat check` that generates: token by token against one pass, and against what others would take."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from karat import SamplingParams
+from karat.check import agreement
+from karat.check.llamacpp import record_llamacpp
+from karat.check.numbers import label
+from karat.check.record import Steps
+from karat.check.replay import LIMIT
+from karat.check.selection import Selection
+from karat.check.session import Session
+from karat.check.stage import Stage, Verdict
+from karat.check.trace import Array, rows_of
+
+_TOKENS = 24
+
+
+def generation_stage(session: Session) -> Stage:
+    """Greedy tokens, decoded one by one; each other side is asked which it would have taken instead."""
+    count = min(_TOKENS, session.llm.max_model_len - len(session.ids))
+    if count < 1:
+        return Stage("generation", "skipped", ["the prompt fills the context"])
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=2)
+    (output,) = session.llm.generate([list(session.ids)], params)
+    answer = output.outputs[0]
+    chosen = list(answer.token_ids)
+    whole = session.llm.logits([*session.ids, *chosen])
+    bad = agreement.not_finite(whole, range(len(whole)))
+    if bad or answer.error or len(chosen) != count:
+        how = f"with an error after {len(chosen)} of {count} tokens: {answer.error}" if answer.error else (
+            f"after {len(chosen)} of {count} tokens ({answer.finish_reason})")  # fmt: skip
+        lines = [f"the answer ended {how}", *([f"one pass over all: {bad}"] if bad else [])]
+        return Stage("generation", "bug", lines, {"token_ids": chosen})
+    again = whole[len(session.ids) - 1 : -1].argmax(axis=1).tolist()
+    same = chosen == again
+    lines = [f"{len(chosen)} tokens, decoded one by one, are those of one pass over all: {'yes' if same else 'no'}"]
+    if session.plan.with_hf:
+        lines.append(_against("transformers", _of_transformers(session, chosen), session, chosen, whole))
+    if session.plan.with_llamacpp:
+        lines.append(_against("llama.cpp", _of_llamacpp(session, chosen), session, chosen, whole))
+    if session.has_trace and "trace" in session.run().logits:
+        lines.append(_of_trace(session))
+    right = same and not any(line.startswith("bug") for line in lines)
+    verdict: Verdict = "exact" if right else "bug"
+    return Stage("generation", verdict, lines, {"token_ids": chosen})
+
+
+def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
+    """Its logits [chosen, vocab] before each of the chosen tokens."""
+    rows: list[Array] = []
+    every = [*session.ids, *chosen]
+    agreement.hf_layerwise(
+        session.plan.model.path, every, range(len(session.ids) - 1, len(every) - 1),
+        lambda arrays: rows.extend([arrays["lm_head"]] if "lm_head" in arrays else []),
+    )  # fmt: skip
+    return rows[0]
+
+
+def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
+    """The same of llama.cpp."""
+    model, every = session.plan.model, [*session.ids, *chosen]
+    logits_only = Selection(layers=frozenset(), logit_rows=len(chosen) + 1)
+    trace = record_llamacpp(model.path, model.stored, Steps.chunked(every, None), selection=logits_only)
+    return trace.arrays["lm_head"][:-1]
+
+
+def _against(other: str, logits: Array, session: Session, chosen: Sequence[int], whole: Array) -> str:
+    """Whether the other side would have taken our tokens; whole: our logits [tokens, vocab] of prompt and tokens.
+
+    Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not.
+    """
+    theirs, first = logits.astype(np.float64), len(session.ids) - 1
+    same = f"{other} takes the same {len(chosen)} tokens"
+    room = _room(session, other)
+    difference = agreement.greedy_difference(theirs, whole[first:-1], room)
+    if difference is None:
+        return same
+    if session.kv_dtype == session.dtype:
+        return _said(session, other, difference)
+    every = [*session.ids, *chosen]
+    llm = session.engine(kv_dtype=session.dtype, max_num_seqs=1, max_model_len=len(every))
+    remaining = agreement.greedy_difference(theirs, llm.logits(every)[first:-1], room)
+    if remaining is None:
+        return f"{same} on a {session.dtype} cache; on the {session.kv_dtype} one {difference.partition(': ')[2]}"
+    return f"{_said(session, other, remaining)} (both on a {session.dtype} cache)"
+
+
+def _of_trace(session: Session) -> str:
+    """Whether its logits have the same likeliest token as ours, in every row of them."""
+    results = session.run()
+    rows = rows_of(results.info, "lm_head")
+    room = max(LIMIT * float(results.spread.max()), _room(session, "trace"))
+    theirs, ours = (results.logits[side].astype(np.float64) for side in ("trace", "ours"))
+    difference = agreement.greedy_difference(theirs, ours, room, tokens=rows + 1)
+    if difference is None:
+        return f"the trace takes the same next token after each of {len(rows)}"
+    return _said(session, "trace", difference)
+
+
+def _said(session: Session, other: str, difference: str) -> str:
+    """With the name of the other side, who is "there"; of one that rounds more than we do, no difference is a bug."""
+    named = difference.replace(" there (", f" in {label(other)} (", 1)
+    if other not in session.beside or other not in session.run().spread_beside:
+        return named
+    what = f"undecided, as it rounds more than Karat: its ops are judged in stage {other}"
+    return named.replace("bug", what, 1) if named.startswith("bug") and "NaN" not in named else named
+
+
+def _room(session: Session, other: str) -> float:
+    """By how much the logits of a side that rounds more than we do may differ; 0 for any other."""
+    if other not in session.beside or (spread := session.run().spread_beside.get(other)) is None:
+        return 0.0
+    return LIMIT * float(spread.max())
