@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import stages
+from karat.check import session as sessions
 from karat.check.model import open_model
 from karat.check.report import page
 from karat.check.report_pictures import attention, png
@@ -58,7 +58,7 @@ class Reader(HTMLParser):
 
 
 def made(monkeypatch: pytest.MonkeyPatch, ops: ReferenceOps) -> str:
-    monkeypatch.setattr(stages, "create", lambda *_: ops)
+    monkeypatch.setattr(sessions, "create", lambda *_: ops)
     prompt = "Once upon a time, there was a girl named Lily. She had a red ball."
     chosen = ("layers", "logits", "health")
     plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)

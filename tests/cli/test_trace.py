@@ -1,6 +1,8 @@
 """`karat trace` and `karat diagnose`, from the command line to the verdict."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +88,30 @@ def test_a_reference_of_other_tokens_is_refused(tmp_path: Path, karat_here: Kara
         karat_here("trace", "-o", str(tmp_path / name), "--ids", ids)
     done = karat_here("diagnose", str(tmp_path / "a"), "--reference", str(tmp_path / "b"))
     assert done.returncode == 2 and "other token ids" in done.stderr
+
+
+def test_a_trace_that_cannot_be_written(tmp_path: Path, karat_here: Karat) -> None:
+    """One sentence, and the code of output that cannot be written."""
+    for place, reason in (("/dev/full", "No space left on device"), (str(tmp_path), "Is a directory")):
+        done = karat_here("trace", "--ids", "1,2", "--executor", "reference", "-o", place)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"karat: error: {place}: cannot be written ({reason}); ")
+        assert done.stderr.count("\n") == 1
+    done = karat_here("trace", "--ids", "1,2", "-o", str(tmp_path / "none" / "x.trace"))
+    assert done.returncode == 1 and "there is no folder" in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit of file sizes")
+def test_nothing_half_written_stays_behind(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    path.write_bytes(b"an older one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        done = karat_here("trace", "--executor", "reference", "-o", str(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert done.returncode == 1 and f"{path}: cannot be written (File too large)" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["x.trace"] and path.read_bytes() == b"an older one"

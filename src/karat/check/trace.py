@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.files import open_regular
+from karat.checkpoint.files import open_regular, whole_file
 from karat.checkpoint.safetensors import TensorEntry, read_header
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
@@ -138,7 +138,7 @@ def make_info(token_ids: Sequence[int], **fields: Any) -> TraceInfo:
 
 
 def write_trace(path: Path, trace: Trace) -> None:
-    """Write `trace` as a safetensors file. Raises TraceError if the file cannot be written."""
+    """Write `trace` as a safetensors file, whole or not at all. Raises OutputError if it cannot be written."""
     info = {key: value for key, value in asdict(trace.info).items() if value not in (None, {}, ())}
     metadata = {METADATA_KEY: json.dumps({"version": VERSION, **info}, ensure_ascii=False)}
     header: dict[str, Any] = {"__metadata__": metadata}
@@ -148,13 +148,10 @@ def write_trace(path: Path, trace: Trace) -> None:
         header[name] = {"dtype": _WRITTEN[array.dtype], "shape": array.shape, "data_offsets": (begin, end)}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
-    try:
-        with path.open("wb") as file:
-            file.write(struct.pack("<Q", len(encoded)) + encoded)
-            for array in trace.arrays.values():
-                file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
-    except OSError as fault:
-        raise TraceError(f"{path}: cannot be written ({fault.strerror}); choose another place") from fault
+    with whole_file(path) as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        for array in trace.arrays.values():
+            file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).data)
 
 
 def read_trace(path: Path) -> Trace:

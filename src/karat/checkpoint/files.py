@@ -1,11 +1,18 @@
-"""Opening files that somebody else named: only regular ones, and only those of the model's own folder."""
+"""Opening files that somebody else named: only regular ones, and only those of the model's own folder.
 
+And writing whole ones.
+"""
+
+import errno
 import os
+import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from karat.errors import CheckpointError, KaratError
+from karat.errors import CheckpointError, KaratError, OutputError
 
 
 def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple[BinaryIO, int]:
@@ -44,3 +51,31 @@ def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -
             "hard-link it there"
         )
     return path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the name `path`, and the place of a file of that name, when the block ends well.
+
+    Until then it is a hidden file beside it, of which only SIGKILL and the like leave anything. What is no regular
+    file (a pipe, /dev/stdout) is written as it is. Raises OutputError where it cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        target = path.resolve()  # a link stays, and what it leads to is replaced
+        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        with part.open("xb") as file:
+            try:
+                yield file
+                file.flush()
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+    except OSError as fault:
+        reason = fault.strerror or str(fault)
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "free some space, or write to another disk" if full else "choose another place"
+        raise OutputError(f"{path}: cannot be written ({reason}); {remedy}") from fault

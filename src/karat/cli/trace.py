@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.terminal import bytes_text, emit, note
-from karat.errors import UsageError
+from karat.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from karat.check.model import CheckedModel
@@ -74,6 +74,9 @@ def trace(
             raise UsageError(f"{name} {value}: expected a number of at least 1")
     if decode < 0:
         raise UsageError(f"--decode {decode}: expected a number of at least 0")
+    path = output or Path(f"{opened.path.name}-{source}.trace")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: there is no folder {path.parent}; make it, or choose another place")
     ids = _ids(opened, prompt, token_ids)[:tokens]
     chosen = numbers("--layers", layers)
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
@@ -81,7 +84,6 @@ def trace(
     made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
     whole = token_ids is None and tokens is None
     made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
-    path = output or Path(f"{opened.path.name}-{source}.trace")
     write_trace(path, made)
     size = sum(array.nbytes for array in made.arrays.values())
     note(f"{made.info.executor}: {len(made.arrays)} arrays of {made.info.num_tokens} tokens, {bytes_text(size)}")
