@@ -87,7 +87,7 @@ def test_where_no_stage_can_be_run_nothing_is_said_to_be_right(
     (tmp_path / "tokenizer_config.json").write_text("{}")
     done = karat_here("check", str(tmp_path), "--stages", "story", "--json")
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (2, "skipped")
-    assert "nothing was checked: story left out" in done.stderr
+    assert "nothing was checked: story skipped" in done.stderr
 
 
 def test_output_that_cannot_be_written_is_no_bug_of_the_model(tmp_path: Path, karat_here: Karat) -> None:

@@ -30,6 +30,7 @@ img.pixels { image-rendering: pixelated; border: 1px solid #ccc; box-sizing: bor
 p.axis, figcaption { font-size: 12px; color: #555 } figure { display: inline-block; margin: 0 1rem 1rem 0 }
 figure { max-width: 20rem; vertical-align: top } td.exact, td.numerics, td.quantisation { white-space: nowrap }
 .exact, .numerics, .quantisation { color: #11632b } .bug { color: #a8071a; font-weight: 600 } .skipped { color: #666 }
+.flagged { color: #8a5a00; font-weight: 600 }
 svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #333 }
 """
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped"]
+# flagged: nothing that proves a bug, and nothing that a right run of a good model does.
+Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped", "flagged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Stage:
 
 
 def overall(stages: Sequence[Stage]) -> Verdict:
-    """The worst verdict of all stages."""
-    order: tuple[Verdict, ...] = ("exact", "numerics", "quantisation", "bug")
+    """The worst verdict of all stages; flags alone, where there is no other."""
+    order: tuple[Verdict, ...] = ("flagged", "exact", "numerics", "quantisation", "bug")
     found = [stage.verdict for stage in stages if stage.verdict != "skipped"]
     return max(found, key=order.index, default="skipped")

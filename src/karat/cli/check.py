@@ -170,10 +170,14 @@ def check(
             report.write_text(page(session, done, facts), encoding="utf-8")
         except OSError as fault:
             raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
-    emit(json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
-    if verdict == "skipped":
-        left_out = ", ".join(stage.name for stage in done)
-        raise KaratError(f"nothing was checked: {left_out} left out, for the reasons given; choose other --stages")
+    flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""
+    emit(
+        json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}{flagged}\n"
+    )
+    if verdict in ("skipped", "flagged"):
+        names = ", ".join(stage.name for stage in done)
+        what = "nothing was checked" if verdict == "skipped" else "flags are no verdict"
+        raise KaratError(f"{what}: {names} {verdict}, for the reasons given; choose other --stages")
     raise typer.Exit(1 if verdict == "bug" else 0)
 
 
@@ -243,6 +247,7 @@ def _facts(session: "Session", stages: "list[Stage]", verdict: str) -> dict[str,
     results = session.results
     return {
         "verdict": verdict,
+        "flagged": [stage.name for stage in stages if stage.verdict == "flagged"],
         "model": str(session.plan.model.path),
         "digest": digest(session.plan.model.stored),
         "karat": __version__,
