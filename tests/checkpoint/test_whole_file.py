@@ -62,6 +62,17 @@ def test_a_pipe_is_written_as_it_is(tmp_path: Path) -> None:
     assert bytes(got) == b"data" and path.is_fifo()
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_what_is_open_is_written_and_not_replaced(tmp_path: Path) -> None:
+    """As ranks write into a file of the first, and as /dev/stdout is."""
+    with (tmp_path / "x").open("w+b") as opened:
+        for path in (Path(f"/proc/{os.getpid()}/fd/{opened.fileno()}"), Path(f"/dev/fd/{opened.fileno()}")):
+            with whole_file(path) as file:
+                file.write(path.name.encode())
+            opened.seek(0)
+            assert opened.read() == path.name.encode()
+
+
 @pytest.mark.parametrize(
     ("name", "reason"), [("none/x", "No such file or directory"), ("folder", "Is a directory"), ("n" * 300, "too long")]
 )

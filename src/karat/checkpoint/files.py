@@ -57,11 +57,12 @@ def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the name `path`, and the place of a file of that name, when the block ends well.
 
-    Until then it is a hidden file beside it, of which only SIGKILL and the like leave anything. What is no regular
-    file (a pipe, /dev/stdout) is written as it is. Raises OutputError where it cannot be written.
+    Until then it is a hidden file beside it, of which only SIGKILL and the like leave anything. What is no regular file
+    (a pipe), or another name of an open one (/dev/stdout, /proc/1/fd/3), is written as it is. Raises OutputError where
+    it cannot be written.
     """
     try:
-        if path.exists() and not path.is_file():
+        if path.exists() and (not path.is_file() or _is_descriptor(path)):
             with path.open("wb") as file:
                 yield file
             return
@@ -79,3 +80,9 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         remedy = "free some space, or write to another disk" if full else "choose another place"
         raise OutputError(f"{path}: cannot be written ({reason}); {remedy}") from fault
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Whether a path leads to what a process has open, rather than to a name in a folder."""
+    parts = path.absolute().parts
+    return parts[1:2] == ("proc",) or (parts[1:2] == ("dev",) and parts[2:3] != ("shm",))
