@@ -82,6 +82,21 @@ def test_an_overflow_after_an_activation_in_float16_is_named() -> None:
     assert case is not None and (case.outcome, case.unexplained) == ("right", ()), case
 
 
+@pytest.mark.parametrize("part", ["self_attn", "mlp"])
+def test_a_part_of_another_layer_is_named_from_layer_outputs_alone(part: str) -> None:
+    """Three or four weights at one place, and one mistake: what a name match for "layers.1" takes along."""
+    subject = draw(f"{SEED}-part", family="qwen2", steps="whole", changes={"num_hidden_layers": 3})
+    layers = subject.hf.model.layers
+    getattr(layers[2], part).load_state_dict(getattr(layers[1], part).state_dict())
+    whole = record_hf(subject.hf, subject.steps)
+    kept = {name: x for name, x in whole.arrays.items() if name.count(".") == 2 or name == "model.embed_tokens"}
+    diagnosis = Diagnoser(subject.graph, subject.weights, Trace(whole.info, kept), seconds=1).run()
+    (named,) = diagnosis.named
+    what = {"self_attn": "the attention", "mlp": "the MLP"}[part]
+    assert (named.classes, named.places) == ((frozenset({"layer-prefix"}),), ("model.layers.2",)), f"KARAT_SEED={SEED}"
+    assert named.details == (f"layer-prefix: {what} of layer 1",)
+
+
 def test_a_mistake_that_is_not_in_the_catalogue_is_not_named() -> None:
     """Noise on one projection: found where it is, and called unexplained."""
     subject = draw(f"{SEED}-noise", steps="whole")

@@ -171,8 +171,10 @@ def layer_prefix(subject: Subject, stack: ExitStack) -> bool:
     if len(every) < 2:
         return False
     into, taken = subject.rng.sample(every, 2)
-    if subject.rng.random() < 0.5:
-        into.load_state_dict(taken.state_dict())
+    if (what := subject.rng.choice(("layer", "attention", "mlp", "one", "one", "one"))) != "one":
+        parts = {"layer": (into, taken), "attention": (into.self_attn, taken.self_attn), "mlp": (into.mlp, taken.mlp)}
+        target, source = parts[what]
+        target.load_state_dict(source.state_dict())
     else:
         name = subject.rng.choice(list(linears(into)))
         linears(into)[name].load_state_dict(linears(taken)[name].state_dict())

@@ -1,6 +1,6 @@
 """Ways to load, read, shard and reduce weights wrongly."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +10,16 @@ from karat.check.graph import Node
 from karat.check.quant_mistakes import mistakes
 from karat.check.variants_scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.checkpoint.weights import PLAIN_BYTES
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_MLP = (*_GATE_UP, "mlp.down_proj")
+# What a loader takes at once: on a trace of layer outputs each weight by itself would be three mistakes at one place.
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "all weights": (*_ATTENTION, *_MLP, "input_layernorm", "post_attention_layernorm"),
+    "the attention": _ATTENTION, "q, k and v": _QKV, "the MLP": _MLP, "gate and up": _GATE_UP,
+}  # fmt: skip
 
 
 def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
@@ -106,14 +116,19 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
         yield Variant("gguf-permute", f"q and k, {direction}", edits)
     for other in range(scope.config.num_layers):
         if other != layer.index:
-            edits = {}
-            for role in (*LINEARS, "input_layernorm", "post_attention_layernorm", "self_attn.q_norm",
-                         "self_attn.k_norm"):  # fmt: skip
-                if role in layer:
-                    params = scope.graph.by_role[other, role].params
-                    edits[layer.node(role).name] = {k: params[k] for k in ("weight", "bias") if params.get(k)}
-            yield Variant("layer-prefix", f"all weights of layer {other}", edits)
+            for what, roles in _GROUPS.items():
+                yield Variant("layer-prefix", f"{what} of layer {other}", taken_from(scope, layer, other, roles))
     yield from siblings(scope, layer)
+
+
+def taken_from(scope: Scope, layer: Layer, other: int, roles: Iterable[str]) -> dict[str, Params]:
+    """The layer with what another has in these places, as far as the family has them."""
+    edits = {}
+    for role in roles:
+        if role in layer:
+            params = scope.graph.by_role[other, role].params
+            edits[layer.node(role).name] = {k: params[k] for k in ("weight", "bias") if params.get(k)}
+    return edits
 
 
 def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
