@@ -42,7 +42,7 @@ int main() { return 0; }" KARAT_ARM)
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp linear.cpp
     linear_few.cpp linear_many.cpp linear_one.cpp norm.cpp table.cpp)
-list(APPEND kernel_sources k_fit.cpp)  # what `karat convert` searches with
+list(APPEND kernel_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
 list(APPEND kernel_sources limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
 set(native_sources collective.cpp isa.cpp memory.cpp packed.cpp plan.cpp plan_group.cpp plan_ops.cpp plan_run.cpp pool.cpp

@@ -1,16 +1,10 @@
-// Sixteen groups at a time, a group in a lane. No multiplication and addition is fused: ggml's search has two roundings.
-#include "k_fit.h"
-
+// The searches for the scales of K formats, sixteen groups at a time: see fit_isa.h.
 #include <cmath>
 
-#include "simd.h"
+#include "fit_isa.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
-
-KARAT_INLINE f32x16 magnitude(f32x16 a) { return as_float(as_int(a) & iset1(0x7fffffff)); }
-KARAT_INLINE f32x16 least(f32x16 a, f32x16 b) { return select(b < a, b, a); }
-KARAT_INLINE f32x16 most(f32x16 a, f32x16 b) { return select(a < b, b, a); }
 
 // To the nearest whole number, ties to even; of numbers below 2^22.
 KARAT_INLINE f32x16 rounded(f32x16 a) {
@@ -25,37 +19,9 @@ KARAT_INLINE f32x16 square_root(f32x16 a) {
     return load(lanes);
 }
 
-// The value at each place of sixteen groups [groups, size]; groups that are not there are zero.
-template <int kSize>
-struct Columns {
-    alignas(64) float at[kSize * kLanes];
-
-    Columns(const float* values, std::size_t groups) {
-        for (int place = 0; place < kSize; ++place)
-            for (std::size_t group = 0; group < kLanes; ++group)
-                at[place * kLanes + static_cast<int>(group)] = group < groups ? values[group * kSize + place] : 0.0f;
-    }
-    KARAT_INLINE f32x16 operator[](int place) const { return load(at + place * kLanes); }
-};
-
-// Integers of one place of all groups.
-KARAT_INLINE void put(f32x16 quants, int place, int size, std::size_t groups, std::int8_t* integers) {
-    alignas(64) float lanes[kLanes];
-    store(lanes, quants);
-    for (std::size_t group = 0; group < groups; ++group)
-        integers[group * static_cast<std::size_t>(size) + static_cast<std::size_t>(place)] =
-            static_cast<std::int8_t>(lanes[group]);
-}
-
-KARAT_INLINE void put(f32x16 numbers, std::size_t groups, float* out) {
-    alignas(64) float lanes[kLanes];
-    store(lanes, numbers);
-    for (std::size_t group = 0; group < groups; ++group) out[group] = lanes[group];
-}
-
+template <int kSize, bool kAbsolute>
 void sixteen_with_minimum(const float* values, std::size_t groups, float largest, float first, float step,
                           int num_steps, float* scales, float* minimums, std::int8_t* integers) {
-    constexpr int kSize = 32;
     const Columns<kSize> x(values, groups);
     const f32x16 zero = set1(0.0f), one = set1(1.0f), top = set1(largest);
     f32x16 low = x[0], high = x[0], squares = x[0] * x[0];
@@ -67,7 +33,7 @@ void sixteen_with_minimum(const float* values, std::size_t groups, float largest
     low = least(low, zero);
     const mask16 has_range = low < high;  // never high < low
     high = select(has_range, high, low + one);
-    const f32x16 root = square_root(squares / set1(static_cast<float>(kSize)));
+    const f32x16 root = kAbsolute ? zero : square_root(squares / set1(static_cast<float>(kSize)));
     alignas(64) float weights[kSize * kLanes], quants[kSize * kLanes];
     f32x16 sum_w = zero, sum_x = zero;
     for (int i = 0; i < kSize; ++i) {
@@ -83,7 +49,8 @@ void sixteen_with_minimum(const float* values, std::size_t groups, float largest
         f32x16 total = zero;
         for (int i = 0; i < kSize; ++i) {
             const f32x16 difference = load(quants + i * kLanes) * scale + minimum - x[i];
-            total = total + load(weights + i * kLanes) * (difference * difference);
+            const f32x16 counted = kAbsolute ? magnitude(difference) : difference * difference;
+            total = total + load(weights + i * kLanes) * counted;
         }
         return total;
     };
@@ -127,9 +94,8 @@ void sixteen_symmetric(const float* values, std::size_t groups, float largest, f
     constexpr int kSize = 16;
     const Columns<kSize> x(values, groups);
     const f32x16 zero = set1(0.0f), top = set1(largest - 1.0f), bottom = set1(-largest);
-    f32x16 extreme = x[0];
-    for (int i = 1; i < kSize; ++i) extreme = select(magnitude(extreme) < magnitude(x[i]), x[i], extreme);
-    const mask16 is_zero = magnitude(extreme) < set1(1e-15f);
+    f32x16 extreme = x.extreme();
+    const mask16 is_zero = counts_as_zero(extreme);
     extreme = select(is_zero, set1(1.0f), extreme);
     const auto quantised = [&](int i, f32x16 inverse) { return most(least(rounded(x[i] * inverse), top), bottom); };
     f32x16 scale = zero, best = zero, best_inverse = zero;
@@ -156,21 +122,76 @@ void sixteen_symmetric(const float* values, std::size_t groups, float largest, f
     put(select(is_zero, zero, scale), groups, scales);
 }
 
+void sixteen_in_turn(const float* values, std::size_t groups, float largest, float* scales, std::int8_t* integers) {
+    constexpr int kSize = 16, kRounds = 5;
+    const Columns<kSize> x(values, groups);
+    const f32x16 zero = set1(0.0f), top = set1(largest - 1.0f), bottom = set1(-largest);
+    f32x16 extreme = x.extreme();
+    const mask16 is_zero = counts_as_zero(extreme);
+    extreme = select(is_zero, set1(1.0f), extreme);
+    alignas(64) float quants[kSize * kLanes];
+    f32x16 sum_xl = zero, sum_l2 = zero;
+    const f32x16 inverse = bottom / extreme;
+    for (int i = 0; i < kSize; ++i) {
+        const f32x16 q = most(least(rounded(x[i] * inverse), top), bottom), weight = x[i] * x[i];
+        store(quants + i * kLanes, q);
+        sum_xl = sum_xl + weight * x[i] * q;
+        sum_l2 = sum_l2 + weight * q * q;
+    }
+    for (int round = 0; round < kRounds; ++round)
+        for (int i = 0; i < kSize; ++i) {
+            const f32x16 weight = x[i] * x[i], q = load(quants + i * kLanes);
+            const f32x16 rest_xl = sum_xl - weight * x[i] * q, rest_l2 = sum_l2 - weight * q * q;
+            const f32x16 own = rounded(most(least(x[i] * rest_l2 / rest_xl, top), bottom));
+            const f32x16 new_xl = rest_xl + weight * x[i] * own, new_l2 = rest_l2 + weight * own * own;
+            const f32x16 gain = new_xl * new_xl * sum_l2;
+            f32x16 limit = sum_xl * sum_xl * new_l2;  // to be exceeded; no gain exceeds itself
+            limit = select(zero < new_l2, limit, gain);
+            limit = select(zero < rest_xl, limit, gain);
+            limit = select(own < q, limit, select(q < own, limit, gain));
+            const mask16 better = limit < gain;
+            store(quants + i * kLanes, select(better, own, q));
+            sum_xl = select(better, new_xl, sum_xl);
+            sum_l2 = select(better, new_l2, sum_l2);
+        }
+    for (int i = 0; i < kSize; ++i)
+        put(select(is_zero, bottom, load(quants + i * kLanes)), i, kSize, groups, integers);
+    put(select(is_zero, zero, select(zero < sum_l2, sum_xl / sum_l2, zero)), groups, scales);
+}
+
+template <int kSize, bool kAbsolute>
+void with_minimum_of(const float* values, std::size_t groups, float largest, float first, float step, int num_steps,
+                     float* scales, float* minimums, std::int8_t* integers) {
+    by_sixteen(groups, [&](std::size_t group, std::size_t count) {
+        sixteen_with_minimum<kSize, kAbsolute>(values + group * kSize, count, largest, first, step, num_steps,
+                                               scales + group, minimums + group, integers + group * kSize);
+    });
+}
+
 void with_minimum(const float* values, std::size_t groups, float largest, float first, float step, int num_steps,
-                  float* scales, float* minimums, std::int8_t* integers) {
-    for (std::size_t group = 0; group < groups; group += kLanes)
-        sixteen_with_minimum(values + group * 32, groups - group < kLanes ? groups - group : kLanes, largest, first,
-                             step, num_steps, scales + group, minimums + group, integers + group * 32);
+                  bool absolute, float* scales, float* minimums, std::int8_t* integers) {
+    const auto search = absolute ? with_minimum_of<16, true> : with_minimum_of<32, false>;
+    search(values, groups, largest, first, step, num_steps, scales, minimums, integers);
 }
 
 void symmetric(const float* values, std::size_t groups, float largest, float* scales, std::int8_t* integers) {
-    for (std::size_t group = 0; group < groups; group += kLanes)
-        sixteen_symmetric(values + group * 16, groups - group < kLanes ? groups - group : kLanes, largest,
-                          scales + group, integers + group * 16);
+    by_sixteen(groups, [&](std::size_t group, std::size_t count) {
+        sixteen_symmetric(values + group * 16, count, largest, scales + group, integers + group * 16);
+    });
+}
+
+void in_turn(const float* values, std::size_t groups, float largest, float* scales, std::int8_t* integers) {
+    by_sixteen(groups, [&](std::size_t group, std::size_t count) {
+        sixteen_in_turn(values + group * 16, count, largest, scales + group, integers + group * 16);
+    });
 }
 
 }  // namespace
 
-const FitKernels fit_kernels = {.with_minimum = with_minimum, .symmetric = symmetric};
+const FitKernels fit_kernels = {.with_minimum = with_minimum,
+                                .symmetric = symmetric,
+                                .in_turn = in_turn,
+                                .levels = fit_levels,
+                                .nearest_levels = nearest_levels};
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

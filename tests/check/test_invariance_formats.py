@@ -30,24 +30,11 @@ SIZE = {
     "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 77,
 }  # fmt: skip
 ALREADY_TRIED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
-# Where the float16 factors of the formats that Karat only reads are, and the deviation of values with a factor of 1.
-READ_ONLY = {"Q2_K": ((80, 82), 18.0), "Q3_K": ((108,), 42.0), "IQ4_NL": ((0,), 69.0), "IQ4_XS": ((0,), 1270.0)}
 
 
 def stored_as(stored: str, weight: Weight) -> Weight:
-    """A float32 weight in another type: quantised, or, where Karat does not, random blocks of the same deviation."""
-    if len(weight.shape) < 2:
-        return weight
-    format_ = FORMATS[stored]
-    if format_.pack is not None or weight.shape[1] % format_.block_size:
-        return requantize(weight, format_).weight
-    values = weight.to_array(np.dtype(np.float32))
-    rng = np.random.default_rng(weight.shape)
-    blocks = rng.integers(0, 256, (values.size // format_.block_size, format_.block_bytes), np.uint8)
-    places, deviation = READ_ONLY[stored]
-    for place in places:
-        blocks[:, place : place + 2] = np.array([values.std() / deviation], "<f2").view(np.uint8)
-    return Weight(weight.name, stored, weight.shape, blocks.reshape(-1), weight.file)
+    """A float32 weight, quantised if it is a matrix."""
+    return weight if len(weight.shape) < 2 else requantize(weight, FORMATS[stored]).weight
 
 
 class Stored:

@@ -7,8 +7,10 @@ byte for two; 8 to 135: the levels chosen. The group scales are 32 too large.
 import numpy as np
 
 from karat.quant.bits import nibbles, words
-from karat.quant.format import Blocks, Format, Values, half
-from karat.quant.iq4_nl import LEVELS
+from karat.quant.format import Blocks, Format, Values, half, half_bytes, inverted
+from karat.quant.iq4_nl import LEVELS, NUM_STEPS, pack_levels
+from karat.quant.k_native import fit_levels
+from karat.quant.k_scales import largest_of
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -19,4 +21,16 @@ def unpack(blocks: Blocks) -> Values:
     return (scales[:, :, None] * levels).reshape(-1, 256)
 
 
-FORMAT = Format("IQ4_XS", ggml_type=23, block_size=256, block_bytes=136, unpack=unpack)
+def pack(values: Values) -> Blocks:
+    groups = values.reshape(-1, 32)
+    fitted = fit_levels(groups, LEVELS, NUM_STEPS).reshape(-1, 8)
+    factor = -largest_of(fitted) / np.float32(32)  # not yet rounded where the levels are chosen
+    integers = np.clip(np.rint(fitted * inverted(factor)), -32, 31)
+    levels = pack_levels(groups, inverted((factor * integers).reshape(-1, 1))).reshape(-1, 128)
+    six_bits = (integers + np.float32(32)).astype(np.uint8)
+    high = ((six_bits >> 4).astype("<u2") << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1, dtype="<u2")
+    low = six_bits[:, ::2] & np.uint8(15) | six_bits[:, 1::2] << 4
+    return np.concatenate([half_bytes(factor), high[:, None].view(np.uint8), low, levels], axis=1)
+
+
+FORMAT = Format("IQ4_XS", ggml_type=23, block_size=256, block_bytes=136, unpack=unpack, pack=pack)

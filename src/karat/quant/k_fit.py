@@ -1,10 +1,11 @@
 """Choosing the scales of K formats: of several candidates, the one of least weighted squared error.
 
-The search is ggml's (make_qkx2_quants and make_qx_quants, without an importance matrix) for many groups at once: the
-same float32 operations, and sums in the same order, one value of a group after the other. Where a compiler fuses
-ggml's multiplications and additions, its build may choose otherwise between near equals.
+The searches are ggml's (make_qkx2_quants, make_qx_quants and make_q3_quants, without an importance matrix) for many
+groups at once: the same float32 operations, and sums in the same order, one value of a group after the other. Where a
+compiler fuses ggml's multiplications and additions, its build may choose otherwise between near equals.
 
-karat.quant.k_native runs it in C++ where it can, with the same bits; this is the definition, and what is left without.
+karat.quant.k_native runs them in C++ where it can, with the same bits; this is the definition, and what is left
+without.
 
 Arrays are held as [size, n], a group in a column: a sum over groups is then a few additions of whole rows. Nothing is
 summed by a function that fuses or reorders (np.einsum does on some machines).
@@ -28,20 +29,25 @@ class FittedWithMinimum(NamedTuple):
     integers: NDArray[np.int8]
 
 
-def fit_with_minimum(values: Floats, largest: int, first: float, step: float, num_steps: int) -> FittedWithMinimum:
+def fit_with_minimum(
+    values: Floats, largest: int, first: float, step: float, num_steps: int, *, absolute: bool = False
+) -> FittedWithMinimum:
     """Groups [n, size] as scale * integer - minimum, with integers from 0 to `largest`.
 
     A value weighs as much as its magnitude and the root mean square of its group together. Tried are scales for which
     the range, from the best minimum so far, takes `largest + first + i * step` steps; each is then fitted to its
-    integers.
+    integers. `absolute`: a value weighs as its magnitude alone, and errors are compared by their magnitudes instead of
+    their squares.
     """
     values = np.ascontiguousarray(values.T)
-    weights = np.abs(values) + np.sqrt(_sum(values * values) / np.float32(len(values)))
+    weights = np.abs(values)
+    if not absolute:
+        weights = weights + np.sqrt(total(values * values) / np.float32(len(values)))
     low = np.minimum(values.min(axis=0), np.float32(0))
     high = values.max(axis=0)
     is_flat = high == low
     high = np.where(is_flat, low + np.float32(1), high)
-    sum_w, sum_x = _sum(weights), _sum(weights * values)
+    sum_w, sum_x = total(weights), total(weights * values)
     quants, products = np.empty_like(values), np.empty_like(values)
     most, least = np.full_like(values, largest), np.zeros_like(values)  # NumPy is slower with single numbers
 
@@ -57,8 +63,11 @@ def fit_with_minimum(values: Floats, largest: int, first: float, step: float, nu
         np.multiply(quants, scale, out=products)
         np.add(products, minimum, out=products)
         np.subtract(products, values, out=products)
-        np.multiply(products, products, out=products)
-        return _sum(np.multiply(weights, products, out=products))
+        if absolute:
+            np.abs(products, out=products)
+        else:
+            np.multiply(products, products, out=products)
+        return total(np.multiply(weights, products, out=products))
 
     inverse = np.float32(largest) / (high - low)
     scale, minimum = np.float32(1) / inverse, low
@@ -70,8 +79,8 @@ def fit_with_minimum(values: Floats, largest: int, first: float, step: float, nu
         inverse = steps / (high - minimum)
         quantise(inverse, minimum)
         np.multiply(weights, quants, out=products)
-        sum_l, sum_xl = _sum(products), _sum(products * values)
-        sum_l2 = _sum(np.multiply(products, quants, out=products))
+        sum_l, sum_xl = total(products), total(products * values)
+        sum_l2 = total(np.multiply(products, quants, out=products))
         determinant = sum_w * sum_l2 - sum_l * sum_l
         free_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
         free_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
@@ -101,9 +110,7 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
     A value weighs as its square. Tried are scales for which the largest magnitude takes `largest` steps and up to 0.9
     more or fewer; each is then fitted to its integers.
     """
-    extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)[:, 0]
-    is_zero = np.abs(extreme) < _SMALLEST
-    extreme = np.where(is_zero, np.float32(1), extreme)
+    extreme, is_zero = extremes(values)
     values = np.ascontiguousarray(values.T)
     weights = values * values
     weighted = weights * values
@@ -121,8 +128,8 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
     for number in (0, *range(-9, 0), *range(1, 10)):
         inverse = -(np.float32(largest) + np.float32(0.1) * np.float32(number)) / extreme
         quantise(inverse)
-        sum_xl = _sum(np.multiply(weighted, quants, out=products))
-        sum_l2 = _sum(np.multiply(np.multiply(weights, quants, out=products), quants, out=products))
+        sum_xl = total(np.multiply(weighted, quants, out=products))
+        sum_l2 = total(np.multiply(np.multiply(weights, quants, out=products), quants, out=products))
         own = np.where(sum_l2 > 0, sum_xl / sum_l2, np.float32(0))
         better = (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2) | (number == 0)
         scale, best = np.where(better, own, scale), np.where(better, own * sum_xl, best)
@@ -132,6 +139,41 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
     return FittedSymmetric(np.where(is_zero, np.float32(0), scale)[:, None], quants.T.astype(np.int8, order="C"))
 
 
-def _sum(terms: Floats) -> Floats:
+def fit_in_turn(values: Floats, largest: int) -> FittedSymmetric:
+    """As `fit_symmetric`, by another search: each integer in turn becomes what is best with the scale of the others.
+
+    At first the largest magnitude takes `largest` steps. There are five rounds, and a new integer is taken where it
+    lowers the error.
+    """
+    extreme, is_zero = extremes(values)
+    values = np.ascontiguousarray(values.T)
+    weights = values * values
+    weighted = weights * values
+    quants = np.clip(np.rint(values * (np.float32(-largest) / extreme)), -largest, largest - 1)
+    sum_xl, sum_l2 = total(weighted * quants), total(weights * quants * quants)
+    for place in [*range(len(values))] * 5:
+        weight, old = weights[place], quants[place]
+        rest_xl, rest_l2 = sum_xl - weighted[place] * old, sum_l2 - weight * old * old
+        new = np.rint(np.clip(values[place] * rest_l2 / rest_xl, -largest, largest - 1))
+        new_xl, new_l2 = rest_xl + weighted[place] * new, rest_l2 + weight * new * new
+        better = (rest_xl > 0) & (new != old) & (new_l2 > 0) & (new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2)
+        quants[place] = np.where(better, new, old)
+        sum_xl, sum_l2 = np.where(better, new_xl, sum_xl), np.where(better, new_l2, sum_l2)
+    scale = np.where(sum_l2 > 0, sum_xl / sum_l2, np.float32(0))
+    quants[:, is_zero] = -largest
+    return FittedSymmetric(np.where(is_zero, np.float32(0), scale)[:, None], quants.T.astype(np.int8, order="C"))
+
+
+def extremes(values: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """Of groups [n, size], the value of largest magnitude [n], the first of equals; and whether it counts as zero.
+
+    Then 1 stands for it.
+    """
+    extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)[:, 0]
+    is_zero = np.abs(extreme) < _SMALLEST
+    return np.where(is_zero, np.float32(1), extreme), is_zero
+
+
+def total(terms: Floats) -> Floats:
     """[size, n] to [n], row after row; a single column would be summed in halves."""
     return np.asarray(np.add.reduce(terms, axis=0) if terms.shape[1] > 1 else np.add.accumulate(terms, axis=0)[-1])

@@ -8,8 +8,10 @@ those of 8 to 15, and the pairs of bits of the last four bytes the high bits of 
 
 import numpy as np
 
-from karat.quant.bits import fields, nibbles
-from karat.quant.format import Blocks, Format, Values, half
+from karat.quant.bits import fields, nibbles, packed_pairs
+from karat.quant.format import Blocks, Format, Values, half, half_bytes, inverted
+from karat.quant.k_native import fit_in_turn
+from karat.quant.k_scales import integers_around_zero, largest_of
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -22,4 +24,27 @@ def unpack(blocks: Blocks) -> Values:
     return (scales[:, :, None] * values.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 
 
-FORMAT = Format("Q3_K", ggml_type=11, block_size=256, block_bytes=110, unpack=unpack)
+def pack(values: Values) -> Blocks:
+    groups = values.reshape(-1, 16)
+    found = fit_in_turn(groups, 4)
+    fitted = found.scale.reshape(-1, 16)
+    top = largest_of(fitted)
+    inverse = np.where(top == 0, np.float32(0), np.float32(-32) / top)
+    factor = half_bytes(inverted(inverse))
+    integers = np.clip(np.rint(fitted * inverse), -32, 31)
+    scales = half(factor, 0) * integers
+    codes = integers_around_zero(groups, scales, found.integers, 4).reshape(-1, 256)
+    high = np.packbits((codes >> 2).reshape(-1, 8, 32).swapaxes(1, 2), axis=2, bitorder="little").reshape(-1, 32)
+    six_bits = np.where(top == 0, 0, integers + np.float32(32)).astype(np.uint8)
+    quarters = (six_bits >> 4).reshape(-1, 4, 4)
+    parts = [
+        high,
+        packed_pairs(codes & np.uint8(3)),
+        six_bits[:, :8] & np.uint8(15) | six_bits[:, 8:] << 4,
+        quarters[:, 0] | quarters[:, 1] << 2 | quarters[:, 2] << 4 | quarters[:, 3] << 6,
+        factor,
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+FORMAT = Format("Q3_K", ggml_type=11, block_size=256, block_bytes=110, unpack=unpack, pack=pack)

@@ -7,9 +7,10 @@ integers are 32 too large.
 
 import numpy as np
 
-from karat.quant.bits import fields, nibbles
+from karat.quant.bits import fields, nibbles, packed_pairs
 from karat.quant.format import Blocks, Format, Values, half, half_bytes
 from karat.quant.k_native import fit_symmetric
+from karat.quant.k_scales import integers_around_zero, largest_of
 
 
 def unpack(blocks: Blocks) -> Values:
@@ -23,21 +24,17 @@ def pack(values: Values) -> Blocks:
     groups = values.reshape(-1, 16)
     found = fit_symmetric(groups, 32)
     fitted = found.scale.reshape(-1, 16)
-    largest = np.take_along_axis(fitted, np.abs(fitted).argmax(axis=1, keepdims=True), axis=1)
+    largest = largest_of(fitted)
     is_zero = np.abs(largest) < np.float32(1e-15)
     inverse = np.where(is_zero, np.float32(0), np.float32(-128) / largest)
     factor = half_bytes(np.where(is_zero, np.float32(0), np.float32(1) / inverse))
     eight_bits = np.minimum(np.rint(fitted * inverse), 127).astype(np.int8)
-    scales = (factor.view("<f2").astype(np.float32) * eight_bits.astype(np.float32)).reshape(-1, 1)
-    divisor = np.where(scales == 0, np.float32(1), scales)
-    integers = np.clip(np.rint(groups / divisor), -32, 31)
-    integers = np.where(scales == 0, found.integers, integers)  # then they say nothing, and are ggml's all the same
-    six_bits = (integers + 32).astype(np.uint8).reshape(-1, 256)
+    scales = half(factor, 0) * eight_bits.astype(np.float32)
+    six_bits = integers_around_zero(groups, scales, found.integers, 32).reshape(-1, 256)
     low = (six_bits & np.uint8(15)).reshape(-1, 2, 2, 64)
-    high = (six_bits >> 4).reshape(-1, 2, 4, 32)
     parts = [
         (low[:, :, 0] | low[:, :, 1] << 4).reshape(-1, 128),
-        (high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6).reshape(-1, 64),
+        packed_pairs(six_bits >> np.uint8(4)),
         eight_bits.view(np.uint8),
         factor,
     ]
