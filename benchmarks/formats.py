@@ -1,9 +1,9 @@
 """Speed of every stored format, beside llama.cpp on the very same file: python -m benchmarks.formats [TYPE …]
 
 For each type a GGUF file with random weights is made in build/formats (BF16 first; then converted as `karat convert`
-does, or by llama.cpp's quantiser if Karat does not write it), `karat bench FILE` is run on it, and its JSON kept as
-benchmarks.record does. Without TYPE it measures those of TYPES. At the end there is a table: tokens a second, the share
-of read bandwidth (decode) and of the FMA peak (prefill), and how many times as fast as llama.cpp.
+does), `karat bench FILE` is run on it, and its JSON kept as benchmarks.record does. Without TYPE it measures those of
+TYPES. At the end there is a table: tokens a second, the share of read bandwidth (decode) and of the FMA peak (prefill),
+and how many times as fast as llama.cpp.
 
     python -m benchmarks.formats --shape qwen2.5-0.5b Q4_0 Q4_K_M Q6_K Q8_0     # rows of 896 fall back in K formats
     python -m benchmarks.formats --shape qwen2.5-1.5b --pure                    # rows are multiples of 256
@@ -21,8 +21,6 @@ from karat.bench.shapes import SHAPES
 from karat.checkpoint import open_model
 from karat.convert import MIXES, convert
 
-# By llama.cpp's numbers of file types: what only its quantiser writes.
-_BY_LLAMA_CPP: Mapping[str, int] = {"Q2_K": 10, "Q3_K_S": 11, "IQ4_NL": 25, "IQ4_XS": 30}
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL",
          "IQ4_XS")  # fmt: skip
 
@@ -37,12 +35,7 @@ def make_file(folder: Path, shape: str, name: str, *, pure: bool) -> Path:
     path = folder / f"{shape}-{name}{'-pure' if pure else ''}.gguf"
     if not path.exists():
         print(f"{path} …", flush=True)
-        if name in MIXES:
-            convert(open_model(source), path, MIXES[name], pure=pure)
-        else:
-            from tools.peers.llama import quantise
-
-            quantise(source, path, _BY_LLAMA_CPP[name], pure=pure)
+        convert(open_model(source), path, MIXES[name], pure=pure)
     return path
 
 
@@ -71,8 +64,8 @@ def main(arguments: list[str] | None = None, results: Path = RESULTS) -> None:
     parser.add_argument("--repeat", default="5")
     options = parser.parse_args(arguments)
     names = [name.upper() for name in options.types] or list(TYPES)
-    if unknown := [name for name in names if name not in MIXES and name not in _BY_LLAMA_CPP]:
-        parser.error(f"{unknown[0]}: expected some of {', '.join([*MIXES, *_BY_LLAMA_CPP])}")
+    if unknown := [name for name in names if name not in MIXES]:
+        parser.error(f"{unknown[0]}: expected some of {', '.join(MIXES)}")
     table = [
         "| type | decode, tok/s | of bandwidth | × peer | prefill, tok/s | of FMA peak | × peer |",
         "|---" * 7 + "|",

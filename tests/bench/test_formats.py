@@ -40,4 +40,4 @@ def test_unknown_types_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_type_can_be_made() -> None:
-    assert all(name in MIXES or name in formats._BY_LLAMA_CPP for name in formats.TYPES)
+    assert all(name in MIXES for name in formats.TYPES)

@@ -1,6 +1,7 @@
 """`karat convert`, and `run` and `inspect` on what it writes."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
+from karat.convert import MIXES
 from tests.cli.conftest import Karat
 from tests.cli.pseudo_terminal import PseudoTerminal
 
@@ -77,6 +79,12 @@ def test_nothing_is_overwritten(q8: Path, karat: Karat) -> None:
     assert done.returncode == 1
     assert "is there already, and nothing is overwritten" in done.stderr
     assert q8.read_bytes() == before
+
+
+def test_help_names_every_type(karat: Karat) -> None:
+    """Without importing them."""
+    text = karat("convert", "--help").stdout.partition("--quant")[2].partition("[required]")[0]
+    assert set(re.findall(r"[A-Z]\w*\d\w*", text)) == set(MIXES)
 
 
 def test_an_unknown_type_lists_those_there_are(tmp_path: Path, karat: Karat) -> None:

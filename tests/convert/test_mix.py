@@ -59,13 +59,57 @@ def test_small_mixes() -> None:
     assert set(chosen("Q6_K", "mlp.down_proj", model)) == {"Q6_K"}
 
 
+@pytest.mark.parametrize(("num_heads", "value"), [(4, "Q3_K"), (6, "Q3_K"), (8, "Q4_K"), (14, "Q4_K")])
+def test_with_two_bits_v_is_larger_the_more_heads_share_it(num_heads: int, value: str) -> None:
+    """From four heads on; there are two of V."""
+    model = config(num_heads=num_heads)
+    assert set(chosen("Q2_K", "self_attn.v_proj", model)) == {value}
+    for name in ("mlp.down_proj", "self_attn.o_proj"):
+        assert set(chosen("Q2_K", name, model)) == {"Q3_K"}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"):
+        assert set(chosen("Q2_K", name, model)) == {"Q2_K"}
+    assert chosen("Q2_K", HEAD, model) == ["Q6_K"]
+    assert chosen("Q2_K", EMBEDDING, model) == ["Q2_K"]
+
+
+def test_mixes_of_three_bits() -> None:
+    model = config(num_layers=33)
+    parts = ("self_attn.v_proj", "mlp.down_proj", "self_attn.o_proj")
+    assert [set(chosen("Q3_K_L", name, model)) for name in parts] == [{"Q5_K"}] * 3
+    assert [set(chosen("Q3_K_S", name, model)) for name in parts] == [{"Q3_K"}] * 3
+    for name in parts[:2]:
+        types = chosen("Q3_K_M", name, model)
+        assert layers(types, "Q5_K") == [0, 1]
+        assert set(types) == {"Q4_K", "Q5_K"}
+    assert set(chosen("Q3_K_M", "self_attn.o_proj", model)) == {"Q4_K"}
+    few = config(num_layers=15)
+    assert layers(chosen("Q3_K_M", "self_attn.v_proj", few), "Q5_K") == [0, 1]  # two layers of any number
+    assert set(chosen("Q3_K_M", "mlp.down_proj", few)) == {"Q4_K"}  # the first sixteenth
+    for name in ("Q3_K_S", "Q3_K_M", "Q3_K_L"):
+        assert set(chosen(name, "self_attn.q_proj", model)) == {"Q3_K"}
+
+
+@pytest.mark.parametrize("mix", ["IQ4_NL", "IQ4_XS"])
+def test_mixes_of_uneven_levels(mix: str) -> None:
+    shared, own = config(), config(num_heads=6)
+    assert set(chosen(mix, "self_attn.v_proj", shared)) == {"Q5_K"}
+    assert set(chosen(mix, "self_attn.v_proj", own)) == {mix}
+    for model in (shared, own):
+        assert layers(chosen(mix, "mlp.down_proj", model), "Q5_K") == [0, 1, 2]
+        assert set(chosen(mix, "self_attn.o_proj", model)) == {mix}
+        assert chosen(mix, HEAD, model) == ["Q6_K"]
+
+
 def test_of_70b_models_v_is_larger() -> None:
     for model_type, heads in (("qwen2", 16), ("llama", 16)):
         model = config(num_layers=80, model_type=model_type, num_heads=heads)
         types = chosen("Q4_K_M", "self_attn.v_proj", model)
         assert set(types) == {"Q5_K", "Q6_K"}
+        for mix in ("Q2_K", "Q3_K_S", "Q3_K_M"):
+            assert set(chosen(mix, "self_attn.v_proj", model)) == {"Q5_K"}
     model = config(num_layers=80, model_type="llama", num_kv_heads=16)  # 65B
     assert set(chosen("Q4_K_M", "self_attn.v_proj", model)) == {"Q4_K", "Q6_K"}
+    assert set(chosen("Q3_K_S", "self_attn.v_proj", model)) == {"Q3_K"}
 
 
 @pytest.mark.parametrize(
@@ -74,10 +118,16 @@ def test_of_70b_models_v_is_larger() -> None:
         ("Q4_K_M", 896, "Q5_0", "Q8_0"),  # no multiple of 256: Qwen2.5 0.5B
         ("Q5_K_M", 896, "Q5_1", "Q8_0"),
         ("Q6_K", 896, "Q8_0", "Q8_0"),
+        ("Q2_K", 896, "Q4_0", "Q8_0"),
+        ("Q3_K_M", 896, "Q4_0", "Q8_0"),
+        ("IQ4_XS", 896, "IQ4_NL", "Q8_0"),
+        ("IQ4_NL", 896, "IQ4_NL", "Q8_0"),
         ("Q4_0", 896, "Q4_0", "Q8_0"),  # Q6_K was meant for the head
         ("Q8_0", 896, "Q8_0", "Q8_0"),
         ("Q4_K_M", 100, "F16", "F16"),  # no multiple of 32 either
         ("Q4_0", 100, "F16", "F16"),
+        ("Q2_K", 100, "F16", "F16"),
+        ("IQ4_XS", 100, "F16", "F16"),
         ("Q4_0", 1024, "Q4_0", "Q6_K"),
         ("Q8_0", 1024, "Q8_0", "Q8_0"),
         ("F16", 100, "F16", "F16"),

@@ -34,6 +34,11 @@ MIXED_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3 9 untied": ("qwen3", _TINY | {"num_hidden_layers": 9, "tie_word_embeddings": False}),
     "llama 80, heads shared": ("llama", _TINY | {"num_hidden_layers": 80, "num_attention_heads": 8}),
     "llama 80, heads not shared": ("llama", _TINY | {"num_hidden_layers": 80, "num_key_value_heads": 2}),
+    "llama 17, three heads share": ("llama", _TINY | {"num_hidden_layers": 17, "num_attention_heads": 3}),
+    "qwen2 80, heads not shared": (
+        "qwen2",
+        _TINY | {"num_hidden_layers": 80, "num_attention_heads": 16, "num_key_value_heads": 16},
+    ),
     "rows of 96 and 160": ("qwen3", _TINY | {"num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 160}),
     "rows of 80": ("llama", _TINY | {"num_hidden_layers": 4, "hidden_size": 80, "intermediate_size": 256}),
 }

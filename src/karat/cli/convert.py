@@ -25,13 +25,16 @@ Examples
   karat convert model-F16.gguf model-Q6_K.gguf --quant Q6_K
 """
 
+_TYPES = """
+F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS, Q4_1, Q4_0, Q3_K_L, Q3_K_M,
+Q3_K_S or Q2_K.
+"""
+
 
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.")],
-    quant: Annotated[
-        str, typer.Option("--quant", metavar="TYPE", help="Q8_0, Q4_0, Q4_K_M, Q6_K, F16, BF16 or F32, among others.")
-    ],
+    quant: Annotated[str, typer.Option("--quant", metavar="TYPE", help=_TYPES)],
     pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Quantise again what is quantised already, which loses more.")

@@ -1,7 +1,9 @@
 """Which tensor gets which type: the rules of llama.cpp's `llama-quantize`, without an importance matrix.
 
+(Q2_K_S and most IQ types it does not write without one.)
+
 A mix such as Q4_K_M has a type for most matrices and a larger one where an error costs more: the output head (or the
-embedding that serves as one), and V and the down projection of some layers. Vectors stay float32.
+embedding that serves as one), and V and the down projection of some layers, with few bits also O. Vectors stay float32.
 """
 
 from collections.abc import Mapping
@@ -12,7 +14,9 @@ from karat.config import ModelConfig
 from karat.quant import FORMATS
 
 # For rows that are no whole number of blocks of the type that was meant.
-_SMALLER_BLOCKS: Mapping[str, str] = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_SMALLER_BLOCKS: Mapping[str, str] = {
+    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,17 @@ MIXES: Mapping[str, Mix] = {
         Mix("Q4_1", "Q4_1", 3),
         Mix("Q5_0", "Q5_0", 8),
         Mix("Q5_1", "Q5_1", 9),
+        Mix("Q2_K", "Q2_K", 10),
+        Mix("Q3_K_S", "Q3_K", 11),
+        Mix("Q3_K_M", "Q3_K", 12),
+        Mix("Q3_K_L", "Q3_K", 13),
         Mix("Q4_K_S", "Q4_K", 14),
         Mix("Q4_K_M", "Q4_K", 15),
         Mix("Q5_K_S", "Q5_K", 16),
         Mix("Q5_K_M", "Q5_K", 17),
         Mix("Q6_K", "Q6_K", 18),
+        Mix("IQ4_NL", "IQ4_NL", 25),
+        Mix("IQ4_XS", "IQ4_XS", 30),
     )
 }
 
@@ -64,16 +74,39 @@ def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, conf
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     if name == head:
         return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
-    num_layers = config.num_layers
     if layer is None:
         return mix.base
-    is_value, is_down = name.endswith(".v_proj.weight"), name.endswith(".down_proj.weight")
-    if mix.name in ("Q4_K_M", "Q5_K_M") and (is_value or is_down) and _is_sensitive(layer, num_layers):
-        return "Q6_K"
-    if mix.name == "Q4_K_S" and ((is_value and layer < 4) or (is_down and layer < num_layers // 8)):
-        return "Q5_K"
-    if is_value and mix.base == "Q4_K" and _is_70b(config):
+    part = name.split(".")[-2]
+    wanted = _in_layer(mix, part, layer, config)
+    if part == "v_proj" and wanted in ("Q3_K", "Q4_K") and _is_70b(config):
         return "Q5_K"  # eight heads share each value there
+    return wanted
+
+
+def _in_layer(mix: Mix, part: str, layer: int, config: ModelConfig) -> str:
+    """The type of a part of a layer (v_proj, down_proj …), in most models."""
+    is_shared = config.num_heads // config.num_kv_heads >= 4
+    match mix.name, part:
+        case "Q2_K", "v_proj":
+            return "Q4_K" if is_shared else "Q3_K"
+        case "Q2_K", "down_proj" | "o_proj":
+            return "Q3_K"
+        case "Q3_K_M", "v_proj":
+            return "Q5_K" if layer < 2 else "Q4_K"
+        case "Q3_K_M", "down_proj":
+            return "Q5_K" if layer < config.num_layers // 16 else "Q4_K"
+        case "Q3_K_M", "o_proj":
+            return "Q4_K"
+        case "Q3_K_L", "v_proj" | "down_proj" | "o_proj":
+            return "Q5_K"
+        case "Q4_K_S", "v_proj" if layer < 4:
+            return "Q5_K"
+        case (("Q4_K_M" | "Q5_K_M"), ("v_proj" | "down_proj")) if _is_sensitive(layer, config.num_layers):
+            return "Q6_K"
+        case (("IQ4_NL" | "IQ4_XS"), "v_proj") if is_shared:
+            return "Q5_K"
+        case (("Q4_K_S" | "IQ4_NL" | "IQ4_XS"), "down_proj") if layer < config.num_layers // 8:
+            return "Q5_K"
     return mix.base
 
 
