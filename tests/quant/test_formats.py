@@ -154,7 +154,7 @@ def test_code_books_are_those_of_the_gguf_package(name: str) -> None:
 
 
 def test_every_type_that_the_gguf_package_dequantises_is_there() -> None:
-    assert set(FORMATS) | {"BF16"} == {kind_.name for kind_ in gguf.quants._type_traits}
+    assert set(FORMATS) | {"BF16"} >= {kind_.name for kind_ in gguf.quants._type_traits}
 
 
 def test_the_example_of_the_documentation_is_the_file() -> None:

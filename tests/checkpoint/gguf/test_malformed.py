@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from karat.checkpoint import open_gguf
 from karat.checkpoint.gguf import read_header
 from karat.checkpoint.gguf.header import (
+    _OTHER_TYPES,
     MAX_ITEMS,
     MAX_NESTED,
     MAX_PAIRS,
     MAX_TENSORS,
+    PLAIN_TYPES,
 )
 from karat.errors import CheckpointError, ConfigError, KaratError
 from karat.models.registry import find_weights, read_config
+from karat.quant import GGML_FORMATS
 from karat.text import Tokenizer
 from tests.checkpoint.gguf.builders import (
     ARCH,
@@ -250,6 +253,10 @@ def test_malformed(name: str, tmp_path: Path) -> None:
 def test_unfit(name: str, tmp_path: Path) -> None:
     content, expected = UNFIT[name]
     assert expected in refused(tmp_path / "a.gguf", content, used)
+
+
+def test_what_is_said_of_other_types_is_of_none_that_is_read() -> None:
+    assert not set(_OTHER_TYPES) & (set(GGML_FORMATS) | set(PLAIN_TYPES))
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:
