@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from karat.quant import FORMATS
+from karat.quant import FORMATS, k_native
 from tests.quant.blocks import random_blocks
 from tests.quant.ggml import DATA, SHAPES, Ggml
 
@@ -53,7 +53,10 @@ def test_stored_values(name: str) -> None:
         assert_same(FORMATS[name].dequantize(stored[f"{name}.blocks"]), stored[f"{name}.values"])
 
 
+@pytest.mark.parametrize("has_native", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_stored_blocks(name: str) -> None:
+def test_stored_blocks(name: str, has_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the extension's search and by NumPy's."""
+    monkeypatch.setattr(k_native, "_HAS_NATIVE", has_native and k_native._HAS_NATIVE)
     with np.load(DATA) as stored:
         check_blocks(name, stored["sample"], stored[f"{name}.quantized"])
