@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize
 
-from karat.bench.shapes import _tokenizer as made_up_tokenizer
 from karat.checkpoint import open_model
 from karat.checkpoint.gguf.names import gguf_name
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
@@ -27,6 +26,7 @@ from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner
 from karat.quant import FORMATS
+from karat.text.made_up import made_up_tokenizer
 
 ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM",
