@@ -89,7 +89,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 def test_a_rank_that_sleeps_is_told_from_one_that_works_long(module: Callable[[str], str]) -> None:
     ranks = Ranks(module(ECHO), 2, [0])
     assert ranks.exchange([b"a", b"b"], signs=Told()) == [b"a", b"b"]
-    assert ranks.exchange([b"work", b"b"], signs=Told({1})) == [b"work", b"b"]
+    numbers = count()
+    assert ranks.exchange([b"work", b"b"], signs=Told({1}, lambda rank: next(numbers))) == [b"work", b"b"]
     with FairClock() as clock, pytest.raises(RankError, match=r"rank 1 .* has done nothing for 1\.5 s"):
         ranks.exchange([b"hang", b"hang"], signs=Told({0}))
     assert clock.seconds < NOTICED_S
@@ -104,6 +105,26 @@ def test_a_rank_that_spins_is_told_from_one_that_gets_on(module: Callable[[str],
     assert ranks.exchange([b"work", b"b"], signs=gets_on, patience=patience) == [b"work", b"b"]
     with pytest.raises(RankError, match=r"rank 0 .* has had 0\.5 s of processor time and got nowhere"):
         ranks.exchange([b"work", b"b"], signs=Told({1}), patience=patience)
+
+
+def test_a_rank_that_all_others_wait_for_may_be_slow_but_not_much_slower(module: Callable[[str], str]) -> None:
+    """Each gets nowhere for 2.5 s of processor time: together that is a long piece of work, alone it is a fault."""
+    ranks = Ranks(module(ECHO), 2, [0])
+    assert ranks.exchange([b"work", b"work"], signs=Told()) == [b"work", b"work"]
+    with pytest.raises(RankError, match=r"rank 0 .* has had 1\.5 s of .* got nowhere, while all others wait for it"):
+        ranks.exchange([b"work", b"b"], signs=Told())
+
+
+def test_a_rank_of_a_model_that_spins_in_a_step_is_found_by_the_others(
+    module: Callable[[str], str], tmp_path: Path
+) -> None:
+    folder = tiny.write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
+    team = ParallelModel(2, module(BROKEN.format(command="Step", instead="while True: pass")))
+    try:
+        with pytest.raises(RankError, match=r"rank 1 .* has had 1\.5 s of processor time .* all others wait for it"):
+            parallel(team, folder, [[1, 2, 3]], chunk=8)
+    finally:
+        team.close()
 
 
 @pytest.mark.parametrize(

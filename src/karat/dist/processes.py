@@ -24,6 +24,7 @@ from karat.errors import RankError
 
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
+_SLOWER = 4  # times as long as any other may a rank take for its part: parts and cores differ, but not so much
 _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
@@ -40,10 +41,13 @@ main([int(number) for number in sys.argv[2:]])
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress."""
+    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress, where it
+    is the only one that has not done its part, and in general.
+    """
 
     stopped_s: float = 1.5
     idle_s: float = 1.5
+    behind_s: float = 1.5
     vain_s: float = 60.0
 
 
@@ -185,9 +189,16 @@ class Ranks:
                 idle.append(rank)
         if signs is None:
             return
+        at_work = [rank for rank in pending if not signs.is_waiting(rank)]
         for rank in idle:
-            if not signs.is_waiting(rank):
+            if rank in at_work:
                 self._fail(rank, f"has done nothing for {patience.idle_s:g} s", _REPORT)
+        if len(at_work) == 1 < self.size:
+            (rank,) = at_work
+            usual_s = max(vital.longest_vain_s for other, vital in enumerate(vitals) if other != rank)
+            if (limit_s := max(patience.behind_s, _SLOWER * usual_s)) < vitals[rank].vain_s:
+                what = f"has had {limit_s:.3g} s of processor time and got nowhere, while all others wait for it"
+                self._fail(rank, what, _REPORT)
         if idle and len(idle) == len(pending) == self.size:
             self._fail(idle[0], "and all others wait for each other", _REPORT)
 
@@ -216,6 +227,9 @@ class Ranks:
             connection.close()
         os.close(self._lifeline)
         deadline = time.monotonic() + (0 if at_once else _GRACE_S)
+        if at_once:
+            for process in self._processes:
+                process.kill()
         for process in self._processes:
             try:
                 process.wait(max(0, deadline - time.monotonic()))

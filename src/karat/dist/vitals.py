@@ -13,7 +13,7 @@ class Vitals:
 
     A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time that
     its busiest thread has had since the process' own count of what it got done last changed: on a busy machine that is
-    less than has passed. `idle_s` and `stopped_s` grow by what passes between two looks, up to half a second: a program that
+    less than has passed; `longest_vain_s` is the most it ever was. `idle_s` and `stopped_s` grow by what passes between two looks, up to half a second: a program that
     was itself stopped for a while learns nothing of that while. Where the system has no /proc, nothing is ever reported.
     """
 
@@ -25,6 +25,7 @@ class Vitals:
         self.idle_s = 0.0
         self.stopped_s = 0.0
         self.vain_s = 0.0
+        self.longest_vain_s = 0.0
 
     def look(self, progress: int = 0) -> None:
         now = time.monotonic()
@@ -47,3 +48,4 @@ class Vitals:
         before = self._at_progress[1]
         ticks = max((ticks - before.get(thread, 0) for thread, ticks in cpu_times.items()), default=0)
         self.vain_s = ticks / os.sysconf("SC_CLK_TCK")
+        self.longest_vain_s = max(self.longest_vain_s, self.vain_s)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 STEP = PATIENCE
 # A file system over the network may keep a rank waiting; a large matrix may be quantised before there is any progress.
-LOADING = Patience(idle_s=30.0, vain_s=600.0)
+LOADING = Patience(idle_s=30.0, behind_s=600.0, vain_s=600.0)
 _HEADER_BYTES = 64  # before an array that is exchanged through the host
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
