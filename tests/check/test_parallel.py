@@ -66,7 +66,8 @@ def test_right_ranks_are_exact_and_their_traces_are_one_file(model: CheckedModel
 
 def test_the_reference_executor_is_judged_by_roundings(model: CheckedModel) -> None:
     found = stages(model, size=2, executor="reference", dtype="float64")
-    assert [stage.verdict for stage in found.values()] == ["exact"] * 3
+    assert found["shards"].verdict == "exact" and found["trace"].verdict == "skipped"
+    assert found["logits"].verdict in ("exact", "numerics")
     assert "within roundings" in found["logits"].lines[0] or "the same bits" in found["logits"].lines[0]
 
 

@@ -223,3 +223,18 @@ def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: K
     assert stages["layers"]["lines"][0].startswith(f"{3 * 17 + 4} results, each re-run")
     done = karat_here("check", str(path), "--layers", "6")
     assert done.returncode == 2 and "--layers 6: the model has layers 0 to 5" in done.stderr
+
+
+@pytest.mark.parametrize("alone", [["--tensor-parallel-size", "2"], ["--invariance"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--against", "hf"], ["--prompt", "x"], ["--stories", "3"], ["--layers", "0"], ["--stages", "logits"],
+        ["--original", "/nope"], ["--hybrid", "mlp"], ["--seed", "1"], ["--report", "r.html"],
+    ],
+)  # fmt: skip
+def test_what_the_comparison_of_bits_does_not_heed_is_refused(
+    option: list[str], alone: list[str], karat_here: Karat
+) -> None:
+    done = karat_here("check", *option, *alone)
+    assert done.returncode == 2 and f"{option[0]} says nothing to {alone[0]}" in done.stderr

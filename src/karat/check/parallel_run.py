@@ -31,7 +31,7 @@ from karat.text.made_up import made_up_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ParallelStage:
-    """What one stage found: "exact" or "bug", and lines that say what was compared."""
+    """What one stage found, "exact", "numerics", "bug" or "skipped", and lines that say what was compared."""
 
     name: str
     verdict: str
@@ -123,7 +123,7 @@ def _logits(
     plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName
 ) -> ParallelStage:
     """Digests of all logits: whole and in chunks. The reference executor is judged by its roundings."""
-    lines, verdict = [], "exact"
+    lines, verdicts = [], set()
     config = control.config
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
         sizes = _sizes(plan, chunk)
@@ -134,23 +134,28 @@ def _logits(
         tokenizer = made_up_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
         want = _compute(Engine(model_runner(control, cache, sizes.step_limits), tokenizer, sizes), tokens)
         got = _compute(Engine(ranks, tokenizer, sizes), tokens)
-        same, how = _judged(control.ops, want, got)
-        verdict = verdict if same else "bug"
+        verdict, how = _judged(control.ops, want, got)
+        verdicts.add(verdict)
         lines.append(
             f"chunks of {chunk}: 1 process {digest([want])[:16]}, {plan.size} ranks {digest([got])[:16]}: {how}"
         )
-    return ParallelStage("logits", verdict, tuple(lines))
+    return ParallelStage("logits", overall(verdicts), tuple(lines))
 
 
-def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[bool, str]:
+def overall(verdicts: Collection[str]) -> str:
+    """The verdict of several: the worst, one that was skipped aside."""
+    return next(verdict for verdict in ("bug", "numerics", "exact", "skipped") if verdict in verdicts)
+
+
+def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[str, str]:
     if bad := next((side for side, x in (("1 process", want), ("ranks", got)) if not np.isfinite(x).all()), None):
-        return False, f"NaN or infinity in the logits of {bad}"
+        return "bug", f"NaN or infinity in the logits of {bad}"
     if want.tobytes() == got.tobytes():
-        return True, "the same bits"
+        return "exact", "the same bits"
     off = float(np.abs(want - got).max() / np.abs(want).max())
     if ops.executor != "native" and off < 1e-4:
-        return True, f"within roundings ({off:.1e}); only the native executor promises bits"
-    return False, f"DIFFERENT by up to {off:.1e} of the largest"
+        return "numerics", f"within roundings ({off:.1e}); only the native executor promises bits"
+    return "bug", f"DIFFERENT by up to {off:.1e} of the largest"
 
 
 def _compute(engine: Engine, tokens: Sequence[int]) -> NDArray[np.floating]:
@@ -178,7 +183,7 @@ def _trace(
         write_trace(plan.trace, trace)
         lines.append(f"the traces of all ranks are in {plan.trace}")
     if control.ops.executor != "native":
-        return ParallelStage("trace", "exact", (*lines, "not compared: only the native executor promises bits"))
+        return ParallelStage("trace", "skipped", (*lines, "not compared: only the native executor promises bits"))
     blame = first_difference(plan.model.graph, alone, trace, _biases(plan.model))
     if blame is None:
         lines.append(f"{len(alone.arrays)} results, op by op: the same bits")

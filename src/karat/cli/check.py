@@ -50,7 +50,9 @@ def check(
             metavar="N", help="At most N tokens of it (default: 64); of a model without tokenizer, N ids drawn."
         ),
     ] = None,
-    stories: Annotated[int, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now.")] = 8,
+    stories: Annotated[
+        int | None, typer.Option(metavar="N", help="Stories to draw, each about a word drawn now (default: 8).")
+    ] = None,
     layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Judge only these layers.")] = None,
     stages: Annotated[
         str | None, typer.Option("--stages", metavar="A,B", help="Only these stages (default: all).")
@@ -111,6 +113,15 @@ def check(
     size = options.pop("tensor_parallel_size", None)
     if save_trace is not None and size is None:
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
+    if size is not None or invariance:
+        others = {
+            "--against": against, "--prompt": prompt, "--stories": stories, "--layers": layers, "--stages": stages,
+            "--original": original, "--hybrid": hybrid, "--seed": seed, "--report": report,
+            "--invariance": (invariance and size is not None) or None,
+        }  # fmt: skip
+        if ignored := next((name for name, value in others.items() if value is not None), None):
+            alone = "--invariance" if size is None else "--tensor-parallel-size"
+            raise UsageError(f"{ignored} says nothing to {alone}, which compares bits over random tokens; leave it out")
     if size is not None:
         from karat.cli.check_ranks import show_ranks
 
@@ -148,7 +159,7 @@ def check(
         original=None if original is None else open_model(original),
         layers=None if layers is None else _layers(layers, opened.config.num_layers),
         stages=chosen,
-        stories=stories,
+        stories=8 if stories is None else stories,
         seed=drawn,
         **options,
     )

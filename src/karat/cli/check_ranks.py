@@ -12,17 +12,18 @@ def show_ranks(
 ) -> int:
     """Show each stage as it is done; the exit code."""
     from karat.check.model import open_model
-    from karat.check.parallel_run import ParallelPlan, check_parallel
+    from karat.check.parallel_run import ParallelPlan, check_parallel, overall
 
     plan = ParallelPlan(model=open_model(model), size=size, num_tokens=num_tokens, trace=trace, **options)
     stages = []
     for stage in check_parallel(plan):
-        stages.append({"name": stage.name, "verdict": stage.verdict, "lines": list(stage.lines)})
+        stages.append(stage)
         if not as_json:
             emit(
                 "\n".join([f"{stage.name:11} {stage.verdict}", *(f"            {line}" for line in stage.lines)]) + "\n"
             )
-    verdict = "exact" if all(stage["verdict"] == "exact" for stage in stages) else "bug"
-    facts = {"verdict": verdict, "model": str(plan.model.path), "ranks": size, "tokens": num_tokens, "stages": stages}
+    verdict = overall({stage.verdict for stage in stages})
+    rows = [{"name": stage.name, "verdict": stage.verdict, "lines": list(stage.lines)} for stage in stages]
+    facts = {"verdict": verdict, "model": str(plan.model.path), "ranks": size, "tokens": num_tokens, "stages": rows}
     emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
-    return 0 if verdict == "exact" else 1
+    return 1 if verdict == "bug" else 0
