@@ -1,6 +1,8 @@
 """`karat inspect`: its numbers are those that can be counted from the files without Karat."""
 
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.cli import alphabet_model
-from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, KV_HEADS, LAYERS
+from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, HEADS, KV_HEADS, LAYERS
 from tests.cli.conftest import Karat
 
 
@@ -144,7 +146,28 @@ def test_what_each_rank_would_hold(alphabet: Path, karat: Karat) -> None:
             assert held == size
     heads = [head for rank in facts["ranks"] for head in range(*rank["heads"])]
     assert heads == list(range(facts["config"]["num_heads"]))
+    for rank in facts["ranks"]:
+        kv_heads = sorted({head * KV_HEADS // HEADS for head in range(*rank["heads"])})
+        assert rank["kv_heads"] == kv_heads
+        assert rank["kv_bytes_per_token"] == {
+            name: 2 * size * LAYERS * len(kv_heads) * HEAD_DIM for name, size in (("float16", 2), ("float32", 4))
+        }
+        assert rank["weight_bytes"] == sum(tensor["bytes"] for tensor in rank["tensors"])
+        for part in rank["tensors"]:
+            kind = part["name"].split(".")[-2]
+            held = kv_heads if kind in ("k_proj", "v_proj") else range(*rank["heads"])
+            if kind in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                assert part["axis"] == (kind == "o_proj")
+                assert part["pieces"] == [[held[0] * HEAD_DIM, (held[-1] + 1) * HEAD_DIM]]
+            assert part["bytes"] == 4 * math.prod(part["shape"])
+    for parts in zip(*(rank["tensors"] for rank in facts["ranks"]), strict=True):
+        if parts[0]["axis"] is not None:  # the pieces of ranks 0, 1 lie side by side
+            (first,), (second,) = (part["pieces"] for part in parts)
+            assert first[0] == 0 and first[1] == second[0]
+            assert second[1] == sum(part["shape"][part["axis"]] for part in parts)
     text = karat("inspect", str(alphabet), "--tensor-parallel-size", "2").stdout
+    assert re.search(r"^query heads +0–1 +2–3 *$", text, re.MULTILINE)
+    assert re.search(r"^model\.layers\.\*\.mlp\.down_proj\.weight +columns +0–23 +24–47 ", text, re.MULTILINE)
     assert "what each of 2 ranks would hold" in text and "model.layers.*.mlp.down_proj.weight" in text
     refused = karat("inspect", str(alphabet), "--tensor-parallel-size", "3")
     assert refused.returncode == 2 and "one of 1, 2, 4, 8; this model works with 1, 2" in refused.stderr

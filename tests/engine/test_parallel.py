@@ -74,7 +74,10 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
     path = parallel.write(tmp_path, config, stored)
     texts = texts_for(config["vocab_size"], f"{family}-{stored}")
     want = parallel.single(path, texts, chunk=512, threads=2)
-    for size, chunk, together, threads in ((2, 512, True, 2), (4, 7, True, 1), (8, 64, False, 1)):
+    rng = random.Random(f"{SEED}-{family}-{stored}-how")
+    for size in DEGREES:
+        chunk, together = rng.choice([1, 7, 64, 512]), rng.random() < 0.5
+        threads = rng.choice([n for n in (1, 2, 3) if n * size <= 8])
         got = parallel.parallel(teams[size], path, texts, chunk=chunk, together=together, threads=threads)
         assert_same(got, want, (size, chunk, together, threads))
 

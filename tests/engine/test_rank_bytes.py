@@ -1,7 +1,9 @@
 """Each rank reads and keeps its own slices: as it counts itself, and as the operating system does."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -63,6 +65,13 @@ def shares(config: ModelConfig, item: float) -> list[float]:
     return found
 
 
+def forget(path: Path) -> None:
+    """Have the system read the file of a model from the disk again."""
+    with (path / "model.safetensors" if path.is_dir() else path).open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 @contextmanager
 def most_memory(pids: Sequence[int]) -> Iterator[list[int]]:
     """The anonymous memory of processes at its largest while this lasts, as far as looking all the time can tell."""
@@ -94,14 +103,12 @@ def test_ranks_read_and_keep_their_share(
     config = read_config(checkpoint.config)
     share = shares(config, {"F32": 4, "Q8_0": 34 / 32}[stored])
     load = parallel.load_of(path, config.vocab_size, [[1, 2, 3]], chunk=4)
-    tiny = parallel.write(tmp_path / "tiny", parallel.config_of("llama", num_hidden_layers=1), "F32")
+    sizes = {"hidden_size": 32, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 64}
+    tiny = parallel.write(tmp_path / "tiny", parallel.config_of("llama", **sizes), "F32")
     small = read_config(open_model(tiny).config)
     team.load(parallel.load_of(tiny, small.vocab_size, [[1, 2, 3]], chunk=4), small)  # everything is imported now
 
-    file = path / "model.safetensors" if path.is_dir() else path
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    forget(path)
     pids = team.process_ids
     read = [count(pid, "io", "read_bytes") for pid in pids]
     anonymous = [1024 * count(pid, "status", "RssAnon") for pid in pids]
@@ -118,6 +125,39 @@ def test_ranks_read_and_keep_their_share(
         pytest.skip(f"the system kept the file in memory: {sum(fetched)} of {sum(share)} bytes were fetched")
     for rank in range(SIZE):
         assert fetched[rank] <= share[rank] * 1.05 + (1 << 20), (rank, fetched, counted)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from karat.checkpoint import open_model
+from karat.dist.group import Seat
+from karat.models.registry import build, read_config
+from karat.ops.native import NativeOps
+
+def fetched():
+    (line,) = (line for line in open("/proc/self/io") if line.startswith("read_bytes:"))
+    return int(line.split()[1])
+
+checkpoint = open_model(Path(sys.argv[1]))
+config, ops, before = read_config(checkpoint.config), NativeOps(threads=1), fetched()
+model = build(config, ops, checkpoint, num_positions=8, group=Seat(int(sys.argv[2]), int(sys.argv[3])))
+print(f"[{model.bytes_read}, {fetched() - before}]")
+"""
+
+
+@pytest.mark.parametrize("stored", ["BF16", "Q8_0"])
+def test_a_rank_alone_has_the_system_read_its_share(stored: str, tmp_path: Path) -> None:
+    """Ranks at once read each other's parts out of the system's memory; alone, each part that is touched is fetched."""
+    path = parallel.write(tmp_path, parallel.config_of("llama", **LARGE), stored)
+    for rank in range(SIZE):
+        forget(path)
+        command = [sys.executable, "-c", ALONE, str(path), str(rank), str(SIZE)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        counted, fetched = json.loads(done.stdout)
+        if fetched < 0.9 * counted:
+            pytest.skip(f"the system kept the file in memory: {fetched} of {counted} bytes were fetched")
+        assert fetched <= 1.1 * counted + (1 << 20), (rank, counted, fetched)
 
 
 @pytest.mark.parametrize(

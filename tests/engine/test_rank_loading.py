@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from karat import LLM, SamplingParams
 from karat.engine.parallel import ParallelModel
 from karat.errors import CapacityError, KaratError, RankError
 from karat.models.registry import read_config
 from karat.ops.native import unavailable_reason
+from karat.ops.threads import num_physical_cores
 from tests.engine import tiny
 from tests.support.parallel import load_of, parallel
 
@@ -121,3 +123,21 @@ def test_a_file_that_becomes_shorter_while_one_rank_reads_it(
 ) -> None:
     with pytest.raises(RankError, match=r"rank \d .*was killed \(SIGBUS\).*a file of the model became shorter"):
         parallel(team(SHORTER), folder, [[1, 2, 3]], chunk=8)
+
+
+@pytest.mark.parametrize("threads", [1, len(os.sched_getaffinity(0))])
+def test_ranks_have_cores_of_their_own_where_there_are_enough(threads: int, tmp_path: Path) -> None:
+    """As the system tells of the thread that computes, the first."""
+    folder = tiny.write_model(tmp_path, **SHAPE)
+    cores = num_physical_cores()
+    llm = LLM(folder, tensor_parallel_size=2, threads=threads)
+    assert llm._ranks is not None
+    llm.generate("Once", SamplingParams(max_tokens=2))
+    allowed = [os.sched_getaffinity(pid) for pid in llm._ranks.process_ids]
+    llm.close()
+    ours = os.sched_getaffinity(0)
+    if 2 * threads <= cores:
+        assert not allowed[0] & allowed[1] and allowed[0] | allowed[1] <= ours
+        assert all(len(cpus) >= threads for cpus in allowed)
+    else:
+        assert allowed == [ours, ours]
