@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 
 #include "packed.h"
 #include "simd.h"
@@ -64,18 +65,23 @@ KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v
 // Byte j (0 … 3) of each lane, as an integer.
 KARAT_INLINE i32x16 byte_of(i32x16 v, int j) { return (v >> (8 * j)) & iset1(255); }
 
-// Up to five bits less `bias`, from bit `at` of the low (0) or high (1) half of each lane. With AVX-512 both halves are
+// Up to six bits less `bias`, from bit `at` of the low (0) or high (1) half of each lane. With AVX-512 both halves are
 // looked up at once, which takes fewer instructions than two fields, and other ports of Zen 4 than the multiply-add.
 template <int kWidth, int kBias>
 struct Bits {
 #if defined(KARAT_AVX512)
-    Lut lut;
-    static constexpr std::array<float, 32> kCodes = [] {
-        std::array<float, 32> codes{};
-        for (int i = 0; i < 32; ++i) codes[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
+    std::conditional_t<kWidth == 6, WideLut, Lut> lut;
+    static constexpr std::array<float, 64> kCodes = [] {
+        std::array<float, 64> codes{};
+        for (int i = 0; i < 64; ++i) codes[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
         return codes;
     }();
-    static KARAT_INLINE Bits make() { return {make_lut(kCodes.data())}; }
+    static KARAT_INLINE Bits make() {
+        if constexpr (kWidth == 6)
+            return {make_wide_lut(kCodes.data())};
+        else
+            return {make_lut(kCodes.data())};
+    }
     KARAT_INLINE f32x16 in(i32x16 word, int half, int at) const { return look_up(lut, word, half, at); }
 #else
     static KARAT_INLINE Bits make() { return {}; }
@@ -150,19 +156,25 @@ struct Q4_1 {  // word 0: scale and minimum
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
 };
 
-// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it.
+// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it. The five bits of columns 4 c + j
+// (j 0 or 1) and 4 c + j + 2 in the low bits of both halves, with others above them.
 template <int kHighBits>
 KARAT_INLINE i32x16 five_bits(const Block& b, int c, int j) {
-    const i32x16 low = nibbles(b, kHighBits + 1, c) >> (16 * half_of(j) + nibble_at(c, j));
-    return (low & iset1(15)) | (move_bit(b.word(kHighBits), 4 * c + j, 4) & iset1(16));
+    constexpr int kFirst = 1 << 4, kSecond = 1 << 20;
+    const i32x16 fifths = b.word(kHighBits), four = nibbles(b, kHighBits + 1, c) >> nibble_at(c, j);
+    const i32x16 first = move_bit(fifths, 4 * c + j, 4), second = move_bit(fifths, 4 * c + j + 2, 20);
+    return (four & iset1(~(kFirst | kSecond))) | (first & iset1(kFirst)) | (second & iset1(kSecond));
 }
 
 struct Q5_0 {
     static constexpr int kColumns = 32, kBytes = 22, kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<5>(five_bits<0>(b, c, j), 0, 16); }
+        Bits<5, 16> bits;
+        static KARAT_INLINE Codes make() { return {Bits<5, 16>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+            return bits.in(five_bits<0>(b, c, j % 2), half_of(j), 0);
+        }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
@@ -171,8 +183,11 @@ struct Q5_1 {  // word 0: scale and minimum
     static constexpr int kColumns = 32, kBytes = 24, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<5>(five_bits<1>(b, c, j), 0); }
+        Bits<5, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<5, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+            return bits.in(five_bits<1>(b, c, j % 2), half_of(j), 0);
+        }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
@@ -274,12 +289,13 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
     static constexpr int kColumns = 256, kBytes = 210, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        static KARAT_INLINE Codes make() { return {}; }
+        Bits<6, 32> bits;
+        static KARAT_INLINE Codes make() { return {Bits<6, 32>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
             const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + c;
             const i32x16 low = (b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2))) & iset1(0x0f0f0f0f);
             const i32x16 high = ((b.word(32 + 8 * n + at) >> (2 * r)) & iset1(0x03030303)) << 4;
-            return field<6>(low | high, 8 * j, 32);
+            return bits.in(low | high, half_of(j), byte_in_half(j));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {

@@ -104,11 +104,18 @@ KARAT_INLINE Lut make_lut(const float* values) {
     return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1)};
 }
+KARAT_INLINE f32x16 wanted_half(__m512i both, int half) {  // looked up at once, by the compiler if both are wanted
+    return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
+}
 KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    // Of both halves at once; where both are asked for, the compiler does it once.
-    const __m512i both = _mm512_permutexvar_epi16(_mm512_srli_epi32(word.v, static_cast<unsigned>(at)), lut.v);
-    const __m512i wanted = half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16);
-    return {_mm512_castsi512_ps(wanted)};
+    return wanted_half(_mm512_permutexvar_epi16(_mm512_srli_epi32(word.v, static_cast<unsigned>(at)), lut.v), half);
+}
+// Sixty-four, by six bits.
+struct WideLut { Lut low, high; };
+KARAT_INLINE WideLut make_wide_lut(const float* values) { return {make_lut(values), make_lut(values + 32)}; }
+KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {
+    const __m512i index = _mm512_srli_epi32(word.v, static_cast<unsigned>(at));
+    return wanted_half(_mm512_permutex2var_epi16(lut.low.v, index, lut.high.v), half);
 }
 
 #elif defined(KARAT_AVX2)
