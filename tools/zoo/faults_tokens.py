@@ -147,7 +147,7 @@ def token_case(bug: str, seed: str) -> Case | None:
 def _written(model: Any, prompt: Ids, rng: random.Random, bug: str | None) -> tuple[Ids | None, list[int]]:
     """What an engine generates at temperature 0, and the end tokens of the model."""
     best = _continued(model, prompt, 8, lambda logits: int(logits.argmax()))
-    ends = [4099]  # an id that is not chosen
+    ends = [_other_than(best)]
     if bug == "eos":  # of several end tokens, one is not known to the engine
         token = best[rng.randrange(len(best) - 2)]
         return best, [token, *ends]
@@ -166,7 +166,12 @@ def _written(model: Any, prompt: Ids, rng: random.Random, bug: str | None) -> tu
         return rng.choices(range(len(chances)), chances)[0]
 
     chosen = _continued(model, prompt, 8, rng.choice([penalised, nearly_zero]))
-    return (None if chosen == best else chosen), ends
+    return (None if chosen == best else chosen), [_other_than(chosen)]
+
+
+def _other_than(chosen: Ids) -> int:
+    """A token that was not generated: an engine that goes on after the end has another mistake."""
+    return next(token for token in range(4099, 0, -1) if token not in chosen)
 
 
 def _continued(model: Any, prompt: Ids, count: int, choose: Callable[[torch.Tensor], int]) -> Ids:
