@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -24,6 +25,7 @@ from karat.errors import RankError
 
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
+_KILLED_S = 0.5  # for the system to end one that is killed, which it may put off: for a disk, or for want of a core
 _SLOWER = 4  # times as long as any other may a rank take for its part: parts and cores differ, but not so much
 _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
@@ -235,6 +237,7 @@ class Ranks:
                 process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_S)
         if self._starter is not None:
             self._starter.end()
