@@ -34,6 +34,8 @@ def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: flo
     rows = list(rows)
     options: dict[str, Any] = {}
     for row in rows:
+        if any(options.get(key, value) != value for key, value in row.draw.items()):
+            return None  # they need different models
         options |= row.draw
     subject = draw(seed, **options)
     healthy = record_hf(subject.hf, subject.steps)
