@@ -92,7 +92,8 @@ def _weights(session: Session) -> Stage:
 def _health(session: Session) -> Stage:
     """Signs of our own run, and the red flags of others."""
     found = session.run().health.signs()
-    bad = [sign for sign in found if sign.good is False and sign.is_decisive]
+    raised = [sign for sign in found if sign.good is False]
+    bad = [sign for sign in raised if sign.is_decisive]
     lines = [f"{sign.name}: {'NO' if sign.good is False else 'yes'}{f' ({sign.detail})' if sign.detail else ''}"
              for sign in found]  # fmt: skip
     facts: dict[str, Any] = {sign.name: sign.good for sign in found}
@@ -104,7 +105,7 @@ def _health(session: Session) -> Stage:
         told = "; ".join(f"{sign.name}: NO{f' ({sign.detail})' if sign.detail else ''}" for sign in flags)
         lines.append(f"{label(other)}: {told or f'{len(seen)} signs, no red flag'}")
         facts[f"flags_of_{other}"] = [sign.name for sign in flags]
-    return Stage("health", "bug" if bad else "exact", lines, facts)
+    return Stage("health", "bug" if bad else "flagged" if raised else "exact", lines, facts)
 
 
 def _invariance(session: Session) -> Stage:
