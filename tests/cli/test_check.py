@@ -28,7 +28,7 @@ def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
         "check", "--against", "reference", "--tokens", "12", "--stories", "4", "--report", str(page), "--json"
     )
     facts = json.loads(done.stdout)
-    assert (done.returncode, facts["verdict"]) == (0, "numerics"), facts
+    assert (done.returncode, facts["verdict"], facts["flagged"]) == (0, "numerics", []), facts
     assert [stage["name"] for stage in facts["stages"]] == [
         "tokens", "weights", "layers", "logits", "generation", "story", "health", "invariance"]  # fmt: skip
     verdicts = {stage["name"]: stage["verdict"] for stage in facts["stages"]}
@@ -238,3 +238,10 @@ def test_what_the_comparison_of_bits_does_not_heed_is_refused(
 ) -> None:
     done = karat_here("check", *option, *alone)
     assert done.returncode == 2 and f"{option[0]} says nothing to {alone[0]}" in done.stderr
+
+
+def test_signs_of_a_sick_run_are_flagged(alphabet: Path, karat_here: Karat) -> None:
+    """A model made by hand, whose attention looks at nothing: every op does what it says."""
+    done = karat_here("check", str(alphabet), "--against", "reference", "--tokens", "12", "--stages", "logits,health")
+    assert done.returncode == 0 and "q, k and v are not all zero: NO" in done.stdout
+    assert done.stdout.endswith("verdict: numerics; flagged: health\n")
