@@ -270,15 +270,16 @@ void fits(const FitKernels& kernels) {
     constexpr std::size_t kCount = 64 * 32;
     std::vector<float> values = numbers(kCount, 71);
     std::fill_n(values.begin() + 32, 32, 0.0f);  // a group of nothing
-    std::vector<float> scales(kCount / 16), minimums(kCount / 32);
+    std::vector<float> scales(kCount / 16), minimums(kCount / 16);
     std::vector<std::int8_t> integers(kCount);
     const auto show = [&](const std::string& name) {
         print("fit " + name + " scales", scales.data(), scales.size());
         print("fit " + name + " integers", std::vector<float>(integers.begin(), integers.end()).data(), kCount);
     };
     for (const float largest : {3.0f, 15.0f, 31.0f}) {
-        kernels.with_minimum(values.data(), kCount / 32, largest, -0.5f, 0.1f, 15, scales.data(), minimums.data(),
-                             integers.data());
+        const bool absolute = largest == 3.0f;
+        kernels.with_minimum(values.data(), kCount / (absolute ? 16 : 32), largest, -0.5f, 0.1f, 15, absolute,
+                             scales.data(), minimums.data(), integers.data());
         show("to " + std::to_string(static_cast<int>(largest)));
         print("fit minimums", minimums.data(), minimums.size());
     }
@@ -286,6 +287,14 @@ void fits(const FitKernels& kernels) {
         kernels.symmetric(values.data(), kCount / 16, largest, scales.data(), integers.data());
         show("symmetric, " + std::to_string(static_cast<int>(largest)));
     }
+    kernels.in_turn(values.data(), kCount / 16, 4.0f, scales.data(), integers.data());
+    show("in turn");
+    const float levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    kernels.levels(values.data(), kCount / 32, levels, 7, scales.data());
+    std::vector<float> inverses(kCount / 32);
+    for (std::size_t i = 0; i < inverses.size(); ++i) inverses[i] = scales[i] == 0 ? 0 : 1 / scales[i];
+    kernels.nearest_levels(values.data(), kCount / 32, levels, inverses.data(), integers.data());
+    show("levels");
 }
 
 // These are compiled once, not for each build: the same bits are asked of every machine and compiler.
