@@ -45,20 +45,13 @@ void fit_with_minimum(const std::string& isa, Values values, int largest, float 
                          scales.data(), minimums.data(), integers.data());
 }
 
+template <auto kSearch>
 void fit_symmetric(const std::string& isa, Values values, int largest, Floats scales, Integers integers) {
     check(one_for_each(values, integers, 16) && one_each(values, scales));
     const FitKernels& kernels = fit_kernels_for(isa);
     const GilReleased released;
     const DefaultFloatEnv environment;
-    kernels.symmetric(values.data(), values.shape(0), static_cast<float>(largest), scales.data(), integers.data());
-}
-
-void fit_in_turn(const std::string& isa, Values values, int largest, Floats scales, Integers integers) {
-    check(one_for_each(values, integers, 16) && one_each(values, scales));
-    const FitKernels& kernels = fit_kernels_for(isa);
-    const GilReleased released;
-    const DefaultFloatEnv environment;
-    kernels.in_turn(values.data(), values.shape(0), static_cast<float>(largest), scales.data(), integers.data());
+    (kernels.*kSearch)(values.data(), values.shape(0), static_cast<float>(largest), scales.data(), integers.data());
 }
 
 void fit_levels(const std::string& isa, Values values, Levels levels, int num_steps, Floats scales) {
@@ -83,10 +76,10 @@ void bind_k_fit(nb::module_& m) {
     m.def("fit_with_minimum", &fit_with_minimum, nb::arg("isa"), nb::arg("values").noconvert(), nb::arg("largest"),
           nb::arg("first"), nb::arg("step"), nb::arg("num_steps"), nb::arg("absolute"),
           nb::arg("scales").noconvert(), nb::arg("minimums").noconvert(), nb::arg("integers").noconvert());
-    m.def("fit_symmetric", &fit_symmetric, nb::arg("isa"), nb::arg("values").noconvert(), nb::arg("largest"),
-          nb::arg("scales").noconvert(), nb::arg("integers").noconvert());
-    m.def("fit_in_turn", &fit_in_turn, nb::arg("isa"), nb::arg("values").noconvert(), nb::arg("largest"),
-          nb::arg("scales").noconvert(), nb::arg("integers").noconvert());
+    m.def("fit_symmetric", &fit_symmetric<&FitKernels::symmetric>, nb::arg("isa"), nb::arg("values").noconvert(),
+          nb::arg("largest"), nb::arg("scales").noconvert(), nb::arg("integers").noconvert());
+    m.def("fit_in_turn", &fit_symmetric<&FitKernels::in_turn>, nb::arg("isa"), nb::arg("values").noconvert(),
+          nb::arg("largest"), nb::arg("scales").noconvert(), nb::arg("integers").noconvert());
     m.def("fit_levels", &fit_levels, nb::arg("isa"), nb::arg("values").noconvert(), nb::arg("levels").noconvert(),
           nb::arg("num_steps"), nb::arg("scales").noconvert());
     m.def("nearest_levels", &nearest_levels, nb::arg("isa"), nb::arg("values").noconvert(),
