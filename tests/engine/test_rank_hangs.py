@@ -1,6 +1,7 @@
 """Ranks that are there and get nowhere, told from those that work long: asleep or spinning, in a step or loading."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -94,6 +95,25 @@ def test_a_rank_that_sleeps_is_told_from_one_that_works_long(module: Callable[[s
     with FairClock() as clock, pytest.raises(RankError, match=r"rank 1 .* has done nothing for 1\.5 s"):
         ranks.exchange([b"hang", b"hang"], signs=Told({0}))
     assert clock.seconds < NOTICED_S
+
+
+def test_the_end_of_ranks_that_the_system_puts_off_is_not_waited_for(
+    module: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(module(ECHO), 2, [0])
+    waits: list[float | None] = []
+
+    def wait(timeout: float | None = None) -> int:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired("a rank", timeout or 0)
+
+    with monkeypatch.context() as patch:
+        for process in ranks._processes:
+            patch.setattr(process, "wait", wait)
+        ranks.close()
+    assert len(waits) == 4 and None not in waits
+    for process in ranks._processes:
+        assert process.wait(60)  # killed, or ended by itself just before
 
 
 def test_a_rank_that_spins_is_told_from_one_that_gets_on(module: Callable[[str], str]) -> None:
