@@ -26,6 +26,10 @@ struct BF16 {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load_bf16(p); }
 };
 
+// Byte j of a lane: the half that it is in, and its first bit there.
+KARAT_INLINE int half_of(int j) { return j / 2; }
+KARAT_INLINE int byte_in_half(int j) { return 8 * (j % 2); }
+
 // One group's part of a packed block.
 struct Block {
     const std::uint8_t* scales;  // [16] 16 bits
@@ -33,6 +37,9 @@ struct Block {
     std::size_t stride;
 
     KARAT_INLINE i32x16 word(int i) const { return iload(words + static_cast<std::size_t>(i) * stride); }
+
+    // The same from its byte j (0 … 3) on, with bytes of what is stored behind it above (kPackedSlack).
+    KARAT_INLINE i32x16 from_byte(int i, int j) const { return iload(words + static_cast<std::size_t>(i) * stride + j); }
 };
 
 template <class Fmt>
@@ -59,14 +66,20 @@ KARAT_INLINE f32x16 field(i32x16 word, int at, float bias = 0) {
     return as_float(masked_xor(word, ((1 << kWidth) - 1) << at, power | (kTop << at))) - set1(offset);
 }
 
-// v shifted so that bit `from` comes to bit `to`.
-KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v >> (from - to) : v << (to - from); }
+// Bits `at` … `at` + kWidth - 1 of byte j of word i of a block, so. With AVX-512 all bytes of a word come from one load; else
+// from loads that begin at them, which leave one mask and one power for all of them, and those in registers.
+template <int kWidth, bool kSigned = false>
+KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bias = 0) {
+#if defined(KARAT_AVX512)
+    return field<kWidth, kSigned>(b.word(i), 8 * j + at, bias);
+#else
+    if (!kSigned && at == 0 && bias == 0) return to_float(b.from_byte(i, j) & iset1((1 << kWidth) - 1));
+    return field<kWidth, kSigned>(b.from_byte(i, j), at, bias);
+#endif
+}
 
-// Byte j (0 … 3) of each lane, as an integer.
-KARAT_INLINE i32x16 byte_of(i32x16 v, int j) { return (v >> (8 * j)) & iset1(255); }
-
-// Up to six bits less `bias`, from bit `at` of the low (0) or high (1) half of each lane. With AVX-512 both halves are
-// looked up at once, which takes fewer instructions than two fields, and other ports of Zen 4 than the multiply-add.
+// Codes of up to six bits, less kBias. With AVX-512 both halves of a lane are looked up at once, which takes fewer
+// instructions than two fields, and other ports of Zen 4 than the multiply-add.
 template <int kWidth, int kBias>
 struct Bits {
 #if defined(KARAT_AVX512)
@@ -82,10 +95,18 @@ struct Bits {
         else
             return {make_lut(kCodes.data())};
     }
-    KARAT_INLINE f32x16 in(i32x16 word, int half, int at) const { return look_up(lut, word, half, at); }
+
+    // That at bit `at` of byte j of word i of a block, and that which is byte j of a word.
+    KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
+        return look_up(lut, b.word(i), half_of(j), byte_in_half(j) + at);
+    }
+    KARAT_INLINE f32x16 byte(i32x16 word, int j) const { return look_up(lut, word, half_of(j), byte_in_half(j)); }
 #else
     static KARAT_INLINE Bits make() { return {}; }
-    KARAT_INLINE f32x16 in(i32x16 word, int half, int at) const { return field<kWidth>(word, 16 * half + at, kBias); }
+    KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
+        return stored_field<kWidth>(b, i, j, at, kBias);
+    }
+    KARAT_INLINE f32x16 byte(i32x16 word, int j) const { return number_of_byte(word, j, kBias); }
 #endif
 };
 
@@ -94,28 +115,28 @@ struct NonLinear {
     Lut lut;
     static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
                                          -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+#if defined(KARAT_AVX2)
+    static constexpr int kBytesBias = kLutBias;
+#endif
 };
 
-// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word.
-KARAT_INLINE int half_of(int j) { return j / 2; }
-KARAT_INLINE int byte_in_half(int j) { return 8 * (j % 2); }
-
 // ---- blocks of 32 columns --------------------------------------------------------------------------------------------
+//
+// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word. Where a code is put
+// together of several words, `bytes` has the four of (c, 0 … 3) as the bytes of a word, each kBytesBias more than it is.
 
 struct Q8_0 {
     static constexpr int kColumns = 32, kBytes = 34, kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return field<8, true>(b.word(c), 8 * j); }
+        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return stored_field<8, true>(b, c, j, 0); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
 
-// Columns 0 … 15 are the low halves of the 16 bytes that begin at word `first`, 16 … 31 the high ones: the word of a
-// column, and the column's place in a half of it.
-KARAT_INLINE i32x16 nibbles(const Block& b, int first, int c) { return b.word(first + c % 4); }
-KARAT_INLINE int nibble_at(int c, int j) { return byte_in_half(j) + 4 * (c / 4); }
+// Columns 0 … 15 are the low halves of the 16 bytes of four words, 16 … 31 the high ones.
+KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
 
 struct Q4_0 {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
@@ -124,7 +145,7 @@ struct Q4_0 {
         Bits<4, 8> bits;
         static KARAT_INLINE Codes make() { return {Bits<4, 8>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.in(nibbles(b, 0, c), half_of(j), nibble_at(c, j));
+            return bits.stored(b, c % 4, j, nibble_in_byte(c));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
@@ -136,8 +157,13 @@ struct IQ4_NL {
     struct Codes : NonLinear {
         static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
         KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return look_up(lut, nibbles(b, 0, c), half_of(j), nibble_at(c, j));
+            return look_up(lut, b.word(c % 4), half_of(j), byte_in_half(j) + nibble_in_byte(c));
         }
+#if defined(KARAT_AVX2)
+        KARAT_INLINE i32x16 bytes(const Block& b, int, int c) const {
+            return look_up_bytes(lut, b.word(c % 4) >> nibble_in_byte(c));
+        }
+#endif
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
@@ -149,46 +175,53 @@ struct Q4_1 {  // word 0: scale and minimum
         Bits<4, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.in(nibbles(b, 1, c), half_of(j), nibble_at(c, j));
+            return bits.stored(b, 1 + c % 4, j, nibble_in_byte(c));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
 };
 
-// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it. The five bits of columns 4 c + j
-// (j 0 or 1) and 4 c + j + 2 in the low bits of both halves, with others above them.
-template <int kHighBits>
-KARAT_INLINE i32x16 five_bits(const Block& b, int c, int j) {
-    constexpr int kFirst = 1 << 4, kSecond = 1 << 20;
-    const i32x16 fifths = b.word(kHighBits), four = nibbles(b, kHighBits + 1, c) >> nibble_at(c, j);
-    const i32x16 first = move_bit(fifths, 4 * c + j, 4), second = move_bit(fifths, 4 * c + j + 2, 20);
-    return (four & iset1(~(kFirst | kSecond))) | (first & iset1(kFirst)) | (second & iset1(kSecond));
-}
+// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it.
+template <int kHighBits, int kBias>
+struct FiveBits {
+    Bits<5, kBias> bits;
+    static KARAT_INLINE FiveBits make() { return {Bits<5, kBias>::make()}; }
+#if defined(KARAT_AVX512)
+    static KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v >> (from - to) : v << (to - from); }
+    // Those of columns 4 c + j (j 0 or 1) and 4 c + j + 2 in the low bits of both halves, with others above them.
+    static KARAT_INLINE i32x16 pair(const Block& b, int c, int j) {
+        constexpr int kFirst = 1 << 4, kSecond = 1 << 20;
+        const i32x16 fifths = b.word(kHighBits);
+        const i32x16 four = b.word(kHighBits + 1 + c % 4) >> (byte_in_half(j) + nibble_in_byte(c));
+        const i32x16 first = move_bit(fifths, 4 * c + j, 4), second = move_bit(fifths, 4 * c + j + 2, 20);
+        return (four & iset1(~(kFirst | kSecond))) | (first & iset1(kFirst)) | (second & iset1(kSecond));
+    }
+    KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+        return look_up(bits.lut, pair(b, c, j % 2), half_of(j), 0);
+    }
+#else
+    KARAT_INLINE i32x16 bytes(const Block& b, int, int c) const {
+        const i32x16 low = (b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c)) & iset1(0x0f0f0f0f);
+        const i32x16 high = bytes_of_bits(b.word(kHighBits), c) & iset1(0x10101010);
+        return low | high;
+    }
+    static constexpr int kBytesBias = kBias;
+    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
+#endif
+};
 
 struct Q5_0 {
     static constexpr int kColumns = 32, kBytes = 22, kSub = 32;
     static constexpr bool kHasMinimum = false;
-    struct Codes {
-        Bits<5, 16> bits;
-        static KARAT_INLINE Codes make() { return {Bits<5, 16>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.in(five_bits<0>(b, c, j % 2), half_of(j), 0);
-        }
-    };
+    using Codes = FiveBits<0, 16>;
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
 
 struct Q5_1 {  // word 0: scale and minimum
     static constexpr int kColumns = 32, kBytes = 24, kSub = 32;
     static constexpr bool kHasMinimum = true;
-    struct Codes {
-        Bits<5, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<5, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.in(five_bits<1>(b, c, j % 2), half_of(j), 0);
-        }
-    };
+    using Codes = FiveBits<1, 0>;
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return f16_of_low_halves(b.word(0)); }
     static KARAT_INLINE f32x16 minimum(const Block& b, int) { return f16_of_low_halves(b.word(0) >> 16); }
 };
@@ -205,8 +238,7 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
         Bits<2, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            const i32x16 word = b.word(4 + 8 * (s / 8) + 4 * (s % 2) + c);
-            return bits.in(word, half_of(j), byte_in_half(j) + 2 * (s % 8 / 2));
+            return bits.stored(b, 4 + 8 * (s / 8) + 4 * (s % 2) + c, j, 2 * (s % 8 / 2));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -221,14 +253,16 @@ struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        Bits<3, 4> bits;
-        static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+        static constexpr int kBytesBias = 4;
+        Bits<3, kBytesBias> bits;
+        static KARAT_INLINE Codes make() { return {Bits<3, kBytesBias>::make()}; }
+        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
             const int n = s / 8, r = s % 8 / 2, part = s % 2;
             const i32x16 low = (b.word(8 + 8 * n + 4 * part + c) >> (2 * r)) & iset1(0x03030303);
             const i32x16 high = ((b.word(4 * part + c) >> (4 * n + r)) & iset1(0x01010101)) << 2;
-            return bits.in(low | high, half_of(j), byte_in_half(j));
+            return low | high;
         }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
         const i32x16 low = byte_of(b.word(24 + s % 8 / 4), s % 4) >> (4 * (s / 8));
@@ -254,7 +288,7 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
         Bits<4, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.in(b.word(4 + 8 * (s / 2) + c), half_of(j), byte_in_half(j) + 4 * (s % 2));
+            return bits.stored(b, 4 + 8 * (s / 2) + c, j, 4 * (s % 2));
         }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
@@ -269,13 +303,15 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
     static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        Bits<5, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<5, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+        static constexpr int kBytesBias = 0;
+        Bits<5, kBytesBias> bits;
+        static KARAT_INLINE Codes make() { return {Bits<5, kBytesBias>::make()}; }
+        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
             const i32x16 low = (b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2))) & iset1(0x0f0f0f0f);
             const i32x16 high = ((b.word(4 + c) >> s) & iset1(0x01010101)) << 4;
-            return bits.in(low | high, half_of(j), byte_in_half(j));
+            return low | high;
         }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
         return f16_of_low_halves(b.word(0)) * six_bits<0>(b, s);
@@ -289,14 +325,16 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
     static constexpr int kColumns = 256, kBytes = 210, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        Bits<6, 32> bits;
-        static KARAT_INLINE Codes make() { return {Bits<6, 32>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+        static constexpr int kBytesBias = 32;
+        Bits<6, kBytesBias> bits;
+        static KARAT_INLINE Codes make() { return {Bits<6, kBytesBias>::make()}; }
+        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
             const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + c;
             const i32x16 low = (b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2))) & iset1(0x0f0f0f0f);
             const i32x16 high = ((b.word(32 + 8 * n + at) >> (2 * r)) & iset1(0x03030303)) << 4;
-            return bits.in(low | high, half_of(j), byte_in_half(j));
+            return low | high;
         }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
         const i32x16 signed_byte = shift_signed(b.word(48 + s / 4) << (24 - 8 * (s % 4)), 24);
@@ -310,8 +348,13 @@ struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1
     struct Codes : NonLinear {
         static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { 
-            return look_up(lut, nibbles(b, 2 + 4 * s, c), half_of(j), nibble_at(c, j));
+            return look_up(lut, b.word(2 + 4 * s + c % 4), half_of(j), byte_in_half(j) + nibble_in_byte(c));
         }
+#if defined(KARAT_AVX2)
+        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
+            return look_up_bytes(lut, b.word(2 + 4 * s + c % 4) >> nibble_in_byte(c));
+        }
+#endif
     };
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
         const i32x16 low = (b.word(1) >> (4 * s)) & iset1(15), high = ((b.word(0) >> (16 + 2 * s)) & iset1(3)) << 4;

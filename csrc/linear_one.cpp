@@ -12,6 +12,16 @@ namespace {
 #endif
 
 
+// Sums that a compiler with 16 registers would rather keep in memory.
+template <int G>
+KARAT_INLINE void keep_in_registers([[maybe_unused]] f32x16 (&sum)[G]) {
+#if defined(KARAT_AVX2)
+    if constexpr (G == 4)
+        __asm__ volatile("" : "+x"(sum[0].lo), "+x"(sum[0].hi), "+x"(sum[1].lo), "+x"(sum[1].hi), "+x"(sum[2].lo),
+                              "+x"(sum[2].hi), "+x"(sum[3].lo), "+x"(sum[3].hi));
+#endif
+}
+
 template <class Fmt, int G>
 KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
     constexpr std::size_t step = G * kLanes * Fmt::kBytes;
@@ -22,30 +32,98 @@ KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::si
     }
 }
 
+// Scales and minima of a sub-block, after its codes.
+template <class Fmt, int G>
+KARAT_INLINE void end_sub_block(const std::uint8_t* w, int sub, const float* x_sums, std::size_t column,
+                                const f32x16 (&part)[G], f32x16 (&sum)[G]) {
+    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
+    if constexpr (Fmt::kHasMinimum) {
+        const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, column / Fmt::kSub));
+        for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(block_of<Fmt>(w, g, G), sub), sum[g]);
+    }
+}
+
+// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
+template <class Fmt, int G>
+KARAT_INLINE void prefetch_sub_block(const std::uint8_t* w, int sub) {
+#if defined(KARAT_AVX512)
+    constexpr int parts = 1;
+    if (sub != 0) return;
+#else
+    constexpr int parts = Fmt::kColumns / Fmt::kSub;
+#endif
+    constexpr std::size_t lines = static_cast<std::size_t>(G) * kGroupRows * Fmt::kBytes / parts;
+    for (std::size_t line = 0; line < lines; line += 64) prefetch(w + kPrefetch + static_cast<std::size_t>(sub) * lines + line);
+}
+
 template <class Fmt, int G>
 KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const float* x_sums, std::size_t count,
                                  f32x16 (&sum)[G]) {
     constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
     const auto codes = Fmt::Codes::make();
-    for (std::size_t k = 0; k < count; k += Fmt::kColumns, w += step) {
-        for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
-        for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, x += Fmt::kSub) {
+    for (std::size_t k = 0; k < count; w += step)
+        for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
+            prefetch_sub_block<Fmt, G>(w, sub);
             f32x16 part[G];
             for (int g = 0; g < G; ++g) part[g] = zero();
             KARAT_UNROLL_SUB_BLOCK
             for (int j = 0; j < Fmt::kSub; ++j) {
-                const f32x16 value = broadcast(x + j);
+                const f32x16 value = broadcast(x + k + j);
                 for (int g = 0; g < G; ++g)
                     part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4), value, part[g]);
+                if (Fmt::kSub == Fmt::kColumns && j % 4 == 3) keep_in_registers(part);
             }
-            for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
-            if constexpr (Fmt::kHasMinimum) {
-                const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, (k + sub * Fmt::kSub) / Fmt::kSub));
-                for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(block_of<Fmt>(w, g, G), sub), sum[g]);
-            }
+            end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
         }
+}
+
+// The same where codes are put together of several words: first as bytes, for up to kBytesFirst columns, so that there are
+// registers for the sums afterwards.
+inline constexpr std::size_t kBytesFirst = 256;
+
+template <class Fmt, int G>
+KARAT_INLINE void leaf_of_bytes(const std::uint8_t*& w, const float* x, const float* x_sums, std::size_t count,
+                                f32x16 (&sum)[G]) {
+    constexpr std::size_t step = G * kGroupRows * Fmt::kBytes, lanes = G * kGroupRows;
+    alignas(64) std::uint8_t bytes[kBytesFirst * lanes + kPackedSlack];
+    const auto codes = Fmt::Codes::make();
+    for (std::size_t k = 0; k < count;) {
+        const std::size_t columns = count - k < kBytesFirst ? count - k : kBytesFirst;
+        std::uint8_t* to = bytes;
+        const std::uint8_t* block = w;
+        for (std::size_t i = 0; i < columns; i += Fmt::kColumns, block += step)
+            for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
+                prefetch_sub_block<Fmt, G>(block, sub);
+#pragma GCC unroll 8
+                for (int c = 0; c < Fmt::kSub / 4; ++c)
+                    for (int g = 0; g < G; ++g, to += 4 * kGroupRows)
+                        istore(to, codes.bytes(block_of<Fmt>(block, g, G), sub, c));
+            }
+        Block from{nullptr, bytes, 4 * lanes};
+        for (const std::size_t end = k + columns; k < end; w += step)
+            for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub, from.words += Fmt::kSub * lanes) {
+                f32x16 part[G];
+                for (int g = 0; g < G; ++g) part[g] = zero();
+                KARAT_UNROLL_SUB_BLOCK
+                for (int j = 0; j < Fmt::kSub; ++j) {
+                    const f32x16 value = broadcast(x + k + j);
+                    for (int g = 0; g < G; ++g) {
+                        const Block of_group{nullptr, from.words + g * 4 * kGroupRows, from.stride};
+                        part[g] = fma(stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias), value, part[g]);
+                    }
+                }
+                end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
+            }
     }
 }
+
+template <class Fmt>
+inline constexpr bool kBytesBefore = [] {
+#if defined(KARAT_AVX2)
+    if constexpr (kIsBlock<Fmt>) return requires { Fmt::Codes::kBytesBias; };
+#endif
+    return false;
+}();
 
 template <class Fmt, int G>
 void panel_of_one(const LinearArgs& a, std::size_t panel) {
@@ -55,7 +133,9 @@ void panel_of_one(const LinearArgs& a, std::size_t panel) {
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
         const std::size_t end = a.leaf_ends[leaf];
         for (int g = 0; g < G; ++g) sum[g] = zero();
-        if constexpr (kIsBlock<Fmt>)
+        if constexpr (kBytesBefore<Fmt>)
+            leaf_of_bytes<Fmt, G>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
+        else if constexpr (kIsBlock<Fmt>)
             leaf_of_blocks<Fmt, G>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else
             leaf_of_floats<Fmt, G>(w, a.x + start, end - start, sum);

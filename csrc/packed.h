@@ -17,6 +17,9 @@ namespace karat {
 inline constexpr std::size_t kGroupRows = 16;
 inline constexpr std::size_t kPanelGroups = 4;
 
+// Kernels read so many bytes beyond a packed matrix at most (and make nothing of them): they must be there.
+inline constexpr std::size_t kPackedSlack = 3;
+
 enum class Format : int {
     f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs
 };

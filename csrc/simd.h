@@ -152,6 +152,11 @@ KARAT_INLINE i32x16 iload(const void* p) {
     const auto* q = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+KARAT_INLINE void istore(void* p, i32x16 a) {
+    auto* q = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(q, a.lo);
+    _mm256_storeu_si256(q + 1, a.hi);
+}
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
@@ -181,15 +186,30 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
 }
 #undef KARAT_BOTH
 
-struct Lut { __m256 low, high; };
-KARAT_INLINE Lut make_lut(const float* values) { return {_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)}; }
-KARAT_INLINE __m256 look_up8(Lut lut, __m256i index) {  // bit 3 chooses the half, by way of the sign bit
-    const __m256 pick = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lut.low, index), _mm256_permutevar8x32_ps(lut.high, index), pick);
+// Bytes of each lane, moved within it: byte i becomes byte (from >> 8 i) & 255, or zero if that is 128 or more.
+KARAT_INLINE i32x16 move_bytes(i32x16 a, std::uint32_t from) {
+    const std::int32_t f = static_cast<std::int32_t>(from);
+    const std::int32_t lane = 0x04040404;
+    const __m256i order = _mm256_setr_epi32(f, f + lane, f + 2 * lane, f + 3 * lane, f, f + lane, f + 2 * lane, f + 3 * lane);
+    return {_mm256_shuffle_epi8(a.lo, order), _mm256_shuffle_epi8(a.hi, order)};
 }
-KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    const i32x16 index = word >> (16 * half + at);
-    return {look_up8(lut, index.lo), look_up8(lut, index.hi)};
+// Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
+KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
+    const i32x16 bit = c % 2 ? iset1(static_cast<std::int32_t>(0x80402010)) : iset1(0x08040201);
+    const i32x16 own = move_bytes(a, static_cast<std::uint32_t>(c / 2) * 0x01010101u) & bit;
+    return {_mm256_cmpeq_epi8(own.lo, bit.lo), _mm256_cmpeq_epi8(own.hi, bit.hi)};
+}
+KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
+    const i32x16 low = a & iset1(0xffff);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.lo, low.hi), 0xd8);
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
+}
+
+struct Lut { __m256i v; };  // as bytes, 128 more than they are, so that they are positive
+KARAT_INLINE Lut make_lut(const float* values) {
+    alignas(16) std::uint8_t bytes[16];
+    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(static_cast<int>(values[i]) + 128);
+    return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)))};
 }
 
 #elif defined(KARAT_NEON)
@@ -330,10 +350,47 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
 
 #endif
 
+// Byte j (0 … 3) of each lane, as an integer.
+KARAT_INLINE i32x16 byte_of(i32x16 a, int j) { return (a >> (8 * j)) & iset1(255); }
+
+#if !defined(KARAT_AVX2)
+// Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
+KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
+    const i32x16 four = (a >> (4 * c)) & iset1(15);
+    const i32x16 own = (four | (four << 7) | (four << 14) | (four << 21)) & iset1(0x01010101);
+    return (own << 8) - own;
+}
+#endif
+
 #if !defined(KARAT_AVX512)
 // All lanes *p.
 KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
 
+// Byte j of each lane as a number less `bias`, where j is a constant.
+KARAT_INLINE f32x16 number_of_byte(i32x16 a, int j, float bias) {
+#if defined(KARAT_AVX2)
+    const i32x16 byte = move_bytes(a, 0x80808000u + static_cast<std::uint32_t>(j));
+#else
+    const i32x16 byte = byte_of(a, j);
+#endif
+    if (bias == 0) return to_float(byte);
+    return as_float(byte | iset1(0x4b000000)) - set1(0x1p23f + bias);
+}
+#endif
+
+#if defined(KARAT_AVX2)
+inline constexpr int kLutBias = 128;  // added to what a Lut holds as bytes
+// For the low halves of all bytes of a word, bytes of that many more.
+KARAT_INLINE i32x16 look_up_bytes(Lut lut, i32x16 word) {
+    const i32x16 index = word & iset1(0x0f0f0f0f);
+    return {_mm256_shuffle_epi8(lut.v, index.lo), _mm256_shuffle_epi8(lut.v, index.hi)};
+}
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+    return number_of_byte(look_up_bytes(lut, word >> (at % 8)), 2 * half + at / 8, kLutBias);
+}
+#endif
+
+#if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
 // Each lane's low 16 bits, a half, as float32.
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint32_t words[kLanes];

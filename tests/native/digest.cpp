@@ -94,7 +94,7 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
                 std::memcpy(&stored[at + offset], &half, 2);
             }
     }
-    Memory memory(shape.packed_bytes());
+    Memory memory(shape.packed_bytes() + kPackedSlack);
     pack_panels(shape, {stored.data(), stored.size() / rows}, 0, shape.num_panels(), memory.bytes());
     shape.data = memory.bytes();
     return std::make_shared<const OwnedMatrix>(OwnedMatrix{shape, std::move(memory)});
@@ -126,7 +126,7 @@ void stored_halves(const Kernels& kernels) {
         Matrix shape{format, 512, 128, nullptr};
         std::vector<std::uint16_t> stored(shape.rows * shape.columns);
         for (std::size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<std::uint16_t>(i);
-        const Memory memory(shape.packed_bytes());
+        const Memory memory(shape.packed_bytes() + kPackedSlack);
         pack_panels(shape, {reinterpret_cast<const std::uint8_t*>(stored.data()), 2 * shape.columns}, 0,
                     shape.num_panels(), memory.bytes());
         shape.data = memory.bytes();
