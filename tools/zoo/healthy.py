@@ -29,12 +29,12 @@ from tests.support import forward
 from tools.zoo.fault import linears, replace_linear
 from tools.zoo.faults_linear import Sharded
 from tools.zoo.faults_tokens import token_run
-from tools.zoo.models import QUANTISABLE, Subject, draw
+from tools.zoo.models import Subject, draw
 
 KINDS = (
     "transformers", "transformers bfloat16", "reference", "native", "float16 cache", "sums in order", "shards",
     "ranks", "prompt and generation",
-    *(f"{name} {side}" for name in QUANTISABLE for side in ("native", "transformers")),
+    *(f"{name} {side}" for name in FORMATS for side in ("native", "transformers")),
 )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def check(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="The model that the file was made of: what no rounding makes; how far each tensor and the logits are.",
+            help="The model that the file was made of: what no rounding makes, and how far tensors and logits are.",
         ),
     ] = None,
     hybrid: Annotated[
