@@ -84,7 +84,7 @@ def offset_in_gguf(file: Path, name: str) -> int:
 
 
 def perturb(file: Path, offset: int, dtype: str, num_bytes: int, rng: np.random.Generator) -> None:
-    """One element, by 2 % to 100 %; of blocks one byte, until a value moves by half of what its block holds."""
+    """One element, by 2 % to 100 % and a little; of blocks a byte, until a value moves by half of the largest."""
     data = bytearray(file.read_bytes())
     if dtype in FORMATS:
         size = FORMATS[dtype].block_bytes
@@ -101,14 +101,13 @@ def perturb(file: Path, offset: int, dtype: str, num_bytes: int, rng: np.random.
     else:
         width = {"F32": 4, "F16": 2, "BF16": 2}[dtype]
         at = offset + width * int(rng.integers(num_bytes // width))
-        factor = 1 + float(rng.uniform(0.02, 1)) * rng.choice([-1, 1])
-        if dtype == "F16":
-            number = np.frombuffer(data, "<f2", 1, at) * np.float16(factor) + np.float16(1e-3)
-            data[at : at + 2] = number.astype("<f2").tobytes()
-        else:
-            bits = bytes(4 - width) + bytes(data[at : at + width])
-            number = np.frombuffer(bits, "<f4") * np.float32(factor) + np.float32(1e-6)
-            data[at : at + width] = number.astype("<f4").tobytes()[4 - width :]
+        stored = bytes(data[at : at + width])
+        right = float(
+            np.frombuffer(stored, "<f2")[0] if dtype == "F16" else np.frombuffer(bytes(4 - width) + stored, "<f4")[0]
+        )
+        wrong = right + np.copysign(float(rng.uniform(0.02, 1)) * abs(right) + 0.02, rng.choice([-1, 1]))
+        number = np.array(wrong, "<f2" if dtype == "F16" else "<f4").tobytes()
+        data[at : at + width] = number if dtype == "F16" else number[4 - width :]
     file.write_bytes(data)
 
 
