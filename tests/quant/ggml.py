@@ -61,12 +61,15 @@ class Ggml:
         traits.to_float(blocks.ctypes.data, values.ctypes.data, values.size)
         return values
 
-    def quantize(self, format_: Format, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Of rows [n, 256], without an importance matrix."""
+    def quantize(
+        self, format_: Format, values: NDArray[np.float32], importance: NDArray[np.float32] | None = None
+    ) -> NDArray[np.uint8]:
+        """Of rows [n, columns], with an importance of each column or without."""
         blocks = np.empty((values.size // format_.block_size, format_.block_bytes), np.uint8)
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, blocks))
         sizes = (ctypes.c_int64(number) for number in (0, *values.shape))
-        assert self._lib.ggml_quantize_chunk(format_.ggml_type, *pointers, *sizes, None) == blocks.nbytes
+        weights = None if importance is None else ctypes.c_void_p(importance.ctypes.data)
+        assert self._lib.ggml_quantize_chunk(format_.ggml_type, *pointers, *sizes, weights) == blocks.nbytes
         return blocks
 
 

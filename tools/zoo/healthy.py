@@ -1,9 +1,10 @@
 """Runs without a fault, of everything that may round otherwise: none of them may get a name.
 
 `python -m tools.zoo healthy --cases 1000` draws a model and a way to run it for each. Kinds take turns: transformers in
-float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format; every sum in
-another order (one number after the other, as another BLAS might); linears computed by shards, and traces that hold the
-shards of several ranks; and traces that say what their prompt was and what was generated.
+float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format (random
+blocks of those that Karat only reads); every sum in another order (one number after the other, as another BLAS might);
+linears computed by shards, and traces that hold the shards of several ranks; and traces that say what their prompt was
+and what was generated.
 """
 
 import random
@@ -29,12 +30,12 @@ from tests.support import forward
 from tools.zoo.fault import linears, replace_linear
 from tools.zoo.faults_linear import Sharded
 from tools.zoo.faults_tokens import token_run
-from tools.zoo.models import QUANTISABLE, Subject, draw
+from tools.zoo.models import Subject, draw
 
 KINDS = (
     "transformers", "transformers bfloat16", "reference", "native", "float16 cache", "sums in order", "shards",
     "ranks", "prompt and generation",
-    *(f"{name} {side}" for name in QUANTISABLE for side in ("native", "transformers")),
+    *(f"{name} {side}" for name in FORMATS for side in ("native", "transformers")),
 )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from tests.support import random_models
+from tools.zoo.made_up_blocks import made_up
 
-QUANTISABLE = tuple(name for name, format_ in FORMATS.items() if format_.pack is not None)
 # Rows of whole blocks of every format.
 _WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
                  "head_dim": 32, "num_hidden_layers": 1}  # fmt: skip
@@ -25,7 +25,10 @@ _BYTES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Checkpoint:
-    """A checkpoint in memory, in one stored type; of a block format, matrices are blocks and the rest float32."""
+    """A checkpoint in memory, in one stored type; of a block format, matrices are blocks and the rest float32.
+
+    Of formats that Karat does not write the blocks are random.
+    """
 
     def __init__(self, model: Any, raw: Mapping[str, Any], stored: str) -> None:
         self.path = Path("in-memory")
@@ -59,7 +62,8 @@ def _blocks(name: str, tensor: torch.Tensor, stored: str, path: Path) -> Weight:
     if values.ndim < 2:
         return Weight(name, "F32", values.shape, values.copy().view(np.uint8), path)
     format_ = FORMATS[stored]
-    blocks = format_.quantize(values.reshape(-1, format_.block_size))
+    rows = values.reshape(-1, format_.block_size)
+    blocks = made_up(format_, rows) if format_.pack is None else format_.quantize(rows)
     return Weight(name, stored, values.shape, blocks.reshape(-1), path)
 
 

@@ -136,8 +136,9 @@ BUGS: Mapping[str, Bug] = {
     "dtype-misread": Bug("float16 is read as bfloat16, or the reverse", "read the tensor's own dtype"),
     "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
     "quant-nibbles": Bug(
-        "the nibbles of quantised weights are taken in the wrong order",
-        "within a run of bytes the low nibbles are the first half of the numbers, the high ones the second",
+        "the bits of quantised numbers are put together wrongly",
+        "within a run of bytes the low nibbles are the first half of the numbers, the high ones the second; upper bits "
+        "that are kept apart (Q5, Q3_K, Q6_K) belong to them",
     ),
     "quant-zero": Bug(
         "quantised numbers have the wrong offset",
@@ -149,7 +150,8 @@ BUGS: Mapping[str, Bug] = {
     ),
     "quant-scale": Bug(
         "quantised numbers have the scale of another block, or a scale unpacked wrongly",
-        "each block has its own scale; the 6-bit scales of K-quants keep their upper bits apart",
+        "each block and sub-block has its own scale; 6-bit scales keep their upper bits apart, and those of Q3_K and "
+        "IQ4_XS are 32 too large; those of Q6_K are signed",
     ),
     "overflow-fp16": Bug("a value overflows float16", "accumulate and keep activations in float32 or bfloat16"),
     "gguf-permute": Bug(

@@ -66,7 +66,7 @@ def tokens_stage(
 def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:
     """Every tensor is finite; what is odd is remarked on; bytes are those that the safetensors library reads.
 
-    With `original`, how far the stored values are from that model's.
+    With `original`, how far the stored values are from that model's, and what no rounding of them makes.
     """
     faults: list[str] = []
     remarks: list[str] = []  # odd, but a model may be made so
@@ -99,6 +99,9 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         lines += found.lines
         faults += found.faults
         facts["distance"] = found.facts
+    else:
+        what = "block" if any(weight.is_quantised for weight in model.stored.values()) else "element"
+        lines.append(f"that no other {what} was meant no file can show of itself: --original MODEL compares each")
     shown = [*(faults or lines), *remarks[:8]]
     return Stage("weights", "bug" if faults else "exact", shown, facts | {"faults": faults, "remarks": remarks})
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check import six_bits
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 
@@ -30,10 +31,14 @@ _MINIMA: Mapping[str, tuple[int, int]] = {
 # The scale of a block, its minimum with it; and those of sub-blocks, a byte each.
 _SCALES: Mapping[str, tuple[int, int]] = {
     "Q4_0": (0, 2), "Q4_1": (0, 4), "Q5_0": (0, 2), "Q5_1": (0, 4), "Q8_0": (0, 2), "IQ4_NL": (0, 2), "Q2_K": (80, 84),
-    "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210),
+    "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "IQ4_XS": (0, 2),
 }  # fmt: skip
 _SUB_SCALES: Mapping[str, tuple[int, int]] = {"Q2_K": (0, 16), "Q6_K": (192, 208)}
-_SIX_BITS = ("Q4_K", "Q5_K")  # eight scales and minima of six bits in bytes 4 to 15
+# Where the bits of the numbers lie that are apart from the others, above them.
+_UPPER_BITS: Mapping[str, tuple[int, int]] = {
+    "Q5_0": (2, 6), "Q5_1": (4, 8), "Q3_K": (0, 32), "Q5_K": (16, 48), "Q6_K": (128, 192),
+}  # fmt: skip
+_SIGNED_SIX_BITS = ("Q3_K", "IQ4_XS")  # their scales are stored 32 too large
 
 
 def mistakes(stored: str) -> Iterator[tuple[str, str, str]]:
@@ -41,6 +46,8 @@ def mistakes(stored: str) -> Iterator[tuple[str, str, str]]:
     if stored in _NIBBLES:
         yield "nibbles exchanged", "quant-nibbles", f"{stored}: high nibbles come first"
         yield "nibbles in turn", "quant-nibbles", f"{stored}: the two nibbles of a byte are neighbours"
+    if stored in _UPPER_BITS:
+        yield "upper bits", "quant-nibbles", f"{stored}: the upper bits, which are kept apart, are ignored"
     if stored in _OFFSETS:
         offset = _OFFSETS[stored][3]
         yield f"offset: {offset}", "quant-zero", f"{stored}: {offset} is not subtracted"
@@ -57,8 +64,16 @@ def mistakes(stored: str) -> Iterator[tuple[str, str, str]]:
     if stored in _SUB_SCALES:
         for by, where in ((1, "before"), (-1, "after")):
             yield f"sub-scale: {by}", "quant-scale", f"{stored}: each sub-block has the scale of the one {where}"
-    if stored in _SIX_BITS:
-        yield "six bits", "quant-scale", f"{stored}: the upper bits of the last four scales and minima are dropped"
+    if stored == "Q6_K":
+        yield "unsigned scales", "quant-scale", f"{stored}: the bytes of the scales are read as unsigned"
+    if stored in six_bits.PLACES:
+        for by, where in ((1, "before"), (-1, "after")):
+            yield f"six bits: {by}", "quant-scale", f"{stored}: each sub-block has the scale of the one {where}"
+        if stored in _SIGNED_SIX_BITS:
+            yield "six bits, low", "quant-scale", f"{stored}: the upper bits of the scales are dropped"
+            yield "six bits, unsigned", "quant-scale", f"{stored}: 32 is not subtracted from the scales"
+        else:
+            yield "six bits", "quant-scale", f"{stored}: the upper bits of the last four scales and minima are dropped"
 
 
 def misread(weight: Weight, how: str) -> Values:
@@ -108,7 +123,24 @@ def _misread(stored: str, blocks: NDArray[np.uint8], how: str) -> NDArray[np.flo
             first, last = _SUB_SCALES[stored]
             changed[:, first:last] = np.roll(blocks[:, first:last], int(by), axis=1)
             return read(changed)
+        case "upper bits":
+            first, last = _UPPER_BITS[stored]
+            changed[:, first:last] = 0
+            return read(changed)
+        case "unsigned scales":
+            first, last = _SUB_SCALES[stored]
+            negative = np.repeat(blocks[:, first:last] > 127, 16, axis=1)
+            changed[:, first:last] = 1
+            return read(blocks) + np.float32(256) * read(changed) * negative
+        case "six bits" if by:
+            scales = six_bits.taken(stored, blocks).reshape(len(blocks), -1, 16 if stored == "Q3_K" else 8)
+            return read(six_bits.put(stored, blocks, np.roll(scales, int(by), axis=2).reshape(len(blocks), -1)))
         case "six bits":
             changed[:, 4:12] &= 0x3F
             return read(changed)
+        case "six bits, low":
+            return read(six_bits.put(stored, blocks, six_bits.taken(stored, blocks) & np.uint8(15)))
+        case "six bits, unsigned":
+            one = np.full((len(blocks), len(six_bits.PLACES[stored])), 33, np.uint8)
+            return read(blocks) + np.float32(32) * read(six_bits.put(stored, blocks, one))
     raise AssertionError(how)

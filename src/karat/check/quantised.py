@@ -1,20 +1,22 @@
 """A file of rounded weights beside the model it was made of: how far each tensor is from the original."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from karat.check.block_errors import judges_values, strange_block
 from karat.check.model import CheckedModel
 from karat.check.weights import CheckpointWeights
+from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 
 _PART = 1 << 22  # values that are compared at a time
-# The relative distance (RMS of the difference over RMS of the original) that a type's rounding stays below on weights
-# as they are trained (2 bits: 0.34); another tensor is about 1.4 away.
-_FAR = 0.5
+# The relative distance (RMS of the difference over RMS of the original) that rounding stays below, also to 1.6 bits
+# (0.5 of trained weights): zeros are 1 away, another tensor about 1.4.
+_FAR, _FAR_PLAIN = 1.0, 0.5
 # A unit in the last place of plain types, relative, and their smallest step: what rounding or truncation may do.
 _UNITS = {"F64": (2.0**-23, 2.0**-149), "F32": (2.0**-23, 2.0**-149), "F16": (2.0**-10, 2.0**-24),
           "BF16": (2.0**-7, 2.0**-133)}  # fmt: skip
@@ -32,9 +34,10 @@ class Distances:
 def distances(model: CheckedModel, original: CheckedModel) -> Distances:
     """The relative distance of every tensor to the original's, the worst named.
 
-    A tensor of another shape, or further away than any rounding takes it, is a fault; of a plain type, one element is.
+    A tensor of another shape, or with one element (of a plain type) or one block that no rounding makes, is a fault.
     """
     ours, theirs = model.weights(), original.weights()
+    weighed = _states_importance(model)
     by_type: dict[str, list[float]] = {}
     found: dict[str, float] = {}
     faults = []
@@ -46,7 +49,9 @@ def distances(model: CheckedModel, original: CheckedModel) -> Distances:
             continue
         found[name], stranger = _relative(name, weight, ours, theirs)
         by_type.setdefault(weight.dtype, []).append(found[name])
-        if not found[name] < _FAR:
+        if weight.is_quantised and (block := strange_block(weight, right, weighed=weighed)) is not None:
+            faults.append(f"{name} ({weight.dtype}): {block}, which no rounding to {weight.dtype} makes")
+        elif not found[name] < (_FAR if weight.is_quantised else _FAR_PLAIN):
             faults.append(f"{name} ({weight.dtype}): {found[name]:.3g} of its size away from the original's")
         elif stranger is not None:
             faults.append(f"{name} ({weight.dtype}): {stranger}, which no rounding to {weight.dtype} makes")
@@ -60,9 +65,30 @@ def distances(model: CheckedModel, original: CheckedModel) -> Distances:
             f"{dtype} ({kind}): {len(values)} tensors, {np.mean(values):.2g} of their size away from the original"
         )
     if found:
+        lines += _how_sharp(by_type)
         worst = max(found, key=found.__getitem__)
         lines.append(f"furthest from the original: {worst}, {found[worst]:.2g}")
     return Distances(lines, faults, {"original": str(original.path), "tensors": found})
+
+
+def _states_importance(model: CheckedModel) -> bool:
+    """Whether a GGUF file says that an importance matrix weighed its roundings, as llama.cpp's quantiser writes it."""
+    checkpoint = model.checkpoint
+    return isinstance(checkpoint, GgufCheckpoint) and any(
+        key.startswith("quantize.imatrix.") for key in checkpoint.metadata.values
+    )
+
+
+def _how_sharp(types: Collection[str]) -> list[str]:
+    """What was compared, by kind of type."""
+    blocks = sorted(dtype for dtype in types if dtype in FORMATS)
+    by_value = [dtype for dtype in blocks if judges_values(dtype)]
+    whole = [dtype for dtype in blocks if not judges_values(dtype)]
+    lines = [f"every value of {', '.join(by_value)} is where rounding puts it in its block"] if by_value else []
+    if whole:
+        lines.append(f"of {', '.join(whole)}, whose numbers stand for several values, no whole block is another's; "
+                     "one wrong number there cannot be told from rounding")  # fmt: skip
+    return lines
 
 
 def _relative(

@@ -60,7 +60,8 @@ def check(
     original: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="The model that a quantised file was made of: how far each tensor and the logits are."
+            metavar="MODEL",
+            help="The model that the file was made of: what no rounding makes, and how far tensors and logits are.",
         ),
     ] = None,
     hybrid: Annotated[
