@@ -59,11 +59,26 @@ def hf_tokenizer(path: Path) -> Any:
         return None
 
 
-def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> str | None:
-    """The prompt that transformers' tokenizer makes of a conversation; None if it has no template."""
+def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> tuple[str, list[int]] | None:
+    """The prompt that transformers' tokenizer makes of a conversation, and its ids; None if it has no template."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+    text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.apply_chat_template(list(chat), tokenize=True, add_generation_prompt=True, return_dict=False)
+    return str(text), list(ids)
+
+
+def hf_end_ids(path: Path) -> frozenset[int]:
+    """The ids at which transformers' `generate` ends a text of the model in this folder."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        stated = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except OSError:  # there is no generation_config.json
+        stated = None
+    if stated is None:
+        stated = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).eos_token_id
+    return frozenset(stated if isinstance(stated, list) else [] if stated is None else [stated])
 
 
 def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
