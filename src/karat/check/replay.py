@@ -103,6 +103,7 @@ class Replay:
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
         self._computed: Kept[str, Array] = Kept(_BUDGET)  # what the next node reads, where it is not recorded
+        self.floors: dict[str, Array] = {}  # of the results judged so far, the largest of each row [..., 1]
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
@@ -295,6 +296,8 @@ class Replay:
         if not error.any():
             return Finding(name, 0.0, 0.0, scale, (), exact, names, odd=self._odd(name, expected))
         floor = self.floor(names, expected, edits)
+        if edits is None:
+            self.floors[name] = floor.max(axis=-1, keepdims=True)
         largest = float(error.max())
         with np.errstate(all="ignore"):
             ratio = np.divide(error, floor, out=error)  # 0 / 0 where there is neither error nor floor

@@ -1,0 +1,93 @@
+"""Our ops on another engine's inputs: right ones are at the floor whatever came before, wrong ones are found there."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+
+from karat.check.hf import record_hf  # noqa: E402
+from karat.check.layerwise import LayerwiseRun, parts_of  # noqa: E402
+from karat.check.streamed import Streamed  # noqa: E402
+from karat.check.trace import Array, make_info  # noqa: E402
+from karat.ops.api import Ops  # noqa: E402
+from karat.ops.reference import ReferenceOps  # noqa: E402
+from karat.ops.registry import create  # noqa: E402
+from tests.check.test_layerwise import checked  # noqa: E402
+from tests.support import random_models  # noqa: E402
+from tools.zoo.models import Subject, draw  # noqa: E402
+
+SEED = os.environ.get("KARAT_SEED", "20261122")
+
+
+def recorded(subject: Subject) -> dict[str, Array]:
+    """transformers' run of the subject, at once."""
+    return dict(record_hf(subject.hf, subject.steps).arrays)
+
+
+def fed(subject: Subject, theirs: Mapping[str, Array], ops: Ops, **options: Any) -> Streamed:
+    model = checked(subject)
+    run = LayerwiseRun(model.config, model.stored, ops, subject.steps, options.get("kv_dtype"))
+    streamed = Streamed(model, run, layers=options.get("layers"))
+    info = make_info(subject.steps.prompt, executor="transformers")
+    while streamed.advance({"transformers": (info, theirs)}, forced="transformers"):
+        pass
+    return streamed
+
+
+@pytest.mark.parametrize("family", random_models.FAMILIES)
+@pytest.mark.parametrize("executor", ["reference", "auto"])
+def test_every_op_is_at_the_floor_of_transformers_own(family: str, executor: str) -> None:
+    """Every result that both have, on a cache that rounds too."""
+    subject = draw(f"{SEED}-forced-{family}", family=family, steps="whole", lengths=(20, 60))
+    theirs = recorded(subject)
+    found = fed(subject, theirs, create(executor, "float32"), kv_dtype="float16").results.forced["transformers"]
+    names = {name for part in parts_of(checked(subject).graph) for name in part.names}
+    assert {local.name for local in found} == names & theirs.keys()
+    worst = max(found, key=lambda local: local.ratio)
+    assert worst.ratio < 10 and not worst.is_wrong, worst
+
+
+def test_in_double_precision_the_floor_is_transformers() -> None:
+    subject = draw(f"{SEED}-double", steps="whole", changes={"num_hidden_layers": 2})
+    found = fed(subject, recorded(subject), ReferenceOps("float64")).results.forced["transformers"]
+    assert 0.1 < max(local.ratio for local in found) < 10
+
+
+class Faulty(ReferenceOps):
+    """The MLP's product of layer 1 is a thousandth too large; all before and behind is right."""
+
+    def silu_mul(self, gate: Any, up: Any, *, name: str) -> Any:
+        factor = 1.001 if ".layers.1." in name else 1.0
+        return super().silu_mul(gate, up, name=name) * np.float32(factor)
+
+
+def test_a_wrong_op_is_wrong_alone() -> None:
+    """What follows is fed the right numbers, so nothing behind it is touched; the free run is off from there on."""
+    subject = draw(f"{SEED}-faulty", steps="chunks", changes={"num_hidden_layers": 3})
+    results = fed(subject, recorded(subject), Faulty("float32")).results
+    wrong = [local.name for local in results.forced["transformers"] if local.is_wrong]
+    assert wrong == ["model.layers.1.mlp.act"]
+    free = {drift.name for drift in results.drift["transformers"] if drift.ratio > 100}
+    assert {"model.layers.1.mlp.act", "model.layers.1.mlp.down_proj", "model.layers.1"} <= free
+
+
+def test_their_wrong_result_reaches_no_other_op() -> None:
+    """A result of theirs that is off is found where it is made and where it is read, and nowhere else."""
+    subject = draw(f"{SEED}-theirs", steps="whole", changes={"num_hidden_layers": 3})
+    theirs = recorded(subject)
+    theirs["model.layers.1"] = theirs["model.layers.1"] + 1.0
+    results = fed(subject, theirs, ReferenceOps("float32")).results
+    wrong = {local.name for local in results.forced["transformers"] if local.is_wrong}
+    readers = {"model.layers.2.input_layernorm", "model.layers.2.attention_residual"}
+    assert "model.layers.1" in wrong and wrong <= {"model.layers.1", *readers}
+
+
+def test_only_chosen_layers_are_fed() -> None:
+    subject = draw(f"{SEED}-chosen", steps="whole", changes={"num_hidden_layers": 3})
+    found = fed(subject, recorded(subject), ReferenceOps("float32"), layers={2}).results.forced["transformers"]
+    layers = {name.split(".")[2] for local in found if (name := local.name).startswith("model.layers.")}
+    assert layers == {"2"} and "lm_head" in {local.name for local in found}
