@@ -179,10 +179,13 @@ def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _kl(p: Array, q: Array) -> Array:
-    """Kullback-Leibler divergence in nats of each row."""
-    log_p, log_q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
-    log_p, log_q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (log_p, log_q))
-    divergence: Array = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    """Kullback-Leibler divergence in nats of each row of logits, in two exponentials a number: rows are long."""
+    p, q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
+    apart = p - q
+    weights, theirs = np.exp(p, out=p), np.exp(q, out=q)
+    total = weights.sum(axis=1)
+    mean = np.einsum("ij,ij->i", weights, apart) / total
+    divergence: Array = mean - (np.log(total) - np.log(theirs.sum(axis=1)))
     return divergence
 
 

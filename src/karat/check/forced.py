@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from karat.check.compare import aligned
 from karat.check.distances import distance
 from karat.check.replay import LIMIT, Array, Replay
-from karat.check.trace import Trace, TraceInfo
+from karat.check.trace import Trace
 from karat.ops.api import Ops, Tensor
 from karat.ops.tap import Tap
 
@@ -58,26 +57,37 @@ def local_errors(
     """One for each result that both sides have. replay: of our own run, its results judged; before: what `theirs` had
     before this part; forced: ours on their inputs. Our floors serve where both sides compute in the `same_type`.
     """
-    their_info: TraceInfo = theirs.info
+    graph = replay.graph
     # Attention is computed through from q, k and v, as executors do.
     through = {name: array for name, array in theirs.arrays.items() if not name.endswith((".scores", ".weights"))}
-    lent = Replay(replay.graph, replay.context.weights, Trace(their_info, {**before, **through}))
-    right, ours = aligned(replay, theirs), aligned(replay, Trace(replay.trace.info, forced))
+    lent = Replay(graph, replay.context.weights, Trace(theirs.info, {**before, **through}))
+    floors = {} if not same_type else {n: f for n, f in replay.floors.items() if graph.nodes[n].kind not in _ATTENTION}
     found = []
-    for name in replay.graph.nodes:
-        if name not in right or name not in ours:
+    for name, node in graph.nodes.items():
+        if name not in theirs.arrays or name not in forced:
             continue
-        error = distance(ours[name], right[name])
-        largest = float(error.max(initial=0))
+        rows = _largest_of_rows(forced[name], theirs.arrays[name])
+        largest = float(rows.max(initial=0))
         if not largest:
             found.append(Local(name, 0.0, 0.0))
             continue
-        floor = replay.floors.get(name)
-        if floor is None or not same_type or replay.graph.nodes[name].kind in _ATTENTION:
-            segment = lent.segment(name)
-            floor = lent.floor(segment, lent.run(segment)).max(axis=-1, keepdims=True)
+        if name not in floors:
+            last = graph.by_role[node.layer, "self_attn.attention"].name if node.kind in _ATTENTION else name
+            floors |= lent.row_floors(lent.segment(last if last in theirs.arrays else name))
         with np.errstate(all="ignore"):
-            ratio = np.divide(error, floor, out=error)
+            ratio = rows / floors[name].reshape(rows.shape)
         ratio[np.isnan(ratio)] = 0
         found.append(Local(name, float(ratio.max()), largest))
     return found
+
+
+def _largest_of_rows(ours: Array, theirs: Array) -> Array:
+    """The largest difference in each row [...]. Of close numbers it is exact in their own type."""
+    theirs = theirs.reshape(ours.shape)
+    with np.errstate(all="ignore"):
+        gap = np.subtract(ours, theirs)
+        rows = np.abs(gap, out=gap).max(axis=-1)
+    if not np.isfinite(rows).all():  # masks, or NaN
+        rows = distance(ours, theirs).max(axis=-1)
+    widened: Array = rows.astype(np.float64)
+    return widened
