@@ -9,8 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 
+from karat.check import session as sessions  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.layerwise import LayerwiseRun, parts_of  # noqa: E402
+from karat.check.model import open_model  # noqa: E402
+from karat.check.session import Plan, Session  # noqa: E402
+from karat.check.stages import run_stages  # noqa: E402
 from karat.check.streamed import Streamed  # noqa: E402
 from karat.check.trace import Array, make_info  # noqa: E402
 from karat.ops.api import Ops  # noqa: E402
@@ -91,3 +95,18 @@ def test_only_chosen_layers_are_fed() -> None:
     found = fed(subject, recorded(subject), ReferenceOps("float32"), layers={2}).results.forced["transformers"]
     layers = {name.split(".")[2] for local in found if (name := local.name).startswith("model.layers.")}
     assert layers == {"2"} and "lm_head" in {local.name for local in found}
+
+
+def test_the_stage_says_which_op_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model against transformers: right ops are numerics, and a wrong one a bug, by its name."""
+    chosen: dict[str, Ops] = {"ops": ReferenceOps("float32")}
+    monkeypatch.setattr(sessions, "create", lambda *_: chosen["ops"])
+    plan = Plan(model=open_model(None), num_tokens=12, executor="reference", stages=("layers",), with_hf=True)
+    (right,) = run_stages(Session(plan))
+    assert right.verdict == "numerics" and 0 < right.facts["fed_transformers"] < 10
+    assert any("each op on the inputs that transformers had: 105 results, at most" in line for line in right.lines)
+    chosen["ops"] = Faulty("float32")
+    (wrong,) = run_stages(Session(plan))
+    assert wrong.verdict == "bug" and wrong.facts["first_fed_transformers"] == "model.layers.1.mlp.act"
+    lines = [line for line in wrong.lines if "another than transformers'" in line]
+    assert lines == [line for line in lines if "model.layers.1.mlp.act, off by" in line] and len(lines) == 1

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, processors
 
 from karat.check import token_stage
 from karat.check.chat_audit import audit_chat
@@ -19,6 +21,7 @@ from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.engine.defaults import GenerationDefaults, turn_end_ids
 from karat.text import Tokenizer
+from karat.text.tokenizer_files import TokenizerFiles
 
 VOCABULARIES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
 TEMPLATE = (
@@ -217,6 +220,18 @@ def test_what_may_be_meant_is_a_flag(tmp_path: Path, fault: str) -> None:
     stage = staged(with_files(tmp_path, change))
     assert stage.verdict == "flagged", stage.lines
     assert any(words in flag for flag in stage.facts["flags"]), stage.facts["flags"]
+
+
+def test_a_tokenizer_that_cannot_spell_the_text_that_is_tried() -> None:
+    """Digits and BOS: what it puts before a text is still seen."""
+    backend = Backend(models.BPE({"<s>": 0, **{digit: i + 1 for i, digit in enumerate("0123456789")}}, []))
+    backend.add_special_tokens(["<s>"])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer = Tokenizer(TokenizerFiles(backend, {"bos_token": "<s>"}, {}, None))
+    stated = Stated(num_rows=11, ends={}, adds_bos=True, stops=frozenset(), chat_stops=frozenset())
+    audit = Audit()
+    FileAudit(tokenizer, stated).run(audit)
+    assert not audit.bugs and "before a text comes 0 '<s>'" in audit.lines
 
 
 def test_an_end_behind_every_text_is_a_flag(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from karat.check.compute import evaluate
-from karat.check.distances import distance
-from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay, pooled
+from karat.check.distances import distance, pooled
+from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
 from karat.check.trace import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from karat.check.accumulation import Accumulation
 from karat.check.align import Place, Recordings
 from karat.check.compute import Context, Weights, evaluate
-from karat.check.distances import distance, gap, largest_finite
+from karat.check.distances import distance, gap, largest_finite, pooled
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.kept import Kept
@@ -45,7 +45,6 @@ LIMIT = 10.0
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _ERF_UNITS = 8
-_NEIGHBOURS = 8  # tokens whose attention shares a spread
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
 _WIDE = 64  # features
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
@@ -393,14 +392,6 @@ class Replay:
             if not self._finite[source]:
                 return False
         return True
-
-
-def pooled(spread: Array) -> Array:
-    """[heads, tokens, 1] of scores or weights, each with its neighbours' largest: a row of few keys has too few values
-    to go by, and its neighbours are as uncertain."""
-    starts = np.arange(0, spread.shape[1], _NEIGHBOURS)
-    largest = np.maximum.reduceat(spread, starts, axis=1)
-    return np.maximum(spread, np.repeat(largest, _NEIGHBOURS, axis=1)[:, : spread.shape[1]])
 
 
 @cache

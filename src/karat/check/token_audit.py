@@ -15,18 +15,18 @@ from karat.text import Tokenizer
 MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>|</?[A-Za-z][\w:]{0,40}>|\[/?[A-Z][A-Z_]{0,40}\]")
 _SILENT_ROLES = frozenset({"pad_token", "unk_token", "sep_token", "cls_token", "mask_token"})
 _SHOWN = 8
-Place = str  # a file, or a key of a GGUF file's metadata
+Place = str  # where something is stated: a file, or "the tokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What the files say: rows of the embedding; end tokens by place, the tokenizer's own among them; whether "bos" and
-    "eos" are put around a text, by a word of its own (a key is absent where nothing says so); and the ids at which the
-    engine does end a text, and an answer of a conversation."""
+    """What the files say: rows of the embedding; end tokens by place, the tokenizer's own among them; whether BOS comes
+    before a text, where a word of its own says so (None: none does); and the ids at which the engine does end a text,
+    and an answer of a conversation."""
 
     num_rows: int
     ends: Mapping[Place, tuple[int, ...]]
-    adds: Mapping[str, bool] = field(default_factory=dict)
+    adds_bos: bool | None = None
     stops: frozenset[int]
     chat_stops: frozenset[int]
 
@@ -112,7 +112,7 @@ class FileAudit:
     def _around(self, audit: Audit) -> None:
         """What is put around a text."""
         head, tail = self._head_and_tail()
-        stated, bos = self.stated.adds.get("bos"), self.tokenizer.bos_token_id
+        stated, bos = self.stated.adds_bos, self.tokenizer.bos_token_id
         if len(head) != len(set(head)):
             where = f"'Hello' becomes {self.tokenizer.encode('Hello')}"
             audit.bug("bos", where, f"{self.shown(head[0])} comes twice before every text")
@@ -134,7 +134,7 @@ class FileAudit:
         """What encoding adds before and behind a text."""
         whole = self.tokenizer.encode("Hello")
         inner = self.tokenizer.encode("Hello", add_special_tokens=False)
-        for start in range(len(whole) - len(inner) + 1):
+        for start in range(len(whole) - len(inner) + 1 if inner else 0):
             if whole[start : start + len(inner)] == inner:
                 return whole[:start], whole[start + len(inner) :]
         return whole, []

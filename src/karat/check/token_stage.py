@@ -31,12 +31,12 @@ def tokens_stage(
     model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
 ) -> Stage:
     """What is wrong about tokens, by name; TemplateError for a chat template that does not compile."""
-    audit = Audit()
-    stated = stated_of(model, tokenizer)
-    FileAudit(tokenizer, stated).run(audit)
+    audit, stated = Audit(), stated_of(model, tokenizer)
+    files = FileAudit(tokenizer, stated)
+    files.run(audit)
     texts = {**SHAPES, "prompt": prompt}
     _come_back(tokenizer, texts, audit)
-    audit_chat(FileAudit(tokenizer, stated), audit)
+    audit_chat(files, audit)
     chats = rendered_chats(tokenizer)
     ours = {name: tokenizer.encode(text) for name, text in texts.items()}
     ours |= {name: tokenizer.encode_chat(CHATS[name]) for name in chats}
@@ -55,18 +55,20 @@ def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
     stops = read_defaults(checkpoint.generation_config, model.config, tokenizer).end_token_ids
     generation = (checkpoint.generation_config or {}).get("eos_token_id")
     own = tokenizer.eos_token_id
-    adds: dict[str, bool] = {}
     ends = {"config.json": model.config.eos_token_ids, "generation_config.json": _ids(generation)}
+    flag: object = None
     if isinstance(checkpoint, GgufCheckpoint):
         ends = {"the file": model.config.eos_token_ids}
         flag = checkpoint.metadata.optional(bool, "tokenizer.ggml.add_bos_token")
-        adds = {} if flag is None else {"bos": flag}
     elif (path := model.path / "tokenizer_config.json").is_file():
         flag = read_json(path, TokenizerError).get("add_bos_token")
-        adds = {"bos": flag} if isinstance(flag, bool) else {}
     ends["the tokenizer"] = () if own is None else (own,)
     return Stated(
-        num_rows=model.config.vocab_size, ends=ends, adds=adds, stops=stops, chat_stops=stops | turn_end_ids(tokenizer)
+        num_rows=model.config.vocab_size,
+        ends=ends,
+        adds_bos=flag if isinstance(flag, bool) else None,
+        stops=stops,
+        chat_stops=stops | turn_end_ids(tokenizer),
     )
 
 
