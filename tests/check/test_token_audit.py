@@ -79,6 +79,7 @@ class TestReleased:
         for folder in (embedded_model_path(), data_dir / "checkpoint", data_dir / "stories260k"):
             stage = staged(folder)
             assert stage.verdict == "exact", stage.lines
+            assert not any("is no token" in note for note in stage.facts["notes"])
             assert any(line.startswith("7 texts come back from their ids: bare, plain, long") for line in stage.lines)
 
     def test_templates(self, data_dir: Path, tmp_path: Path) -> None:
@@ -220,6 +221,8 @@ def test_what_may_be_meant_is_a_flag(tmp_path: Path, fault: str) -> None:
     stage = staged(with_files(tmp_path, change))
     assert stage.verdict == "flagged", stage.lines
     assert any(words in flag for flag in stage.facts["flags"]), stage.facts["flags"]
+    unknown = [note for note in stage.facts["notes"] if "is no token" in note]
+    assert bool(unknown) == ("mark" in fault), unknown
 
 
 def test_a_tokenizer_that_cannot_spell_the_text_that_is_tried() -> None:

@@ -113,6 +113,8 @@ def test_llama_cpp_agrees_about_a_converted_model(tmp_path: Path, monkeypatch: p
 def test_llama_cpp_reads_the_roles_of_released_vocabularies(data_dir: Path) -> None:
     for name in ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2"):
         path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
-        ours, theirs = Tokenizer.from_gguf(read_header(path).metadata, path), llamacpp_tokens(path, {"x": "Hello"}, {})
+        ours = Tokenizer.from_gguf(read_header(path).metadata, path)
+        theirs = llamacpp_tokens(path, {"x": "Hello"}, {"rendered": "Hello"})
         assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos, theirs.eos)
         assert ours.eos_token_id in theirs.ends and list(theirs.ids["x"]) == ours.encode("Hello")
+        assert list(theirs.ids["rendered"]) == ours.encode("Hello", add_special_tokens=False)
