@@ -79,6 +79,23 @@ def test_a_wrong_op_is_wrong_alone() -> None:
     assert {"model.layers.1.mlp.act", "model.layers.1.mlp.down_proj", "model.layers.1"} <= free
 
 
+class Sharper(ReferenceOps):
+    """The scores of layer 1 are by one part in 20,000 too large."""
+
+    def paged_attention(self, *args: Any, scale: float, name: str, **rest: Any) -> Any:
+        factor = 1.00005 if ".layers.1." in name else 1.0
+        return super().paged_attention(*args, scale=scale * factor, name=name, **rest)
+
+
+def test_a_cache_that_rounds_hides_nothing() -> None:
+    """Our run has a float16 cache, which moves scores further than this mistake; fed, they are on one that does not."""
+    subject = draw(f"{SEED}-sharper", steps="whole", changes={"num_hidden_layers": 2}, lengths=(20, 40))
+    results = fed(subject, recorded(subject), Sharper("float32"), kv_dtype="float16").results
+    wrong = [local.name for local in results.forced["transformers"] if local.is_wrong]
+    assert wrong[:1] == ["model.layers.1.self_attn.scores"]
+    assert {name.rpartition(".")[2] for name in wrong} <= {"scores", "weights", "attention"}
+
+
 def test_their_wrong_result_reaches_no_other_op() -> None:
     """A result of theirs that is off is found where it is made and where it is read, and nowhere else."""
     subject = draw(f"{SEED}-theirs", steps="whole", changes={"num_hidden_layers": 3})
