@@ -89,7 +89,7 @@ class Sharper(ReferenceOps):
 
 
 def test_a_cache_that_rounds_hides_nothing() -> None:
-    """Our run has a float16 cache, which moves scores further than this mistake; fed, they are on one that does not."""
+    """Our run has a float16 cache; ops that are fed have one that rounds nothing, as transformers has."""
     subject = draw(f"{SEED}-sharper", steps="whole", changes={"num_hidden_layers": 2}, lengths=(60, 80))
     results = fed(subject, recorded(subject), Sharper("float32"), kv_dtype="float16").results
     wrong = [local.name for local in results.forced["transformers"] if local.is_wrong]
