@@ -62,6 +62,13 @@ def test_in_double_precision_the_floor_is_transformers() -> None:
     assert 0.1 < max(local.ratio for local in found) < 10
 
 
+def test_of_few_tokens() -> None:
+    """Fewer than have a floor for each feature: heads share their token's."""
+    subject = draw(f"{SEED}-few", steps="whole", changes={"num_hidden_layers": 1}, lengths=(5, 6))
+    found = fed(subject, recorded(subject), ReferenceOps("float32")).results.forced["transformers"]
+    assert 0 < max(local.ratio for local in found) < 10
+
+
 class Faulty(ReferenceOps):
     """The MLP's product of layer 1 is a thousandth too large; all before and behind is right."""
 

@@ -75,7 +75,7 @@ def local_errors(
             last = graph.by_role[node.layer, "self_attn.attention"].name if node.kind in _ATTENTION else name
             floors |= lent.row_floors(lent.segment(last if last in theirs.arrays else name))
         with np.errstate(all="ignore"):
-            ratio = rows / floors[name].reshape(rows.shape)
+            ratio = rows / floors[name][..., 0]
         ratio[np.isnan(ratio)] = 0
         found.append(Local(name, float(ratio.max()), largest))
     return found
