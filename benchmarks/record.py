@@ -19,17 +19,27 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def record(name: str, options: list[str], folder: Path = RESULTS) -> Path:
     """Measures with these options and writes the file, whose path is returned. Raises where `karat bench` fails."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
-        raise SystemExit(f"{name!r} names no result: expected small letters, digits, dots and dashes")
+    check_name(name)
     command = [sys.executable, "-m", "karat", "bench", *options, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
     kept = {"command": shlex.join(["karat", "bench", *options]), "commit": commit(), **result}
+    return keep(name, kept, folder)
+
+
+def check_name(name: str) -> None:
+    """SystemExit for a name that a file of results cannot have."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise SystemExit(f"{name!r} names no result: expected small letters, digits, dots and dashes")
+
+
+def keep(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Writes DATE-MACHINE-NAME.json; `result` has `date`, and `machine` with `cpu` and `usable_cores`."""
     machine = f"{result['machine']['cpu'] or 'unknown'} {result['machine']['usable_cores']} cores"
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = folder / f"{result['date'][:10]}-{slug}-{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 

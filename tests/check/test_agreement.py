@@ -42,3 +42,7 @@ def test_finite_logits_are_compared_as_they_were(seed: int) -> None:
     assert facts["rms"] == pytest.approx(np.sqrt(np.mean((ours - right) ** 2)))
     assert facts["deviation"] == pytest.approx(right.std())
     assert facts["top1"] == (ours.argmax(1) == right.argmax(1)).sum()
+    p, q = (np.exp(x - np.logaddexp.reduce(x, axis=1, keepdims=True)) for x in (right, ours))
+    divergences = (p * np.log(p / q)).sum(axis=1)
+    assert facts["kl"] == pytest.approx(divergences.max(), rel=1e-6, abs=1e-14)
+    assert facts["mean_kl"] == pytest.approx(divergences.mean(), rel=1e-6, abs=1e-14)

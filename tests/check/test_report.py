@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -14,14 +15,21 @@ import numpy as np
 import pytest
 
 from karat.check import session as sessions
+from karat.check.chat_audit import CHATS
+from karat.check.forced import Local
 from karat.check.model import open_model
-from karat.check.report import page
+from karat.check.report import page, visible
 from karat.check.report_pictures import attention, png
 from karat.check.session import Plan, Session
 from karat.check.stage import overall
 from karat.check.stages import run_stages
 from karat.check.streamed import AttentionMap
+from karat.cli import check_facts, machine
+from karat.cli.check_facts import gather
+from karat.config import embedded_model_path
+from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
+from karat.text import Tokenizer
 
 VOID = {"meta", "img", "br", "line"}
 
@@ -57,14 +65,21 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
-def made(monkeypatch: pytest.MonkeyPatch, ops: ReferenceOps) -> str:
+LILY = "Once upon a time, there was a girl named Lily. She had a red ball."
+
+
+def made(
+    monkeypatch: pytest.MonkeyPatch,
+    ops: ReferenceOps,
+    prompt: str = LILY,
+    chosen: tuple[str, ...] = ("layers", "logits", "health"),
+    args: tuple[str, ...] = ("check", "<the model>"),
+) -> str:
     monkeypatch.setattr(sessions, "create", lambda *_: ops)
-    prompt = "Once upon a time, there was a girl named Lily. She had a red ball."
-    chosen = ("layers", "logits", "health")
     plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
     session = Session(plan)
     done = list(run_stages(session))
-    return page(session, done, {"verdict": overall(done), "model": "<the model>", "tokens": 24})
+    return page(session, done, gather(session, done, overall(done), args))
 
 
 def test_a_wrong_run_is_shown_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +100,69 @@ def test_a_wrong_run_is_shown_where_it_is_wrong(monkeypatch: pytest.MonkeyPatch)
 def test_a_right_run_flags_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     text = made(monkeypatch, ReferenceOps("float32"))
     assert "No head was flagged." in text and "fill='#a8071a'" not in text and "class='other'" not in text
+
+
+def test_it_tells_what_was_asked_of_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command, options, prompt with its ids, rendered conversations, processor, kernels and versions."""
+    monkeypatch.setattr(machine, "cpu_model", lambda: "A Fast One")
+    monkeypatch.setattr(machine, "cpu_features", lambda: ["avx2", "f16c"])
+    monkeypatch.setattr(check_facts, "_installed", lambda: {"transformers": "5.0", "torch": "2.9"})
+    args = ("check", "--prompt", LILY, "--tokens", "24")
+    text = made(monkeypatch, ReferenceOps("float32"), chosen=("tokens", "layers"), args=args)
+    reader = Reader()
+    reader.feed(text)
+    words = " ".join(reader.texts)
+    token_ids = Tokenizer.from_folder(embedded_model_path()).encode(LILY)[:24]
+    ids = " ".join(map(str, token_ids))
+    chat = Tokenizer.from_folder(embedded_model_path()).render_chat(CHATS["chat"])
+    for expected in (
+        shlex.join(["karat", *args]), LILY, ids, chat, "A Fast One", "avx2 f16c", "transformers 5.0; torch 2.9",
+        "stages tokens layers", "against reference", f"steps 0 {len(token_ids) * 2 // 3}",
+    ):  # fmt: skip
+        assert expected in words, expected
+
+
+def test_the_kernels_in_use_are_told() -> None:
+    kernels = NativeOps().isa if unavailable_reason() is None else None
+    facts = gather(Session(Plan(model=open_model(None), num_tokens=4)), [], "skipped", ("check",))
+    assert facts["kernel_build"] == kernels and (facts["threads"] or 0) >= (kernels is not None)
+
+
+def test_a_prompt_is_shown_and_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markup stays text; what a page cannot hold or what turns text around is an escape."""
+    prompt = (
+        "<script>alert('x')</script><img src=http://x onerror=y> &amp; \x00\x1b[31m \u202eesrever\u2066 \t</td></table>"
+    )
+    text = made(
+        monkeypatch, ReferenceOps("float32"), prompt, ("tokens", "layers", "logits"), ("check", prompt, "\udc80")
+    )
+    reader = Reader()
+    reader.feed(text)
+    assert not reader.open and all(source.startswith("data:image/png") for source in reader.fetched)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", text)
+    shown = prompt.translate({0: "\\u0000", 0x1B: "\\u001b", 0x202E: "\\u202e", 0x2066: "\\u2066"})
+    assert any(shown in part for part in reader.texts) and "\\udc80" in " ".join(reader.texts)
+    text.encode()
+
+
+def test_what_is_visible_stays_as_it_is() -> None:
+    text = "a\tb\nc “d” é שלום 你好 👩\u200d🚀"
+    assert visible(text) == text
+
+
+def test_ops_that_were_fed_have_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(model=open_model(None), num_tokens=8, executor="reference", stages=("layers",))
+    session = Session(plan)
+    done = list(run_stages(session))
+    assert session.results is not None
+    session.results.forced["transformers"] = [
+        Local("model.layers.2.mlp.act", 3.0, 0.25), Local("model.layers.4.mlp.act", 7.5, 0.125),
+        Local("lm_head", 1.0, 0.5),
+    ]  # fmt: skip
+    text = page(session, done, gather(session, done, "numerics", ("check",)))
+    assert "Each op on the inputs that transformers had" in text
+    assert "<td>mlp.act</td><td class=n>4</td><td class=n>0.125</td><td class=n>7.5 ×</td>" in text
+    assert "<td>lm_head</td><td class=n></td>" in text
 
 
 def test_a_png_holds_the_pixels() -> None:

@@ -163,3 +163,17 @@ def test_of_released_templates(data_dir: Path, tmp_path: Path, template: str, en
     backend.add_special_tokens([end])
     backend.save(str(folder / "tokenizer.json"))
     assert turn_end_ids(Tokenizer.from_folder(folder)) == {backend.token_to_id(end)}
+
+
+def test_a_turn_may_end_with_an_added_token_that_is_not_special(tmp_path: Path) -> None:
+    """As in GGUF files whose converter wrote it as "user-defined"; one that is white space or a word ends nothing."""
+    for token, ends in (("<turn_end>", True), ("\n\n", False), ("word", False)):
+        source = "{% for m in messages %}{{ m.role }}: {{ m.content }} " + token + "{% endfor %}"
+        (folder := tmp_path / str(len(token))).mkdir()
+        write_model(folder, chat_template=source)
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.add_tokens([tokenizers.AddedToken(token, normalized=False, special=False)])
+        backend.save(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_folder(folder)
+        expected = {backend.token_to_id(token)} if ends else set()
+        assert backend.token_to_id(token) not in tokenizer.special_ids and turn_end_ids(tokenizer) == expected

@@ -59,11 +59,26 @@ def hf_tokenizer(path: Path) -> Any:
         return None
 
 
-def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> str | None:
-    """The prompt that transformers' tokenizer makes of a conversation; None if it has no template."""
+def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> tuple[str, list[int]] | None:
+    """The prompt that transformers' tokenizer makes of a conversation, and its ids; None if it has no template."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    return str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+    text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.apply_chat_template(list(chat), tokenize=True, add_generation_prompt=True, return_dict=False)
+    return str(text), list(ids)
+
+
+def hf_end_ids(path: Path) -> frozenset[int]:
+    """The ids at which transformers' `generate` ends a text of the model in this folder."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        stated = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except OSError:  # there is no generation_config.json
+        stated = None
+    if stated is None:
+        stated = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).eos_token_id
+    return frozenset(stated if isinstance(stated, list) else [] if stated is None else [stated])
 
 
 def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
@@ -164,10 +179,13 @@ def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _kl(p: Array, q: Array) -> Array:
-    """Kullback-Leibler divergence in nats of each row."""
-    log_p, log_q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
-    log_p, log_q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (log_p, log_q))
-    divergence: Array = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    """Kullback-Leibler divergence in nats of each row of logits, in two exponentials a number: rows are long."""
+    p, q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
+    apart = p - q
+    weights, theirs = np.exp(p, out=p), np.exp(q, out=q)
+    total = weights.sum(axis=1)
+    mean = np.einsum("ij,ij->i", weights, apart) / total
+    divergence: Array = mean - (np.log(total) - np.log(theirs.sum(axis=1)))
     return divergence
 
 

@@ -169,7 +169,14 @@ BUGS: Mapping[str, Bug] = {
     "special-tokens": Bug(
         "special tokens are split into ordinary pieces", "look special tokens up before splitting text"
     ),
-    "eos": Bug("an end token did not end the text", "stop at every id of eos_token_id and generation_config.json"),
+    "eos": Bug(
+        "a text does not end at the model's end tokens",
+        "stop at every id of eos_token_id and generation_config.json, and at no other",
+    ),
+    "token-range": Bug(
+        "the tokenizer has ids that the embedding has no rows for",
+        "take the tokenizer that belongs to these weights, or add the rows",
+    ),
     "greedy": Bug(
         "with temperature 0, a token that was not the likeliest was taken",
         "take the argmax of the raw logits, the lowest id of equals",

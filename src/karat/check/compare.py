@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from karat.check.compute import evaluate
-from karat.check.distances import distance
+from karat.check.distances import distance, pooled
 from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
 from karat.check.trace import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError
 
 _DRAWS = 2
-_NEIGHBOURS = 8  # tokens whose attention shares a spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +146,7 @@ class FreeRun:
             spread = moved if spread is None else np.maximum(spread, moved)
         assert spread is not None
         if node.kind in ("scores", "softmax"):
-            # A row of few keys has too few values to go by; its neighbours are as uncertain.
-            starts = np.arange(0, spread.shape[1], _NEIGHBOURS)
-            pooled = np.maximum.reduceat(spread, starts, axis=1)
-            spread = np.maximum(spread, np.repeat(pooled, _NEIGHBOURS, axis=1)[:, : spread.shape[1]])
+            spread = pooled(spread)
         for kept in self._values:
             for source in {*node.inputs, name}:
                 if self._last_reader.get(source, name) == name:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating]
+_NEIGHBOURS = 8  # tokens whose attention shares a spread
 
 
 def distance(got: Array, expected: Array) -> Array:
@@ -33,3 +34,11 @@ def largest_finite(x: Array) -> float:
         return max(-low, high)
     finite = x[np.isfinite(x)]
     return float(np.abs(finite).max(initial=0))
+
+
+def pooled(spread: Array) -> Array:
+    """[heads, tokens, 1] of scores or weights, each with its neighbours' largest: a row of few keys has too few values
+    to go by, and its neighbours are as uncertain."""
+    starts = np.arange(0, spread.shape[1], _NEIGHBOURS)
+    largest = np.maximum.reduceat(spread, starts, axis=1)
+    return np.maximum(spread, np.repeat(largest, _NEIGHBOURS, axis=1)[:, : spread.shape[1]])

@@ -1,4 +1,4 @@
-"""The stages of `karat check` that come before any arithmetic: token ids, and the tensors as they are stored."""
+"""The stage of `karat check` that looks at the tensors as they are stored."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,60 +7,13 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
-from karat.check.llamacpp import llamacpp_ids
 from karat.check.model import CheckedModel
 from karat.check.quantised import distances
 from karat.check.stage import Stage
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
-from karat.text import Tokenizer
 
-SHAPES = {
-    "plain": "Once upon a time, there was a small house.",
-    "long": "The cat sat on the mat and looked at the moon. " * 12,
-    "non-Latin": "你好，世界。Привет, мир! שלום عالم",
-    "emoji": "I like 🍎🍐 and 👩‍🚀, a lot!",
-    "white space": "a  b\n\n\tc   d\n",
-}
 _PART = 1 << 17  # elements that stay in a cache
 _SAMPLE = 1 << 14  # bytes of a tensor that are compared before all of it is
-
-
-def tokens_stage(
-    model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
-) -> Stage:
-    """Special tokens are found whole, ids fit the embedding, and the tokenizers of others give the same ones."""
-    lines, faults = [], []
-    audit = [i for i in tokenizer.special_ids if tokenizer.decode([i], skip_special_tokens=False)]
-    for token_id in audit:
-        text = tokenizer.decode([token_id], skip_special_tokens=False)
-        if (got := tokenizer.encode(text, add_special_tokens=False)) != [token_id]:
-            faults.append(f"special token {text!r} becomes {got}, not [{token_id}]")
-    lines.append(f"{len(audit)} special tokens, each found whole in a text")
-    largest = model.config.vocab_size
-    for name, text in SHAPES.items():
-        ids = tokenizer.encode(text)
-        if any(i >= largest for i in ids):
-            faults.append(f"{name}: id {max(ids)} is outside the embedding of {largest} rows")
-    others = agreement.hf_tokenizer(model.path) if with_hf else None
-    if others is not None:
-        texts = dict(SHAPES) | {"prompt": prompt, "bare": ""}
-        if tokenizer.chat_template:
-            chat = [{"role": "user", "content": "Hello"}]
-            texts["chat"] = tokenizer.render_chat(chat)
-            if (theirs := agreement.hf_chat(others, chat)) is not None and theirs != texts["chat"]:
-                faults.append(f"the chat template renders {texts['chat']!r}, transformers {theirs!r}")
-        for name, text in texts.items():
-            ours, wanted = tokenizer.encode(text), list(others(text)["input_ids"])
-            if ours != wanted:
-                faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in transformers")
-        lines.append(f"{len(texts)} texts give the ids of transformers' tokenizer")
-    if with_llamacpp:
-        texts = dict(SHAPES) | {"prompt": prompt, "bare": ""}
-        for name, wanted in llamacpp_ids(model.path, texts).items():
-            if (ours := tokenizer.encode(texts[name])) != wanted:
-                faults.append(f"{name}: {ours[:12]} here, {wanted[:12]} in llama.cpp")
-        lines.append(f"{len(texts)} texts give the ids of llama.cpp's tokenizer")
-    return Stage("tokens", "bug" if faults else "exact", faults or lines, {"faults": faults})
 
 
 def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:

@@ -1,10 +1,11 @@
 """A model run a layer at a time: the weights and results of one layer are in memory, and no more."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from karat.check.forced import ForcedTap
 from karat.check.graph import Graph
 from karat.check.record import BLOCK_SIZE, Steps, joined, one_sequence
 from karat.check.selection import EVERYTHING
@@ -18,8 +19,11 @@ from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, SpecCollector, Take, WeightLoader
 from karat.models.decoder import DecoderLayer
 from karat.models.units import units_of
-from karat.ops.api import CacheSpec, Ops, Tensor
+from karat.ops.api import Cache, CacheSpec, Ops, Tensor
 from karat.ops.tap import Tap
+
+States = list[Tensor]  # hidden states, one entry a step
+Compute = Callable[[Ops, States, Cache], States]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class LayerwiseRun:
         rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)
         self._cache_dtype: FloatName = kv_dtype
+        self._again: Compute | None = None
         self.info: TraceInfo = make_info(
             steps.prompt, steps=steps.cuts, dtype=ops.dtype, kv_dtype=kv_dtype, executor=f"karat {ops.executor}",
             rows=dict.fromkeys(("model.selected", "model.norm", "lm_head"), rows) if len(rows) < total else {},
@@ -71,36 +76,72 @@ class LayerwiseRun:
         """The arrays of each part, by canonical name."""
         config, tap = self._config, Tap(self._ops)
         units = units_of(config, self._stored)
-        total = len(self._steps.prompt)
-        cache = tap.new_cache(CacheSpec(
-            num_layers=config.num_layers, num_blocks=-(-total // BLOCK_SIZE), block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=self._cache_dtype,
-        ))  # fmt: skip
-        rope = tap.rope_table(config.rope, head_dim=config.head_dim, num_positions=total)
-        ends = [*self._steps.cuts[1:], total]
+        cache = self._cache(self._cache_dtype)
+        rope = tap.rope_table(config.rope, head_dim=config.head_dim, num_positions=len(self._steps.prompt))
         batches = [
             one_sequence(self._steps.prompt, start, stop, self._logit_tokens, always_last=False)
-            for start, stop in zip(self._steps.cuts, ends, strict=True)
+            for start, stop in self._spans
         ]
         steps = [tap.begin(batch) for batch in batches]
         embed = self._embedding(self._take())
-        states: list[Tensor] = [embed(tap, step) for step in steps]
-        del embed
-        yield self._taken(tap)
+        states = yield from self._part(lambda ops, _x, _cache: [embed(ops, step) for step in steps], tap, [], cache)
         for index in range(config.num_layers):
             layer = DecoderLayer(self._take(), f"model.layers.{index}", config, index, units, SINGLE)
-            states = [layer(tap, x, step, cache, rope) for x, step in zip(states, steps, strict=True)]
-            del layer
-            yield self._taken(tap)
+
+            def through(ops: Ops, states: States, cache: Cache, layer: DecoderLayer = layer) -> States:
+                return [layer(ops, x, step, cache, rope) for x, step in zip(states, steps, strict=True)]
+
+            states = yield from self._part(through, tap, states, cache)
+            del layer, through
         take = self._take()
         tied = config.tie_word_embeddings
         embed = self._embedding(take if tied else SpecCollector())
         norm = RMSNorm(take, "model.norm", config.hidden_size, config.rms_norm_eps)
         head = ParallelLMHead(take, embed, config.vocab_size, config.hidden_size, tied=tied, group=SINGLE)
-        for x, step, batch in zip(states, steps, batches, strict=True):
-            if len(batch.logit_rows):
-                head(tap, norm(tap, tap.select_rows(x, step, name="model.selected")))
+
+        def end(ops: Ops, states: States, _cache: Cache) -> States:
+            return [
+                head(ops, norm(ops, ops.select_rows(x, step, name="model.selected")))
+                for x, step, batch in zip(states, steps, batches, strict=True)
+                if len(batch.logit_rows)
+            ]
+
+        yield from self._part(end, tap, states, cache)
+
+    def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
+        """The part that was made last once more, each op fed what another engine had (karat.check.forced).
+
+        theirs: its results in this part, rows of logits as ours; before: what it had at the end of the part before
+        [tokens, hidden], None for the embedding. The cache rounds nothing, whatever that of the run does.
+        """
+        assert self._again is not None, "there is no part"
+        tap = ForcedTap(self._ops, theirs)
+        dtype = np.dtype(self._ops.dtype)
+        states = [] if before is None else [before[start:stop].astype(dtype) for start, stop in self._spans]
+        self._again(tap, states, self._cache(self._ops.dtype))
+        return self._taken(tap)
+
+    def _part(
+        self, compute: Compute, tap: Tap, states: States, cache: Cache
+    ) -> Generator[dict[str, Array], None, States]:
+        states = compute(tap, states, cache)
+        self._again = compute
         yield self._taken(tap)
+        self._again = None
+        return states
+
+    def _cache(self, dtype: FloatName) -> Cache:
+        config = self._config
+        return self._ops.new_cache(CacheSpec(
+            num_layers=config.num_layers, num_blocks=-(-len(self._steps.prompt) // BLOCK_SIZE), block_size=BLOCK_SIZE,
+            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype,
+        ))  # fmt: skip
+
+    @property
+    def _spans(self) -> list[tuple[int, int]]:
+        """First and last token of each step, the last one excluded."""
+        cuts = self._steps.cuts
+        return list(zip(cuts, [*cuts[1:], len(self._steps.prompt)], strict=True))
 
     def _embedding(self, take: Take) -> VocabParallelEmbedding:
         config = self._config

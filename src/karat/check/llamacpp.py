@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,13 +82,29 @@ def record_llamacpp(
     return Trace(replace(made.info, activations=None if plain else "ggml"), arrays)
 
 
-def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> dict[str, list[int]]:
-    """The ids that llama.cpp's tokenizer of the GGUF file `path` gives to each text; ExecutorError as above."""
+@dataclass(frozen=True, slots=True)
+class LlamaTokens:
+    """What llama.cpp's tokenizer says: ids by the name of a text; BOS, EOS, and all tokens that end a generation."""
+
+    ids: Mapping[str, list[int]]
+    bos: int | None
+    eos: int | None
+    ends: frozenset[int]
+
+
+def llamacpp_tokens(path: Path, texts: Mapping[str, str], rendered: Mapping[str, str]) -> LlamaTokens:
+    """llama.cpp's tokenizer of the GGUF file `path`: `texts` with what the file puts around them, `rendered` prompts
+    without. ExecutorError as above."""
     with TemporaryDirectory(prefix="karat-") as folder:
         out = Path(folder) / "ids.json"
-        _run_worker(path, out, {"texts": dict(texts)})
-        ids: dict[str, list[int]] = json.loads(out.read_text())
-        return ids
+        _run_worker(path, out, {"texts": dict(texts), "rendered": dict(rendered)})
+        found = json.loads(out.read_text())
+        return LlamaTokens(found["ids"], found["bos"], found["eos"], frozenset(found["ends"]))
+
+
+def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]]:
+    """The ids that llama.cpp's tokenizer of the GGUF file `path` gives to each text; ExecutorError as above."""
+    return llamacpp_tokens(path, texts, {}).ids
 
 
 def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
@@ -219,17 +235,26 @@ def _work(path: Path, out: Path, job: Mapping[str, Any]) -> None:
     if not model:
         raise SystemExit("it does not load this file: " + "".join(messages)[-_LARGEST_MESSAGE:])
     if "texts" in job:
-        vocab = llama_cpp.llama_model_get_vocab(model)
-        out.write_text(json.dumps({name: _ids(llama_cpp, vocab, text) for name, text in job["texts"].items()}))
+        out.write_text(json.dumps(_tokens(llama_cpp, llama_cpp.llama_model_get_vocab(model), job)))
     else:
         _trace(llama_cpp, model, out, job)
 
 
-def _ids(llama_cpp: Any, vocab: Any, text: str) -> list[int]:
-    """Special tokens of the text are found, and those that the file wants are added."""
+def _tokens(llama_cpp: Any, vocab: Any, job: Mapping[str, Any]) -> dict[str, Any]:
+    """What LlamaTokens holds."""
+    ids = {name: _ids(llama_cpp, vocab, text, add=True) for name, text in job["texts"].items()}
+    ids |= {name: _ids(llama_cpp, vocab, text, add=False) for name, text in job["rendered"].items()}
+    roles = {"bos": llama_cpp.llama_vocab_bos(vocab), "eos": llama_cpp.llama_vocab_eos(vocab)}
+    count = llama_cpp.llama_vocab_n_tokens(vocab)
+    ends = [i for i in range(count) if llama_cpp.llama_vocab_is_eog(vocab, i)]
+    return {"ids": ids, "ends": ends, **{role: i if i >= 0 else None for role, i in roles.items()}}
+
+
+def _ids(llama_cpp: Any, vocab: Any, text: str, *, add: bool) -> list[int]:
+    """Special tokens of the text are found; with `add`, those that the file wants are put around it."""
     encoded = text.encode()
     found = (ctypes.c_int32 * (len(encoded) + 8))()
-    count = llama_cpp.llama_tokenize(vocab, encoded, len(encoded), found, len(found), True, True)
+    count = llama_cpp.llama_tokenize(vocab, encoded, len(encoded), found, len(found), add, True)
     return list(found[: max(0, count)])
 
 

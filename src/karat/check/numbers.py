@@ -53,6 +53,17 @@ def layers_stage(session: Session) -> Stage:
             )
             facts[f"first_against_{other}"] = first.name
             verdict = verdict if other in results.spread_beside else "bug"
+    for other, found in results.forced.items():
+        far_op = max(found, key=lambda local: local.ratio)
+        facts[f"fed_{other}"] = far_op.ratio
+        lines.append(
+            f"each op on the inputs that {label(other)} had: {len(found)} results, at most {times(far_op.ratio)} the "
+            f"noise floor ({far_op.name})"
+        )
+        if wrong := next((local for local in found if local.is_wrong), None):
+            lines.append(f"   the first that is another than {label(other)}': {wrong.name}, off by {wrong.error:.3g}")
+            facts[f"first_fed_{other}"] = wrong.name
+            verdict = "bug"
     lines += [f"not laid beside the trace, which is judged by itself: {session.aside}"] if session.aside else []
     if session.has_trace and "trace" not in results.drift:
         lines.append("the trace has no whole result to be laid beside ours")

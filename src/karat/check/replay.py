@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from karat.check.accumulation import Accumulation
 from karat.check.align import Place, Recordings
 from karat.check.compute import Context, Weights, evaluate
-from karat.check.distances import distance, gap, largest_finite
+from karat.check.distances import distance, gap, largest_finite, pooled
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.kept import Kept
@@ -103,6 +103,7 @@ class Replay:
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
         self._computed: Kept[str, Array] = Kept(_BUDGET)  # what the next node reads, where it is not recorded
+        self.floors: dict[str, Array] = {}  # of the results judged so far, the largest of each row [..., 1]
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
@@ -268,6 +269,25 @@ class Replay:
         # A feature that is small in every token has a floor of its own: weights of very different sizes.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
 
+    def row_floors(self, names: tuple[str, ...]) -> dict[str, Array]:
+        """The floor of each row [..., 1] of all of `names`, computed one from the other; by fewer runs than `floor`."""
+        right: dict[str, Array] = {}
+        self._run(names, {}, F64, 0.0, self.context, kept=right)
+        kinds = {name: self.graph.nodes[name].kind for name in names}
+        spread = {}
+        with np.errstate(all="ignore"):
+            for name in names:
+                sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # a mask is no size
+                spread[name] = _ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
+            for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
+                moved: dict[str, Array] = {}
+                context = self._jittered if draw % 2 else self.context
+                self._run(names, {}, self.noisy_dtype, self.unit, context, kept=moved)
+                for name in names:
+                    rows = np.fmax.reduce(gap(moved[name], right[name]), axis=-1, keepdims=True)
+                    spread[name] = np.fmax(spread[name], np.where(np.isfinite(rows), rows, 0))
+        return {name: pooled(rows) if kinds[name] in ("scores", "softmax") else rows for name, rows in spread.items()}
+
     @property
     def noisy_dtype(self) -> np.dtype[np.floating]:
         """In what a noisy run is computed where there is only one: float32 adds its own rounding to the noise."""
@@ -295,6 +315,8 @@ class Replay:
         if not error.any():
             return Finding(name, 0.0, 0.0, scale, (), exact, names, odd=self._odd(name, expected))
         floor = self.floor(names, expected, edits)
+        if edits is None:
+            self.floors[name] = floor.max(axis=-1, keepdims=True)
         largest = float(error.max())
         with np.errstate(all="ignore"):
             ratio = np.divide(error, floor, out=error)  # 0 / 0 where there is neither error nor floor

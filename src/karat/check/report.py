@@ -1,11 +1,13 @@
 """The report of a check: one page that needs nothing else, as a receipt to attach to an issue."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from karat.check.forced import Local
 from karat.check.replay import LIMIT
 from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
 from karat.check.session import Session
@@ -13,6 +15,17 @@ from karat.check.stage import Stage
 from karat.check.streamed import Results
 from karat.check.wording import times
 
+# What a page must not be given as it is: control characters, half surrogates, and those that reverse text.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Headings, and the facts below them.
+_RECEIPT: Mapping[str, Sequence[str]] = {
+    "What was checked": ("command", "date", "model", "digest", "logits_digest", "options", "trace", "trace_executor"),
+    "Prompt": ("ids_from", "prompt", "seed", "tokens", "token_ids"),
+    "Environment": (
+        "executor", "dtype", "kv_dtype", "threads", "kernel_build", "karat", "python", "numpy", "packages", "machine",
+        "cpu", "cpu_features", "usable_cores", "memory_bytes",
+    ),
+}  # fmt: skip
 _MILESTONES = ("model.embed_tokens", "layer", "model.norm", "lm_head")
 _TOP = 10
 _STYLE = """
@@ -24,6 +37,7 @@ th, td { padding: .15rem .6rem; text-align: left; border-bottom: 1px solid #ddd;
 th { font-weight: 600; white-space: nowrap } td { overflow-wrap: anywhere }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 td.lines { white-space: pre-wrap; font: 13px/1.45 ui-monospace, monospace } .scroll { overflow-x: auto }
+td.text { white-space: pre-wrap }
 table.dense { font-size: 12px } .dense th, .dense td { padding: .05rem .35rem }
 td.other { background: #fae08c }
 img.pixels { image-rendering: pixelated; border: 1px solid #ccc; box-sizing: border-box; display: block }
@@ -38,19 +52,45 @@ svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; f
 def page(session: Session, stages: Sequence[Stage], facts: Mapping[str, Any]) -> str:
     """A whole HTML document; no script, no request to any network."""
     verdict = facts["verdict"]
-    environment = [(key, value) for key, value in facts.items() if isinstance(value, str | int) and key != "verdict"]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         "<meta name='viewport' content='width=device-width'><title>karat check</title>",
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>karat check: <span class='{verdict}'>{verdict}</span></h1>",
-        _table([(key, str(value)) for key, value in environment]),
+        *_receipt(facts),
         "<h2>Stages</h2>",
         _stage_table(stages),
     ]
     if session.results is not None:
         parts += _of_run(session, session.results)
+    parts += _prompts(stages)
     return "\n".join([*parts, "</body></html>\n"])
+
+
+def _receipt(facts: Mapping[str, Any]) -> list[str]:
+    """What was asked, of what, and where it ran: enough to do it again."""
+    parts = []
+    for title, keys in _RECEIPT.items():
+        rows = [(key, _words(facts[key])) for key in keys if facts.get(key) not in (None, "", [], {})]
+        parts += [f"<h2>{title}</h2>", _table(rows)] if rows else []
+    return parts
+
+
+def _words(value: Any) -> str:
+    """A fact in words."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_words(part)}" for key, part in value.items() if part not in (None, [], ""))
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def _prompts(stages: Sequence[Stage]) -> list[str]:
+    """Conversations as the template renders them, with their ids."""
+    facts = next((stage.facts for stage in stages if stage.name == "tokens"), {})
+    rendered = facts.get("rendered") or {}
+    rows = [(name, f"{text}\n\n{' '.join(map(str, facts['ids'][name]))}") for name, text in rendered.items()]
+    return ["<h2>Conversations as rendered, and their ids</h2>", _table(rows)] if rows else []
 
 
 def _of_run(session: Session, results: Results) -> list[str]:
@@ -78,12 +118,43 @@ def _of_run(session: Session, results: Results) -> list[str]:
             for d in drifts if graph.nodes[d.name].role in _MILESTONES
         ]  # fmt: skip
         parts += [f"<h2>Accumulated from the token ids on, against {escape(other)}</h2>", _grid(head, rows)]
+    for other, found in results.forced.items():
+        parts += [
+            f"<h2>Each op on the inputs that {escape(other)} had</h2>",
+            "<p>The largest of all layers: only this op can differ, whatever came before it.</p>",
+            _grid(("op", "largest in layer", "largest error", "times rounding"), _by_op(session, found)),
+        ]
     return [*parts, *_likeliest(session, results)]
 
 
+def _by_op(session: Session, found: Sequence[Local]) -> list[tuple[str, str, str, str]]:
+    """A row for each op: where it is furthest off."""
+    nodes = session.plan.model.graph.nodes
+    largest: dict[str, Local] = {}
+    for local in found:
+        role = nodes[local.name].role
+        largest[role] = max(largest.get(role, local), local, key=lambda one: one.ratio)
+    return [
+        (
+            role,
+            "" if nodes[one.name].layer is None else str(nodes[one.name].layer),
+            f"{one.error:.3g}",
+            times(one.ratio),
+        )
+        for role, one in largest.items()
+    ]
+
+
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in rows)
+    cells = "".join(
+        f"<tr><th>{escape(key)}</th><td class=text dir=auto>{escape(visible(value))}</td></tr>" for key, value in rows
+    )
     return f"<table>{cells}</table>"
+
+
+def visible(text: str) -> str:
+    """Characters that a page cannot show or that turn its text around, as escapes; line breaks and tabs stay."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -99,7 +170,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
     rows = "".join(
         f"<tr><th>{stage.name}</th><td class='{stage.verdict}'>{stage.verdict}</td>"
         f"<td class=n>{stage.seconds:.1f} s</td>"
-        f"<td class=lines>{escape(chr(10).join(stage.lines).strip(chr(10)))}</td></tr>"
+        f"<td class=lines>{escape(visible(chr(10).join(stage.lines).strip(chr(10))))}</td></tr>"
         for stage in stages
     )
     return f"<table>{rows}</table>"
@@ -123,7 +194,7 @@ def _likeliest(session: Session, results: Results) -> list[str]:
             text = repr(session.tokenizer.decode([token], skip_special_tokens=False)) if known else ""
             mark = "" if token == ours[place] else " class=other"
             cells.append(
-                f"<td{mark}>{escape(text)} <small>{token}</small></td><td class=n>{last[token]:.5f}</td>"
+                f"<td{mark}>{escape(visible(text))} <small>{token}</small></td><td class=n>{last[token]:.5f}</td>"
                 f"<td class=n>{chances[token]:.4f}</td>"
             )
         rows.append(f"<tr><td class=n>{place + 1}</td>{''.join(cells)}</tr>")

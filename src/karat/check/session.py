@@ -161,7 +161,7 @@ class Session:
             rows = info.rows.get(name, range(len(self.ids)))
 
             def judge(arrays: dict[str, Array]) -> None:
-                streamed.advance({"transformers": (theirs, arrays)})
+                streamed.advance({"transformers": (theirs, arrays)}, forced="transformers")
 
             agreement.hf_layerwise(model.path, self.ids, rows, judge)
         others = {other: (trace.info, trace.arrays) for other, trace in self.beside.items()}

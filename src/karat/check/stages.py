@@ -12,7 +12,7 @@ from karat.check.diagnose import Diagnoser
 from karat.check.distances import distance
 from karat.check.generation import generation_stage
 from karat.check.health import signs
-from karat.check.inputs import tokens_stage, weights_stage
+from karat.check.inputs import weights_stage
 from karat.check.invariance import invariance_of
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.prompt import findings_of_model, token_lines
@@ -20,6 +20,7 @@ from karat.check.replay import PRECISION
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage
+from karat.check.token_stage import tokens_stage
 from karat.check.trace import Array, Trace, rows_of
 from karat.check.weights import digest
 from karat.check.wording import diagnosis_lines, times

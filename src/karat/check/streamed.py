@@ -12,6 +12,7 @@ import numpy as np
 
 from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.diagnose import Diagnoser, Diagnosis, Wrong, diagnosis_of
+from karat.check.forced import Local, local_errors
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model import CheckedModel
@@ -37,9 +38,10 @@ class AttentionMap:
 class Results:
     """What is known after the last part.
 
-    drift: accumulated errors, against "float64" and against each other engine by its name. logits: of ours, of the
-    float64 run, and of the others, rows as info.rows has them. spread: how far rounding moves each row of logits [rows,
-    1], from the token ids on; spread_beside: the same for others that round more than we do.
+    drift: accumulated errors, against "float64" and against each other engine by its name. forced: our ops, one by one,
+    on the inputs that another engine had, beside its results. logits: of ours, of the float64 run, and of the others,
+    rows as info.rows has them. spread: how far rounding moves each row of logits [rows, 1], from the token ids on;
+    spread_beside: the same for others that round more than we do.
     """
 
     info: TraceInfo
@@ -48,6 +50,7 @@ class Results:
     wrong: list[Wrong] = field(default_factory=list)
     beyond_judging: list[str] = field(default_factory=list)
     drift: dict[str, list[Drift]] = field(default_factory=dict)
+    forced: dict[str, list[Local]] = field(default_factory=dict)
     logits: dict[str, Array] = field(default_factory=dict)
     spread: Array = field(default_factory=lambda: np.zeros((0, 1)))
     spread_beside: dict[str, Array] = field(default_factory=dict)
@@ -68,14 +71,19 @@ class Streamed:
         self._model, self._seed, self._seconds = model, seed, seconds
         self._layers, self._progress = layers, progress
         self._weights = model.weights(run.info.dtype)
-        self._parts = zip(parts_of(model.graph), run.parts(), strict=True)
+        self._run, self._parts = run, zip(parts_of(model.graph), run.parts(), strict=True)
         self._carried: dict[str, Array] = {}  # the input of the next part
+        self._lent: dict[str, Array] = {}  # the same of the engine whose inputs our ops are fed
         self._free: FreeRun | None = None
         self._free_beside: dict[str, FreeRun] = {}
         self.results = Results(run.info, Health(model.graph, run.info, PRECISION[run.info.dtype]))
 
-    def advance(self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None) -> bool:
+    def advance(
+        self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None, *, forced: str | None = None
+    ) -> bool:
         """Compute and judge the next part, beside what others recorded of it; False if there is none.
+
+        forced: the one of `others` on whose inputs our ops are run once more, part by part from the first on.
 
         TraceError if another's run is of other tokens or shapes.
         """
@@ -108,6 +116,8 @@ class Streamed:
         for other, noisy in noisier.items():
             if noisy is not None and other not in self._free_beside:
                 self._free_beside[other] = FreeRun(noisy)
+        if chosen and forced is not None and forced in (others or {}):
+            self._force(replay, forced, *(others or {})[forced], same_type=noisier[forced] is None)
         for name in part.names:
             free = self._free.advance(replay, name)
             beside = {
@@ -126,7 +136,23 @@ class Streamed:
                 results.logits |= {o: found[name].astype(narrow) for o, found in theirs.items() if name in found}
                 results.spread_beside = {o: beside[o].spread for o, noisy in noisier.items() if noisy is not None}
         self._carried = {name: arrays[name] for name in part.names[-1:]}
+        if forced is not None:
+            found = (others or {})[forced][1]
+            self._lent = {name: found[name] for name in part.names[-1:] if name in found}
         return True
+
+    def _force(
+        self, replay: Replay, other: str, info: TraceInfo, found: Mapping[str, Array], *, same_type: bool
+    ) -> None:
+        """Our ops of this part on the inputs of the other engine."""
+        if not self._lent and self._carried:
+            return  # it has not recorded what comes before
+        made = self._run.forced(found, next(iter(self._lent.values()), None))
+        nodes = self._model.graph.nodes
+        theirs = Trace(info, {name: array for name, array in found.items() if name in nodes})
+        self.results.forced.setdefault(other, []).extend(
+            local_errors(replay, theirs, self._lent, made, same_type=same_type)
+        )
 
     def _noisier(self, replay: Replay, theirs: TraceInfo) -> Replay | None:
         """This part on the floor of another engine that rounds more than we do; None where it does not."""

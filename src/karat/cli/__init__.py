@@ -20,13 +20,14 @@ def main(args: Sequence[str] | None = None) -> int:
     stderr UTF-8.
     """
     _prepare_streams()
-    invocation = Invocation(debug=Settings.from_env().debug)
+    args = tuple(sys.argv[1:] if args is None else args)
+    invocation = Invocation(debug=Settings.from_env().debug, args=args)
     try:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             signal.signal(signal.SIGHUP, _terminate)
         try:
-            _run(sys.argv[1:] if args is None else args, invocation)
+            _run(args, invocation)
             emit("")  # or say that what is buffered cannot be written
             code = OK
         except BaseException as error:  # noqa: BLE001 - the outermost frame: everything ends in a line and a code

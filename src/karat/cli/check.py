@@ -1,7 +1,6 @@
 """`karat check`: proves that a model runs right, or says what is wrong."""
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,6 @@ from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from karat.check.session import Session
     from karat.check.stage import Stage
 
 EXAMPLES = """
@@ -33,6 +31,7 @@ Exit code 0: exact, numerics or quantisation. 1: bug. 2: it could not be checked
 
 @ends_in_verdict
 def check(
+    ctx: typer.Context,
     load: ComputeOptions,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     against: Annotated[
@@ -96,6 +95,7 @@ def check(
     from karat.check.session import STAGES, Plan, Session
     from karat.check.stage import overall
     from karat.check.stages import run_stages
+    from karat.cli.check_facts import gather, plain
 
     is_trace = against not in (None, "reference", "hf", "llama.cpp")
     if is_trace and not Path(str(against)).is_file():
@@ -174,18 +174,16 @@ def check(
         if not as_json:
             emit(_lines(stage))
     verdict = overall(done)
-    facts = _facts(session, done, verdict)
+    facts = gather(session, done, verdict, ctx.find_root().obj.args)
     if report is not None:
         from karat.check.report import page
 
         try:
-            report.write_text(page(session, done, facts), encoding="utf-8")
+            report.write_bytes(page(session, done, facts).encode("utf-8", "backslashreplace"))
         except OSError as fault:
             raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
     flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""
-    emit(
-        json.dumps(_plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}{flagged}\n"
-    )
+    emit(json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}{flagged}\n")
     if verdict in ("skipped", "flagged"):
         names = ", ".join(stage.name for stage in done)
         what = "nothing was checked" if verdict == "skipped" else "flags are no verdict"
@@ -233,55 +231,3 @@ def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any]
 def _lines(stage: "Stage") -> str:
     head = f"{stage.name:11} {stage.verdict:12} {stage.seconds:6.1f} s"
     return "\n".join([head, *(f"            {line}" for line in stage.lines)]) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can say it: NaN and infinity, which it has no word for, are null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if value is None or isinstance(value, str | int):
-        return value
-    return float(value) if math.isfinite(value) else None
-
-
-def _facts(session: "Session", stages: "list[Stage]", verdict: str) -> dict[str, Any]:
-    import hashlib
-    import platform
-
-    import numpy as np
-
-    from karat import __version__
-    from karat.check.weights import digest
-
-    others = session.versions()
-    results = session.results
-    return {
-        "verdict": verdict,
-        "flagged": [stage.name for stage in stages if stage.verdict == "flagged"],
-        "model": str(session.plan.model.path),
-        "digest": digest(session.plan.model.stored),
-        "karat": __version__,
-        "executor": session.executor,
-        "dtype": session.dtype,
-        "kv_dtype": session.kv_dtype,
-        "machine": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        **others,
-        **({} if results is None else {"logits_digest": hashlib.sha256(results.logits["ours"].tobytes()).hexdigest()}),
-        "tokens": len(session.ids),
-        "ids_from": "seed" if session.drawn else "trace" if session.has_trace else "prompt",
-        "seed": session.plan.seed,
-        "stages": [
-            {
-                "name": s.name,
-                "verdict": s.verdict,
-                "seconds": round(s.seconds, 2),
-                "lines": list(s.lines),
-                "facts": s.facts,
-            }
-            for s in stages
-        ],
-    }

@@ -13,9 +13,10 @@ from karat.errors import UsageError
 
 @dataclass(slots=True)
 class Invocation:
-    """What holds for one whole invocation; typer hands it around as `ctx.obj`."""
+    """What holds for one whole invocation; typer hands it around as `ctx.obj`. args: the words behind `karat`."""
 
     debug: bool = False
+    args: tuple[str, ...] = ()
 
 
 def _remember_debug(ctx: typer.Context, value: bool) -> None:

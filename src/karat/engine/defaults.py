@@ -113,7 +113,10 @@ def read_defaults(
 
 
 def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The special token that the chat template writes after an answer, if it is known and writes one."""
+    """The special token that the chat template writes after an answer, if it is known and writes one.
+
+    An added token that spells no word is one too: converters write `<|im_end|>` as "user-defined" into GGUF files.
+    """
     answer = "An-answer-to-find-again"
     conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": answer}]
     try:
@@ -122,7 +125,8 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
         return frozenset()
     _, found, after = text.rpartition(answer)
     first = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
-    return frozenset(first) & tokenizer.special_ids
+    marks = {i for i, token in tokenizer.added_tokens.items() if not token.isspace() and not token.isalnum()}
+    return frozenset(first) & (tokenizer.special_ids | marks)
 
 
 def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tuple[SamplingParams, list[str]]:

@@ -37,9 +37,10 @@ _BYTE_OF_CHAR = _byte_alphabet()
 class Tokenizer:
     """A tokenizer and its chat template. Immutable; threads may share it.
 
-    `vocab_size` counts added tokens; a model's embedding may have more rows, whose ids have no token. `special_ids` are
-    what `decode` skips. `special_tokens` maps roles such as `bos_token` to tokens. `is_byte_level` tells byte-level BPE
-    from SentencePiece and other kinds.
+    `vocab_size` counts added tokens; a model's embedding may have more rows, whose ids have no token. `added_tokens`,
+    by id, are those that are found in a text before it is split; of these, `special_ids` are what `decode` skips.
+    `special_tokens` maps roles such as `bos_token` to tokens. `is_byte_level` tells byte-level BPE from SentencePiece
+    and other kinds.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -51,8 +52,9 @@ class Tokenizer:
         ids = {role: self._backend.token_to_id(token) for role, token in self.special_tokens.items()}
         self.bos_token_id = ids.get("bos_token")
         self.eos_token_id = ids.get("eos_token")
-        added = self._backend.get_added_tokens_decoder().items()
-        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        added = self._backend.get_added_tokens_decoder()
+        self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         steps = _decoder_steps(self._backend.decoder)
         _check_decoder(steps)
         self.is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
@@ -105,6 +107,11 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """The id of `token`, spelled as in the vocabulary; None if it has none."""
         return self._backend.token_to_id(token)
+
+    @cached_property
+    def ordinary_ids(self) -> frozenset[int]:
+        """The ids of all tokens but the added ones: the pieces that a text is split into."""
+        return frozenset(self._backend.get_vocab(with_added_tokens=False).values()) - self.added_tokens.keys()
 
     def has_token(self, token_id: int) -> bool:
         """Whether `token_id` has a token; `decode` passes over one that has none."""

@@ -1,0 +1,203 @@
+"""The stage `tokens` of `karat check`: files against each other, prompts of several shapes, other tokenizers."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from karat.check import agreement
+from karat.check.chat_audit import CHATS, audit_chat, rendered_chats
+from karat.check.llamacpp import llamacpp_tokens
+from karat.check.model import CheckedModel
+from karat.check.prompt import TokenFinding, token_lines
+from karat.check.stage import Stage, Verdict
+from karat.check.token_audit import Audit, FileAudit, Stated
+from karat.checkpoint import GgufCheckpoint, read_json
+from karat.engine.defaults import read_defaults, turn_end_ids
+from karat.errors import TokenizerError
+from karat.text import Tokenizer
+
+SHAPES: Mapping[str, str] = {
+    "bare": "",
+    "plain": "Once upon a time, there was a small house.",
+    "long": "The cat sat on the mat and looked at the moon. " * 12,
+    "non-Latin": "你好，世界。Привет, мир! שלום عالم",
+    "emoji": "I like 🍎🍐 and 👩‍🚀, a lot!",
+    "white space": "a  b\n\n\tc   d\n",
+}
+_SHOWN = 12
+
+
+def tokens_stage(
+    model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
+) -> Stage:
+    """What is wrong about tokens, by name; TemplateError for a chat template that does not compile."""
+    audit, stated = Audit(), stated_of(model, tokenizer)
+    files = FileAudit(tokenizer, stated)
+    files.run(audit)
+    texts = {**SHAPES, "prompt": prompt}
+    _come_back(tokenizer, texts, audit)
+    audit_chat(files, audit)
+    chats = rendered_chats(tokenizer)
+    ours = {name: tokenizer.encode(text) for name, text in texts.items()}
+    ours |= {name: tokenizer.encode_chat(CHATS[name]) for name in chats}
+    _in_range(ours, model.config.vocab_size, audit)
+    side = _Side(tokenizer, stated, ours, chats)
+    if with_hf:
+        _against_transformers(side, model, texts, audit)
+    if with_llamacpp:
+        _against_llamacpp(side, model, texts, audit)
+    return _stage(audit, ours, chats)
+
+
+def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
+    """What the files of a model say about tokens, and what the engine makes of it."""
+    checkpoint = model.checkpoint
+    stops = read_defaults(checkpoint.generation_config, model.config, tokenizer).end_token_ids
+    generation = (checkpoint.generation_config or {}).get("eos_token_id")
+    own = tokenizer.eos_token_id
+    ends = {"config.json": model.config.eos_token_ids, "generation_config.json": _ids(generation)}
+    flag: object = None
+    if isinstance(checkpoint, GgufCheckpoint):
+        ends = {"the file": model.config.eos_token_ids}
+        flag = checkpoint.metadata.optional(bool, "tokenizer.ggml.add_bos_token")
+    elif (path := model.path / "tokenizer_config.json").is_file():
+        flag = read_json(path, TokenizerError).get("add_bos_token")
+    ends["the tokenizer"] = () if own is None else (own,)
+    return Stated(
+        num_rows=model.config.vocab_size,
+        ends=ends,
+        adds_bos=flag if isinstance(flag, bool) else None,
+        stops=stops,
+        chat_stops=stops | turn_end_ids(tokenizer),
+    )
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """eos_token_id as it is written; read_defaults has refused what is neither an id nor a list of them."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
+
+
+def _come_back(tokenizer: Tokenizer, texts: Mapping[str, str], audit: Audit) -> None:
+    """Decoded, the ids of a text are the text: as it was, or as Unicode writes the same characters."""
+    unknown = tokenizer.token_to_id(tokenizer.special_tokens.get("unk_token", ""))
+    bad = 0
+    for name, text in texts.items():
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        back = tokenizer.decode(ids, skip_special_tokens=False)
+        same = any(unicodedata.normalize(form, text).strip() == back.strip() for form in ("NFC", "NFKC", "NFD"))
+        if same or back == text:
+            continue
+        bad += 1
+        if unknown is not None and unknown in ids:
+            audit.notes.append(f"{name}: {ids.count(unknown)} of {len(ids)} pieces have no token but {unknown}")
+        else:
+            audit.flags.append(f"{name}: {text[:40]!r} comes back as {back[:40]!r}")
+    if not bad:
+        audit.lines.append(f"{len(texts)} texts come back from their ids: {', '.join(texts)}")
+
+
+def _in_range(ours: Mapping[str, Sequence[int]], num_rows: int, audit: Audit) -> None:
+    for name, ids in ours.items():
+        if ids and max(ids) >= num_rows:
+            where = f"{name}: id {max(ids)}; the embedding has {num_rows} rows"
+            audit.bug("token-range", where, "it cannot be computed")
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """What is compared with other tokenizers: ids of texts and conversations, rendered prompts."""
+
+    tokenizer: Tokenizer
+    stated: Stated
+    ids: Mapping[str, Sequence[int]]
+    chats: Mapping[str, str]
+
+    def compare(self, name: str, theirs: Sequence[int], other: str, audit: Audit) -> None:
+        ours = list(self.ids[name])
+        if ours == list(theirs):
+            return
+        first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        at = min(len(ours), len(theirs)) if first is None else first
+        where = (
+            f"{name}: from token {at} on {ours[at : at + _SHOWN]} here, {list(theirs[at : at + _SHOWN])} in {other}; "
+            f"{len(ours)} ids and {len(theirs)}"
+        )
+        audit.bugs.append(TokenFinding(*self._named(ours, list(theirs)), where))
+
+    def _named(self, ours: list[int], theirs: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The mistake that makes one side's ids of the other's."""
+        special = self.tokenizer.special_ids
+        for more, fewer, which in ((ours, theirs, "here"), (theirs, ours, "there")):
+            if more[:1] and more[0] in special and more[1:] == fewer:
+                return ("bos",), (f"{more[0]} comes before the text {which} only",)
+        if differing := sorted((set(ours) ^ set(theirs)) & special):
+            return ("special-tokens",), (f"found whole on one side only: {differing[:_SHOWN]}",)
+        return (), ()
+
+    def roles(self, theirs: Mapping[str, int | None], other: str, audit: Audit) -> None:
+        """Roles that the files state; for others both libraries have ids of their own."""
+        ours = {"bos": self.tokenizer.bos_token_id, "eos": self.tokenizer.eos_token_id}
+        for role, token_id in theirs.items():
+            if ours[role] is not None and token_id != ours[role]:
+                where = f"{role}_token is {ours[role]} here, {token_id} in {other}"
+                audit.bug(role, where, "the files are read otherwise")
+
+    def ends(self, theirs: frozenset[int], other: str, audit: Audit) -> None:
+        """End tokens that the other side takes from the same files."""
+        if missing := sorted(i for i in theirs - self.stated.stops if i < self.stated.num_rows):
+            audit.bug("eos", f"{other} ends a text at {missing} too", "one of several end tokens is ignored here")
+
+
+def _against_transformers(side: _Side, model: CheckedModel, texts: Mapping[str, str], audit: Audit) -> None:
+    others = agreement.hf_tokenizer(model.path)
+    if others is None:
+        audit.notes.append("transformers reads no tokenizer here: nothing is compared with it")
+        return
+    for name, text in texts.items():
+        side.compare(name, list(others(text)["input_ids"]), "transformers", audit)
+    for name, rendered in side.chats.items():
+        found = agreement.hf_chat(others, CHATS[name])
+        if found is None:
+            continue
+        theirs, ids = found
+        if theirs != rendered:
+            where = f"{name}: {rendered!r} here, {theirs!r} in transformers"
+            audit.bug("template", where, "the template renders otherwise")
+        else:
+            side.compare(name, ids, "transformers", audit)
+    side.roles({"bos": others.bos_token_id, "eos": others.eos_token_id}, "transformers", audit)
+    side.ends(agreement.hf_end_ids(model.path), "transformers", audit)
+    audit.lines.append(
+        f"against transformers: the ids of {len(texts)} texts, {len(side.chats)} conversations as rendered text and as "
+        "ids, BOS, EOS and end tokens"
+    )
+
+
+def _against_llamacpp(side: _Side, model: CheckedModel, texts: Mapping[str, str], audit: Audit) -> None:
+    found = llamacpp_tokens(model.path, texts, side.chats)
+    for name, ids in found.ids.items():
+        side.compare(name, ids, "llama.cpp", audit)
+    side.roles({"bos": found.bos, "eos": found.eos}, "llama.cpp", audit)
+    own = side.stated.chat_stops
+    for more, fewer, who in ((found.ends, own, "llama.cpp"), (own, found.ends, "Karat")):
+        if extra := sorted(more - fewer):
+            audit.notes.append(f"{who} alone ends an answer at {FileAudit(side.tokenizer, side.stated).named(extra)}")
+    what = f"the ids of {len(texts)} texts and {len(side.chats)} rendered prompts, BOS and EOS"
+    audit.lines.append(f"against llama.cpp: {what}")
+
+
+def _stage(audit: Audit, ours: Mapping[str, Sequence[int]], chats: Mapping[str, str]) -> Stage:
+    verdict: Verdict = "bug" if audit.bugs else "flagged" if audit.flags else "exact"
+    lines = token_lines(audit.bugs)
+    lines += [f"flag: {line}" for line in audit.flags]
+    lines += [f"note: {line}" for line in audit.notes]
+    lines += [] if audit.bugs else audit.lines
+    counts = ", ".join(f"{name} {len(ids)}" for name, ids in ours.items())
+    lines.append(f"ids: {counts}")
+    facts = {
+        "faults": [finding.where for finding in audit.bugs],
+        "bugs": [list(finding.bugs) for finding in audit.bugs],
+        "flags": audit.flags, "notes": audit.notes, "rendered": dict(chats),
+        "ids": {name: list(ids) for name, ids in ours.items()},
+    }  # fmt: skip
+    return Stage("tokens", verdict, lines, facts)
