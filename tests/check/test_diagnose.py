@@ -27,15 +27,18 @@ SEED = os.environ.get("KARAT_SEED") or secrets.token_hex(4)
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bug)
 def test_each_bug_is_named(row: Row) -> None:
+    """One case in which the bug moves a recorded result by ten times its floor: others show nothing to anybody."""
     cases = (run_case([row], f"{SEED}-{row.bug}-{index}") for index in range(40))
-    case = next(case for case in cases if case is not None)
-    assert case.outcome in ("right", "class", "unseen"), f"KARAT_SEED={SEED}: {case}"
+    case = next((case for case in cases if case is not None and case.counts), None)
+    assert case is not None, f"KARAT_SEED={SEED}: none of 40 draws of {row.bug} can be observed"
+    assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
 
 
 @pytest.mark.parametrize("bug", TOKEN_BUGS)
 def test_each_bug_of_tokens_is_named(bug: str) -> None:
     cases = (token_case(bug, f"{SEED}-{bug}-{index}") for index in range(40))
-    case = next(case for case in cases if case is not None)
+    case = next((case for case in cases if case is not None), None)
+    assert case is not None, f"KARAT_SEED={SEED}: none of 40 draws of {bug} changes a token"
     assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
 
 
