@@ -14,8 +14,9 @@ from karat.check.catalogue import BUGS
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
+from karat.check.names import ranges  # noqa: E402
 from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
-from karat.check.wording import diagnosis_lines, ranges, times  # noqa: E402
+from karat.check.wording import diagnosis_lines, times  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.faults_rope import rope_pairing  # noqa: E402
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402

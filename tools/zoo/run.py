@@ -89,13 +89,13 @@ def overflow(healthy: Trace, broken: Trace) -> float:
 
 def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
     """The largest move of a recorded result of the two, in multiples of the healthy run's floor."""
-    replay = Replay(subject.graph, subject.weights, healthy)
+    replay, other = (Replay(subject.graph, subject.weights, trace) for trace in (healthy, broken))
     largest = 0.0
     for name in subject.graph.nodes:
-        if name not in replay.recorded or name not in broken.arrays:
+        if name not in replay.recorded or name not in other.recorded:
             continue
         with np.errstate(all="ignore"):
-            a, b = np.asarray(healthy.arrays[name], np.float64), np.asarray(broken.arrays[name], np.float64)
+            a, b = replay.recorded[name].values, other.recorded[name].values
             move = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
         if not move.any():
             continue
@@ -103,7 +103,6 @@ def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
             return np.inf
         names = replay.segment(name)
         floor = replay.floor(names, replay.run(names))
-        move = move.reshape(replay.recorded[name].values.shape)
         with np.errstate(all="ignore"):
             largest = max(largest, float(np.nanmax(np.where(move > 0, move / floor, 0))))
         if largest > 1e6:

@@ -5,7 +5,7 @@ well are one class, and the class is what is reported.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from karat.check.compute import evaluate
 from karat.check.degenerate import emptiness
 from karat.check.fits import fits
 from karat.check.graph import Graph
+from karat.check.reach import reach
 from karat.check.replay import F64, Array, Edits, Finding, Replay
 from karat.check.search import searched
+from karat.check.theory import Theory, merged
 from karat.check.trace import Trace
 from karat.check.variants import Enumeration
 from karat.check.weights import CheckpointWeights
@@ -54,7 +56,8 @@ class Explanation:
 class Wrong:
     """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
 
-    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate).
+    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
+    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told.
     """
 
     finding: Finding
@@ -62,6 +65,7 @@ class Wrong:
     layer: int | None
     explanations: list[Explanation] = field(default_factory=list)
     empty: str | None = None
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Diagnosis:
     """findings: every recorded result against its recorded inputs; named and unexplained: those beyond the floor.
 
     beyond_judging: results that have NaN or infinity among their inputs. missing: results that are not in the trace.
+    follows: results that are wrong because others are of which the trace has only some tokens or heads. reach: how
+    exactly a bug can be located, where the trace is not complete.
     """
 
     findings: Sequence[Finding]
@@ -96,6 +102,8 @@ class Diagnosis:
     unexplained: Sequence[Wrong]
     beyond_judging: Sequence[str]
     missing: Sequence[str]
+    follows: Sequence[str] = ()
+    reach: str = ""
 
     @property
     def not_finite(self) -> list[Finding]:
@@ -111,8 +119,9 @@ def diagnosis_of(
     findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]
 ) -> Diagnosis:
     """What was found in all parts of a run, with one name for what is wrong in several of them."""
-    unexplained = [item for item in wrong if not item.explanations]
-    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing)
+    unexplained = [item for item in wrong if not item.explanations and not item.follows]
+    follows = [item.finding.name for item in wrong if item.follows]
+    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing, follows)
 
 
 class Diagnoser:
@@ -128,12 +137,15 @@ class Diagnoser:
         self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
         self._ends = list(self._enumeration.of_ends())
         self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
+        self._theory = Theory()
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
         findings, wrong = self.look()
         missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
-        return diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+        found = diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+        is_partial = any(self.replay.is_partial(name) for name in self.replay.recorded)
+        return replace(found, reach=reach(self.replay)) if missing or is_partial else found
 
     def look(self, among: Collection[str] | None = None) -> tuple[list[Finding], list[Wrong]]:
         """Findings of the recorded results (of `among`), and those that are wrong with what explains them."""
@@ -145,6 +157,9 @@ class Diagnoser:
         ]
         for item in wrong:
             item.empty = emptiness(self.replay, item.finding.name)
+            if self._follows(item):
+                self._theory.add(item.finding.name, item.explanations, follows=True)
+                continue
             if item.empty is None:
                 item.explanations = self._explain(item.finding)
             elif (
@@ -153,7 +168,30 @@ class Diagnoser:
                 singles = self._singles(item.finding.segment, item.finding.name)
                 found = (self._try(item.finding, (single,)) for single in singles if not single.fitted)
                 item.explanations = [explanation for explanation in found if explanation]
+            self._theory.add(item.finding.name, item.explanations)
         return findings, wrong
+
+    def _follows(self, item: Wrong) -> bool:
+        """Whether a result is wrong as those are that it is computed through, of which only some rows are recorded.
+
+        What one mistake that is known makes of them is an explanation, and counts as a place of that mistake.
+        """
+        finding = item.finding
+        through = [name for name in finding.segment[:-1] if name in self.replay.recorded]
+        if not through:
+            return False
+        if not self._theory.unexplained.isdisjoint(through):
+            item.follows = True
+            return True
+        known = [*self._theory.singly(finding.segment)]
+        # The same mistake may be made here as well.
+        singles = self._singles(finding.segment, finding.name)
+        known += [(single,) for single in singles if ((single.bug, single.detail),) in self._theory.known]
+        tried = (self._try(finding, variants) for variants in known)
+        item.explanations = sorted((e for e in tried if e), key=lambda e: e.ratio)
+        if not item.explanations and (everything := self._theory.together()):
+            item.follows = self._try(finding, everything) is not None
+        return item.follows or bool(item.explanations)
 
     def _explain(self, finding: Finding) -> list[Explanation]:
         """Everything that reproduces one wrong result, best first."""
@@ -216,7 +254,7 @@ class Diagnoser:
 
     def _try(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
         """Whether these mistakes give what was recorded."""
-        edits = _together(variants)
+        edits = merged(variants)
         if edits is None:
             return None
         expected = self.replay.run(finding.segment, edits)
@@ -285,19 +323,6 @@ class Diagnoser:
         for second in fits(changed, inputs, self.replay.recorded[node.name].values, self.replay.context):
             if explanation := self._try(finding, (first, second)):
                 yield explanation
-
-
-def _together(variants: Iterable[Variant]) -> Edits | None:
-    """The edits of all; None where two say different things of one parameter."""
-    edits: dict[str, dict[str, Any]] = {}
-    for variant in variants:
-        for name, params in variant.edits.items():
-            known = edits.setdefault(name, {})
-            for key, value in params.items():
-                if key in known and known[key] != value:
-                    return None
-                known[key] = value
-    return edits
 
 
 def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:

@@ -57,9 +57,10 @@ def diagnose(
     from karat.check.diagnose import Diagnoser
     from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
+    from karat.check.reach import reach
     from karat.check.reference import departure, departure_alone, departure_lines
     from karat.check.trace import read_trace
-    from karat.check.validate import reach
+    from karat.check.validate import misnamed_of
     from karat.check.wording import diagnosis_lines
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
@@ -69,6 +70,8 @@ def diagnose(
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
     trace, differing = gathered(opened.graph, trace)
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
+    for misnamed in misnamed_of(opened.graph, trace)[0]:
+        note(f"not used: {misnamed.name}: {misnamed.why}" + (f"; is it {misnamed.meant}?" if misnamed.meant else ""))
     tokens = findings_of_model(opened, trace)
     diagnosis = diagnoser.run()
     if not (diagnosis.findings or diagnosis.beyond_judging or tokens or right is not None):
@@ -82,7 +85,7 @@ def diagnose(
         left = departure(diagnoser.replay, right)
     is_healthy = diagnosis.is_healthy and not tokens and (left is None or left.first is None)
     if as_json:
-        facts = as_facts(diagnosis) | {"reach": reach(opened.graph, diagnosis.missing), "different_on_ranks": differing}
+        facts = as_facts(diagnosis) | {"reach": reach(diagnoser.replay), "different_on_ranks": differing}
         facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
@@ -191,5 +194,6 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
         ],
         "not_finite": [finding.name for finding in diagnosis.not_finite],
         "not_judged": diagnosis.beyond_judging,
+        "follows": diagnosis.follows,
         "missing": diagnosis.missing,
     }

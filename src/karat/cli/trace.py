@@ -160,15 +160,21 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
 
 
 def _validate(opened: "CheckedModel", path: Path) -> None:
+    from karat.check.names import shortened
     from karat.check.trace import read_trace
     from karat.check.validate import validate
-    from karat.check.wording import shortened
+    from karat.checkpoint.wording import shown
 
     made = read_trace(path)
-    found = validate(opened.graph, opened.weights(), made)
-    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens; {found.reach}"]
-    for name, near in found.misnamed:
-        lines.append(f"unknown name {name}" + (f"; is it {near}?" if near else ""))
+    found = validate(opened.graph, opened.weights(made.info.dtype), made)
+    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.reach]
+    for misnamed in found.misnamed:
+        meant = f"; is it {misnamed.meant}?" if misnamed.meant else ""
+        lines.append(f"misnamed: {shown(misnamed.name)}: {misnamed.why}{meant}")
+    if found.unknown:
+        lines.append(f"not used, as no result is called so: {', '.join(map(shown, found.unknown))}")
     if found.missing:
         lines.append(f"not there: {shortened(found.missing, opened.graph)}")
     emit("\n".join(lines) + "\n")
+    if found.misnamed:
+        raise typer.Exit(1)
