@@ -68,6 +68,28 @@ def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:
     assert len(diagnosis.named[0].places) == 4 and not diagnosis.unexplained
 
 
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_an_ignored_tie_is_named_from_enough_tokens_and_else_they_are_asked_for(is_enough: bool) -> None:
+    """Of fewer tokens than hidden features any logits are a linear map: 24 features take 32 tokens."""
+    changes = {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24}
+    length = 32 if is_enough else 31
+    seed = f"{SEED}-tie"
+    subject = draw(seed, family="llama", steps="whole", changes=changes, lengths=(length, length + 1))
+    weight = subject.hf.lm_head.weight
+    generator = torch.Generator().manual_seed(5)
+    subject.hf.lm_head.weight = torch.nn.Parameter(torch.randn(weight.shape, generator=generator))
+    trace = record_hf(subject.hf, subject.steps)
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace, seconds=1).run()
+    text = "\n".join(diagnosis_lines(diagnosis, subject.graph, trace.info))
+    if is_enough:
+        assert [named.bugs for named in diagnosis.named] == [{"tie-ignored"}], f"KARAT_SEED={SEED}"
+        assert "cannot be told" not in text
+    else:
+        assert not diagnosis.named and [item.finding.name for item in diagnosis.unexplained] == ["lm_head"]
+        assert "another matrix than the embedding cannot be told with logits of 31 tokens" in text
+        assert "it takes 32" in text
+
+
 def test_small_logits_with_a_soft_cap_are_no_other_head() -> None:
     """A sixteenth of the logits, capped at 30, is nearly linear: but not to the rounding of numbers so small."""
     changes = {"tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24}

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from karat.check.catalogue import Variant
-from karat.check.compute import evaluate
 from karat.check.degenerate import emptiness
 from karat.check.fits import fits
 from karat.check.graph import Graph
+from karat.check.other_head import fitted_head, tokens_wanted
 from karat.check.reach import reach
-from karat.check.replay import F64, Array, Edits, Finding, Replay
+from karat.check.replay import Array, Edits, Finding, Replay
 from karat.check.search import searched
 from karat.check.theory import Theory, merged
 from karat.check.trace import Trace
@@ -57,7 +57,8 @@ class Wrong:
     """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
 
     empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
-    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told.
+    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told. hint:
+    what more of a trace would tell.
     """
 
     finding: Finding
@@ -66,6 +67,7 @@ class Wrong:
     explanations: list[Explanation] = field(default_factory=list)
     empty: str | None = None
     follows: bool = False
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,8 @@ class Diagnoser:
                 singles = self._singles(item.finding.segment, item.finding.name)
                 found = (self._try(item.finding, (single,)) for single in singles if not single.fitted)
                 item.explanations = [explanation for explanation in found if explanation]
+            if not item.explanations and self._is_tied_head(item.finding):
+                item.hint = tokens_wanted(self.replay)
             self._theory.add(item.finding.name, item.explanations)
         return findings, wrong
 
@@ -205,8 +209,7 @@ class Diagnoser:
             found = [e for variant in searched(self.replay, finding) if (e := self._try(finding, (variant,)))]
         if not found:
             found = self._pairs(finding)
-        is_head = finding.name == "lm_head" and not any(self.graph.nodes[n].layer is not None for n in names)
-        if not found and is_head and self.graph.config.tie_word_embeddings:
+        if not found and self._is_tied_head(finding):
             found = [e for e in [other_head(self.replay, finding)] if e]
         stated = {self._parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit that comes out at a mistake of the catalogue is that mistake.
@@ -215,6 +218,11 @@ class Diagnoser:
         explanations = sorted(unique.values(), key=lambda e: e.ratio)
         self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
         return explanations
+
+    def _is_tied_head(self, finding: Finding) -> bool:
+        """Whether a result is logits, computed behind the layers, of a model without a head of its own."""
+        behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
+        return finding.name == "lm_head" and behind and self.graph.config.tie_word_embeddings
 
     @staticmethod
     def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
@@ -376,28 +384,14 @@ def _generic(explanation: Explanation) -> str:
 
 
 def other_head(replay: Replay, finding: Finding) -> Explanation | None:
-    """Logits as *some* linear map of the final hidden state, where no weight of the model gives them.
-
-    The map is fitted to the first rows and tested on the rest, whose floor grows with how far they lie from the first;
-    so there have to be more rows than hidden features.
-    """
-    node = replay.graph.nodes["lm_head"]
-    x = replay.value(node.inputs[0])
-    recorded = replay.recorded["lm_head"]
-    num_train = len(x) - max(4, len(x) // 10)
-    if recorded.present is not None or num_train < x.shape[1] + 4:
+    """Logits as some linear map of the final hidden state, where no weight of the model gives them."""
+    found = fitted_head(replay, finding)
+    if found is None:
         return None
-    inverse = np.linalg.pinv(x[:num_train])
-    spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
-    error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
-    expected = evaluate(node, [x], replay.context, F64)
-    size = np.abs(recorded.values).max()
-    # Another head makes larger or smaller logits, whose rounding is larger or smaller.
-    floor = replay.floor(finding.segment, expected) * (size / np.abs(expected).max())
-    ratio = float((error / (spread * np.broadcast_to(floor, recorded.values.shape)[num_train:])).max())
-    if ratio > REPRODUCED or not error.max() * FIT_GAIN < size:
+    ratio, error, num_fitted = found
+    if ratio > REPRODUCED or not error * FIT_GAIN < np.abs(replay.recorded["lm_head"].values).max():
         return None
     detail = (
-        f"a linear map of the final norm that is none of the model's weights ({num_train} rows fitted, rest tested)"
+        f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
     )
-    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, float(error.max()))
+    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, error)

@@ -96,6 +96,8 @@ def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]
             f"unexplained: {evidence}",
             "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
         ]
+    if wrong.hint:
+        lines.append(f"   {wrong.hint}")
     if len(finding.segment) > 1:
         lines.append(f"   computed {_path(finding, graph)}: what is wrong is somewhere among these")
     return lines

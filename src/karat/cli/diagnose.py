@@ -183,6 +183,7 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
             for named in diagnosis.named
         ],
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
+        "hints": {item.finding.name: item.hint for item in diagnosis.unexplained if item.hint},
         "empty": {item.finding.name: item.empty for item in diagnosis.unexplained if item.empty},
         "results": [
             {
