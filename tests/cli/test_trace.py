@@ -94,6 +94,35 @@ def test_validate_lets_arrays_of_other_things_be(tmp_path: Path, karat_here: Kar
     assert done.returncode == 0 and "not used, as no result is called so: 'timing'" in done.stdout
 
 
+def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_here: Karat) -> None:
+    """Against the rows of a full trace; alone, beside the full one, and with a mistake in one of the rows."""
+    whole, part, wrong = tmp_path / "whole", tmp_path / "part", tmp_path / "wrong"
+    options = ("--ids", "5,9,300,7,8,9,44,12", "--executor", "reference")
+    karat_here("trace", "-o", str(whole), *options)
+    done = karat_here("trace", "-o", str(part), *options, "--only-tokens", "1,4-5,-1")
+    assert done.returncode == 0, done.stderr
+    all_of, some = read_trace(whole), read_trace(part)
+    assert set(some.arrays) == set(all_of.arrays) and some.info.token_ids == all_of.info.token_ids
+    for name, x in some.arrays.items():
+        if not name.endswith("inv_freq"):
+            assert some.info.rows[name] == (1, 4, 5, 7)
+            np.testing.assert_array_equal(x, np.take(all_of.arrays[name], [1, 4, 5, 7], axis=x.ndim - 2 if
+                                                     name.endswith((".scores", ".weights")) else 0))  # fmt: skip
+    done = karat_here("trace", "--validate", str(part))
+    assert done.returncode == 0 and "only some tokens or heads are there of model.embed_tokens" in done.stdout
+    done = karat_here("diagnose", str(part), "--reference", str(whole))
+    assert done.returncode == 0 and "verdict: numerics" in done.stdout and "lm_head:" in done.stdout, done.stdout
+    arrays = {name: np.array(x) for name, x in some.arrays.items()}
+    arrays["model.layers.2.self_attn.scores"] *= np.sqrt(32)
+    write_trace(wrong, Trace(some.info, arrays))
+    facts = json.loads(karat_here("diagnose", str(wrong), "--json").stdout)
+    bugs = [(bug["classes"], bug["places"]) for bug in facts["bugs"]]
+    assert bugs == [([["scale-missing"]], ["model.layers.2.self_attn.scores"])]
+    assert facts["unexplained"] == ["model.layers.2.self_attn.weights"]  # which were not changed
+    karat_here("trace", "-o", str(part), *options, "--only-tokens", "-1")
+    assert karat_here("diagnose", str(part)).returncode == 0
+
+
 def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None:
     pytest.importorskip("torch")
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -113,6 +142,9 @@ def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None
         (["--ids", "1", "--prompt", "x"], "give one"),
         (["--layers", "6"], "layer 6: the model has layers 0 to 5"),
         (["--chunk", "0"], "--chunk 0"),
+        (["--ids", "1,2", "--only-tokens", "2"], "token 2: the trace has tokens 0 to 1, or -2 to -1 from the end"),
+        (["--ids", "1,2", "--only-tokens", "-1-0"], "token 0 comes before token 1"),
+        (["--ids", "1,2", "--only-tokens", "1;2"], "expected indices and ranges"),
         (["--decode", "-1"], "--decode -1"),
     ],
 )

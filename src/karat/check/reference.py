@@ -76,8 +76,11 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
     for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
         ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))
         if name.endswith((".scores", ".weights")):
+            same_rows = np.array_equal(trace.rows_of(name), reference.rows_of(name))
             if ours.shape != theirs.shape or trace.info.heads.get(name) != reference.info.heads.get(name):
                 continue  # padded in ways of their own
+            if not same_rows:
+                continue
             ours, theirs = (np.where(x <= MASKED, -np.inf, x) for x in (ours, theirs))
         else:
             rows = [t.rows_of(name) for t in (trace, reference)]

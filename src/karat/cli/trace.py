@@ -19,6 +19,7 @@ Examples
   karat trace ./my-model --with hf                 the same by transformers
   karat trace model.gguf --with llama.cpp          by llama.cpp, every result it names
   karat trace org/name --chunk 16 --decode 4 --layers 0,5-7
+  karat trace ./my-model --only-tokens 0,5,17-20,-1
   karat trace ./my-model --validate engine.trace   what a trace of another engine lacks
 
 docs/trace-format.md says how another engine writes one in ten lines of NumPy.
@@ -45,6 +46,10 @@ def trace(
     decode: Annotated[int, typer.Option(metavar="N", help="Then decode N tokens greedily.")] = 0,
     layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these layers.")] = None,
     heads: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these heads of scores and weights.")] = None,
+    only_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="I,J-K", help="Write only these tokens, of all that is computed; -1 is the last."),
+    ] = None,
     logits: Annotated[int | None, typer.Option(metavar="N", help="Logits of the last N tokens only.")] = None,
     executor: Annotated[str, typer.Option(metavar="NAME", help="Karat's executor.")] = "auto",
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
@@ -64,7 +69,8 @@ def trace(
         _validate(opened, validate)
         return
     from karat.check.record import Steps
-    from karat.check.selection import Selection
+    from karat.check.selection import Selection, tokens_of
+    from karat.check.selection import only_tokens as with_only
     from karat.check.trace import write_trace
 
     if source not in ("karat", "hf", "llama.cpp"):
@@ -81,7 +87,9 @@ def trace(
     chosen = numbers("--layers", layers)
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
     steps = Steps.chunked(ids, chunk, decode)
+    kept = None if only_tokens is None else tokens_of(only_tokens, steps.total)
     made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
+    made = made if kept is None else with_only(made, kept)
     whole = token_ids is None and tokens is None
     made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
     write_trace(path, made)
