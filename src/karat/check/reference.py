@@ -77,10 +77,9 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
         ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))
         if name.endswith((".scores", ".weights")):
             same_rows = np.array_equal(trace.rows_of(name), reference.rows_of(name))
-            if ours.shape != theirs.shape or trace.info.heads.get(name) != reference.info.heads.get(name):
-                continue  # padded in ways of their own
-            if not same_rows:
-                continue
+            same_heads = trace.info.heads.get(name) == reference.info.heads.get(name)
+            if ours.shape != theirs.shape or not (same_rows and same_heads):
+                continue  # padded in ways of their own, or of other tokens
             ours, theirs = (np.where(x <= MASKED, -np.inf, x) for x in (ours, theirs))
         else:
             rows = [t.rows_of(name) for t in (trace, reference)]
