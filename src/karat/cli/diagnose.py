@@ -59,6 +59,7 @@ def diagnose(
     from karat.check.ranks import gathered
     from karat.check.reach import reach
     from karat.check.reference import departure, departure_alone, departure_lines
+    from karat.check.replay import Replay
     from karat.check.trace import read_trace
     from karat.check.validate import misnamed_of
     from karat.check.wording import diagnosis_lines
@@ -82,8 +83,8 @@ def diagnose(
     left = None
     if right is not None:
         right, _ = gathered(opened.graph, right)
-        left = departure(diagnoser.replay, right)
-    is_healthy = diagnosis.is_healthy and not tokens and (left is None or left.first is None)
+        left = departure(diagnoser.replay, Replay(opened.graph, opened.weights(right.info.dtype), right))
+    is_healthy = diagnosis.is_healthy and not tokens and not (left is not None and left.leaves)
     if as_json:
         facts = as_facts(diagnosis) | {"reach": reach(diagnoser.replay), "different_on_ranks": differing}
         facts |= {} if left is None else _of_reference(left)
@@ -157,7 +158,8 @@ def _show_alone(left: "Departure", trace: "Trace", reference: "Trace", *, as_jso
 def _of_reference(left: "Departure") -> dict[str, Any]:
     first = None if left.first is None else left.first.name
     drift = [{"name": d.name, "largest": _finite(d.largest), "ratio": _finite(d.ratio)} for d in left.drift]
-    return {"first_leaves_reference": first, "with_model": left.has_model, "drift": drift}
+    other = None if left.other is None else left.other.name
+    return {"first_leaves_reference": first, "other_weights_at": other, "with_model": left.has_model, "drift": drift}
 
 
 def _finite(x: float) -> float | None:
