@@ -9,18 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.diagnose import Diagnoser
-from karat.check.graph import Graph
-from karat.check.hf import record_hf
-from karat.check.reach import reach
-from karat.check.replay import Replay
-from karat.check.trace import Trace
-from karat.check.wording import diagnosis_lines
-from tools.zoo import run
-from tools.zoo.faults import ROWS
-from tools.zoo.models import Subject, draw
-from tools.zoo.thin import WAYS, thinned
+torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.graph import Graph  # noqa: E402
+from karat.check.hf import record_hf  # noqa: E402
+from karat.check.reach import reach  # noqa: E402
+from karat.check.replay import Replay  # noqa: E402
+from karat.check.trace import Trace  # noqa: E402
+from karat.check.wording import diagnosis_lines  # noqa: E402
+from tools.zoo import run  # noqa: E402
+from tools.zoo.faults import ROWS  # noqa: E402
+from tools.zoo.models import Subject, draw  # noqa: E402
+from tools.zoo.thin import WAYS, thinned  # noqa: E402
 
 SEED = os.environ.get("KARAT_SEED") or secrets.token_hex(4)
 ENDS = ("model.embed_tokens", "model.norm", "lm_head")
@@ -128,6 +128,31 @@ def test_a_bug_in_a_complete_layer_is_named(way: str) -> None:
     diagnosis = Diagnoser(drawn.graph, drawn.weights, trace, seconds=1).run()
     assert {bug for named in diagnosis.named for bug in named.bugs} == {"scale-missing"}, f"KARAT_SEED={SEED}"
     assert diagnosis.named[0].places[0] == f"model.layers.{layer}.self_attn.scores"
+
+
+def test_a_base_is_found_from_scores_alone() -> None:
+    """Neither q nor k after RoPE is recorded, and there are not as many heads as tokens."""
+    changes = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "num_hidden_layers": 2}
+    drawn = draw(f"{SEED}-base", family="llama", steps="whole", changes=changes, lengths=(30, 31))
+    inverse = drawn.hf.model.rotary_emb.inv_freq
+    drawn.hf.model.rotary_emb.inv_freq = 70000.0 ** -(torch.arange(len(inverse)) / len(inverse))
+    whole = record_hf(drawn.hf, drawn.steps)
+    arrays = {name: x for name, x in whole.arrays.items() if not name.endswith("_rope")}
+    diagnosis = Diagnoser(drawn.graph, drawn.weights, Trace(whole.info, arrays), seconds=1).run()
+    said = [detail for named in diagnosis.named for detail in named.details]
+    assert any(detail.startswith("rope-theta: theta 70000") for detail in said), f"KARAT_SEED={SEED}: {said}"
+    assert not diagnosis.unexplained
+
+
+def test_a_factor_of_an_embedding_that_is_not_recorded_is_named_beside_the_eps_that_gives_the_same() -> None:
+    changes = {"rms_norm_eps": 1e-3, "num_hidden_layers": 1}
+    drawn = draw(f"{SEED}-factor", family="llama", steps="whole", changes=changes, lengths=(30, 31))
+    drawn.hf.model.embed_tokens.register_forward_hook(lambda _m, _args, out: out * 2.0)
+    whole = record_hf(drawn.hf, drawn.steps)
+    kept = {name: x for name, x in whole.arrays.items() if name.endswith(("q_proj", "k_proj", "v_proj"))}
+    diagnosis = Diagnoser(drawn.graph, drawn.weights, Trace(whole.info, kept), seconds=1).run()
+    (named,) = diagnosis.named
+    assert {frozenset({"embed-scale"}), frozenset({"norm-eps"})} <= set(named.classes), f"KARAT_SEED={SEED}: {named}"
 
 
 def test_what_is_computed_through_wrong_tokens_follows_and_is_no_other_bug() -> None:

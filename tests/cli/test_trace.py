@@ -112,6 +112,8 @@ def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_her
     assert done.returncode == 0 and "only some tokens or heads are there of model.embed_tokens" in done.stdout
     done = karat_here("diagnose", str(part), "--reference", str(whole))
     assert done.returncode == 0 and "verdict: numerics" in done.stdout and "lm_head:" in done.stdout, done.stdout
+    done = karat_here("diagnose", str(part), "--reference", str(part))  # of the same tokens
+    assert done.returncode == 0 and "model.layers.3:" in done.stdout, done.stdout + done.stderr
     arrays = {name: np.array(x) for name, x in some.arrays.items()}
     arrays["model.layers.2.self_attn.scores"] *= np.sqrt(32)
     write_trace(wrong, Trace(some.info, arrays))
