@@ -55,7 +55,8 @@ def test_partial_traces_say_from_where_and_how_far(right: Trace) -> None:
     bugs, text = _said(right, {"lm_head": logits + 0.1 * rng.standard_normal(logits.shape)})
     assert not bugs and "unexplained: lm_head, token" in text
     assert "computed from the token ids over 106 ops, model.embed_tokens to lm_head: what is wrong is somewhere" in text
-    assert "so it can be said: logits: a bug is named only if one mistake" in text
+    assert "a bug is located only to one stretch: layers 0-5, model.embed_tokens, model.norm, lm_head, and" in text
+    assert "named if one mistake, in one layer or in all, gives what follows" in text
 
 
 def test_a_name_says_the_layer_of_the_mistake(right: Trace) -> None:

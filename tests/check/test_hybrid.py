@@ -5,7 +5,9 @@ import os
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.hybrid import Hybrid, check_part, suspect  # noqa: E402
+from karat.check.hf import load_hf  # noqa: E402
+from karat.check.hybrid import Hybrid, check_part, hybrid_runs, suspect  # noqa: E402
+from karat.config import embedded_model_path  # noqa: E402
 from karat.errors import UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from tests.support import random_models  # noqa: E402
@@ -62,13 +64,41 @@ def test_theirs_in_ours_brings_the_fault_along(part: str) -> None:
         assert run.from_ours < 1e-3 < run.from_theirs
 
 
+@pytest.mark.parametrize("layer", range(3))
+def test_their_layer_in_ours_brings_its_fault_along(layer: int) -> None:
+    """With one layer theirs and all else ours: the fault is there if it is that layer's."""
+    subject = draw(f"{SEED}-hybrid-layer-{layer}", changes={"num_hidden_layers": 3})
+    checkpoint = Checkpoint(subject.hf, subject.raw, "F32")
+    subject.hf.model.layers[layer].mlp.down_proj.register_forward_pre_hook(lambda _m, args: (args[0] * 1.5,))
+    runs = _hybrid(subject, checkpoint).run([f"theirs:layer:{index}" for index in range(3)])
+    for index, run in enumerate(runs[1:]):
+        if index == layer:
+            assert run.from_theirs < 1e-3 < run.from_ours
+        else:
+            assert run.from_ours < 1e-3 < run.from_theirs
+    assert "forward" not in vars(subject.hf.model.layers[0]), "a replacement was left in place"
+
+
+def test_a_folder_and_a_model_are_enough() -> None:
+    """As docs/diagnosis.md has it: another engine's model, wrong in one layer, beside the weights it was made of."""
+    folder = str(embedded_model_path())
+    model = load_hf(folder)
+    model.model.layers[2].self_attn.scaling *= 3
+    runs = hybrid_runs(model, folder, ["attention", "mlp", *(f"layer:{k}" for k in range(6))], range(40, 60))
+    assert suspect(runs) in ("attention", "layer:2")
+    by_part = {run.part: run.from_ours for run in runs}
+    assert max(by_part["attention"], by_part["layer:2"]) < 1e-3 < min(by_part["mlp"], by_part["layer:1"])
+    with pytest.raises(UsageError, match="layer:6"):
+        hybrid_runs(model, folder, ["layer:6"], [1, 2])
+
+
 def test_unknown_parts_are_named() -> None:
     subject = draw(f"{SEED}-hybrid-unknown", changes={"num_hidden_layers": 2})
     hybrid = _hybrid(subject, Checkpoint(subject.hf, subject.raw, "F32"))
-    for part in ("layer:2", "layer:x", "heads"):
+    for part in ("layer:2", "layer:x", "heads", "theirs:layer:2", "theirs:", "theirs:theirs:mlp", "layer:²"):
         with pytest.raises(UsageError, match="expected attention, mlp, norm, head, layer:K with K from 0 to 1"):
             hybrid.logits(part)
         with pytest.raises(UsageError, match="expected attention, mlp, norm, head, layer:K with K from 0 to 1"):
             check_part(part, 2)
-    for part in (*PARTS, "theirs:mlp", "layer:1"):
+    for part in (*PARTS, "theirs:mlp", "layer:1", "theirs:layer:1"):
         check_part(part, 2)

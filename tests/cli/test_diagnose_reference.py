@@ -61,6 +61,29 @@ def test_a_model_with_wrong_weights_does_not_excuse_its_run(right: Path, tmp_pat
         assert facts["first_leaves_reference"] == "model.layers.1.self_attn.o_proj"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_weights_show_where_rounding_could_hide_them(
+    right: Path, tmp_path: Path, karat_here: Karat, dtype: str
+) -> None:
+    """A weight off by a hundredth stays within 100 times what bfloat16 does to a whole run, and shows at its own op."""
+    wrong = _with_weights(tmp_path / "wrong", 1.01)
+    ours, theirs = _trace(karat_here, wrong, tmp_path / "ours"), _trace(karat_here, right, tmp_path / "theirs")
+    if dtype == "bfloat16":
+        made = read_trace(ours)
+        arrays = {name: _to_bfloat16(made.arrays[name]) for name in made.arrays}
+        write_trace(ours, Trace(replace(made.info, dtype="bfloat16", kv_dtype="bfloat16"), arrays))
+    done = karat_here("diagnose", str(ours), "--reference", str(theirs), "-m", str(wrong))
+    assert done.returncode == 1 and "arithmetic verdict: numerics" in done.stdout, done.stdout
+    assert "the reference is not what MODEL's weights give at model.layers.1.self_attn.o_proj: off by" in done.stdout
+    assert ("first leaves the reference" in done.stdout) == (dtype == "float32")
+
+
+def _to_bfloat16(x: np.ndarray) -> np.ndarray:
+    """Rounded to the nearest, in float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).reshape(x.shape)
+
+
 @pytest.mark.parametrize("options", [(), ("--kv-dtype", "float32"), ("--dtype", "float64")])
 def test_a_right_run_stays_with_its_reference(
     right: Path, tmp_path: Path, karat_here: Karat, options: tuple[str, ...]

@@ -1,6 +1,7 @@
 """`karat trace` and `karat diagnose`, from the command line to the verdict."""
 
 import json
+import re
 import resource
 import signal
 from pathlib import Path
@@ -43,16 +44,85 @@ def test_a_wrong_trace_is_named_with_its_evidence(tmp_path: Path, karat_here: Ka
     assert bug["classes"] == [["scale-missing"]] and bug["places"] == [f"{prefix}.scores"]
 
 
-def test_validate_says_what_is_missing_and_misnamed(tmp_path: Path, karat_here: Karat) -> None:
+def _renamed(path: Path, names: dict[str, str]) -> None:
+    trace = read_trace(path)
+    write_trace(path, Trace(trace.info, {names.get(name, name): np.array(x) for name, x in trace.arrays.items()}))
+
+
+def test_validate_says_what_is_missing(tmp_path: Path, karat_here: Karat) -> None:
     path = tmp_path / "x.trace"
     karat_here("trace", "-o", str(path), "--ids", "5,9", "--layers", "0,2-3")
-    trace = read_trace(path)
-    arrays = {name.replace("layers.3.mlp.gate_proj", "layers.3.mlp.gate"): x for name, x in trace.arrays.items()}
-    write_trace(path, Trace(trace.info, arrays))
-    text = karat_here("trace", "--validate", str(path)).stdout
-    assert "unknown name model.layers.3.mlp.gate; is it model.layers.3.mlp.gate_proj?" in text
-    assert "self_attn.scores in layers 1, 4-5" in text
-    assert "2 tokens; logits: " in text
+    done = karat_here("trace", "--validate", str(path))
+    assert done.returncode == 0
+    assert "self_attn.scores in layers 1, 4-5" in done.stdout
+    assert "a bug is located to the op: layers 0, 2-3, model.embed_tokens, model.norm, lm_head; " in done.stdout
+    assert "; to the layer: layer 1; only to one stretch: layers 4-5, and named if" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "why"),
+    [
+        ("model.layers.3.mlp.gate", "model.layers.3.mlp.gate_proj", "spelt otherwise"),
+        ("model.layers.3.mlp.gate_porj", "model.layers.3.mlp.gate_proj", "spelt otherwise"),
+        ("layers.3.mlp.gate_proj", "model.layers.3.mlp.gate_proj", "another order|spelt otherwise"),
+        ("model.mlp.layers.3.gate_proj", "model.layers.3.mlp.gate_proj", "another order"),
+        ("model.layers.3.mlp.proj_gate", "model.layers.3.mlp.gate_proj", "another order"),
+        ("model.layers.9.mlp.gate_proj", None, "the model has layers 0 to 5"),
+    ],
+)
+def test_validate_names_what_is_misnamed(
+    written: str, meant: str | None, why: str, tmp_path: Path, karat_here: Karat
+) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--ids", "5,9")
+    assert karat_here("trace", "--validate", str(path)).returncode == 0
+    _renamed(path, {"model.layers.3.mlp.gate_proj": written})
+    done = karat_here("trace", "--validate", str(path))
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("misnamed")]
+    assert line.startswith(f"misnamed: '{written}': ") and re.search(why, line)
+    assert line.endswith(f"; is it {meant}?") if meant else "?" not in line
+    done = karat_here("diagnose", str(path))
+    assert done.returncode == 0 and f"not used: {written}" in done.stderr
+
+
+def test_validate_lets_arrays_of_other_things_be(tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "x.trace"
+    karat_here("trace", "-o", str(path), "--ids", "5,9")
+    _renamed(path, {"model.rotary_emb.sin": "timing"})
+    done = karat_here("trace", "--validate", str(path))
+    assert done.returncode == 0 and "not used, as no result is called so: 'timing'" in done.stdout
+
+
+def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_here: Karat) -> None:
+    """Against the rows of a full trace; alone, beside the full one, and with a mistake in one of the rows."""
+    whole, part, wrong = tmp_path / "whole", tmp_path / "part", tmp_path / "wrong"
+    options = ("--ids", "5,9,300,7,8,9,44,12", "--executor", "reference")
+    karat_here("trace", "-o", str(whole), *options)
+    done = karat_here("trace", "-o", str(part), *options, "--only-tokens", "1,4-5,-1")
+    assert done.returncode == 0, done.stderr
+    all_of, some = read_trace(whole), read_trace(part)
+    assert set(some.arrays) == set(all_of.arrays) and some.info.token_ids == all_of.info.token_ids
+    for name, x in some.arrays.items():
+        if not name.endswith("inv_freq"):
+            assert some.info.rows[name] == (1, 4, 5, 7)
+            np.testing.assert_array_equal(x, np.take(all_of.arrays[name], [1, 4, 5, 7], axis=x.ndim - 2 if
+                                                     name.endswith((".scores", ".weights")) else 0))  # fmt: skip
+    done = karat_here("trace", "--validate", str(part))
+    assert done.returncode == 0 and "only some tokens or heads are there of model.embed_tokens" in done.stdout
+    done = karat_here("diagnose", str(part), "--reference", str(whole))
+    assert done.returncode == 0 and "verdict: numerics" in done.stdout and "lm_head:" in done.stdout, done.stdout
+    done = karat_here("diagnose", str(part), "--reference", str(part))  # of the same tokens
+    assert done.returncode == 0 and "model.layers.3:" in done.stdout, done.stdout + done.stderr
+    arrays = {name: np.array(x) for name, x in some.arrays.items()}
+    arrays["model.layers.2.self_attn.scores"] *= np.sqrt(32)
+    write_trace(wrong, Trace(some.info, arrays))
+    facts = json.loads(karat_here("diagnose", str(wrong), "--json").stdout)
+    bugs = [(bug["classes"], bug["places"]) for bug in facts["bugs"]]
+    assert bugs == [([["scale-missing"]], ["model.layers.2.self_attn.scores"])]
+    assert facts["unexplained"] == ["model.layers.2.self_attn.weights"]  # which were not changed
+    karat_here("trace", "-o", str(part), *options, "--only-tokens", "-1")
+    assert karat_here("diagnose", str(part)).returncode == 0
 
 
 def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None:
@@ -74,6 +144,9 @@ def test_transformers_and_karat_agree(tmp_path: Path, karat_here: Karat) -> None
         (["--ids", "1", "--prompt", "x"], "give one"),
         (["--layers", "6"], "layer 6: the model has layers 0 to 5"),
         (["--chunk", "0"], "--chunk 0"),
+        (["--ids", "1,2", "--only-tokens", "2"], "token 2: the trace has tokens 0 to 1, or -2 to -1 from the end"),
+        (["--ids", "1,2", "--only-tokens", "-1-0"], "token 0 comes before token 1"),
+        (["--ids", "1,2", "--only-tokens", "1;2"], "expected indices and ranges"),
         (["--decode", "-1"], "--decode -1"),
     ],
 )

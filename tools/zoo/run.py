@@ -1,5 +1,6 @@
 """One case of the zoo: a broken engine, traced by hooks, and what the diagnosis says of it."""
 
+import copy
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from karat.check.diagnose import Diagnoser, Diagnosis
 from karat.check.hf import record_hf
@@ -19,7 +21,12 @@ from tools.zoo.models import Subject, draw
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """outcome: right, class (right, among others), unseen (nothing moved, nothing said), missed, wrong, silent."""
+    """What was said of one bug, or of several at once.
+
+    outcome: right; class (right, among others); wrong (a name that it is not); silent (called wrong, but not by all its
+    names); missed (nothing said); unseen (no recorded result moves by ten times its floor, and no wrong name is given).
+    moved: the largest move, in multiples of the floor.
+    """
 
     bug: str
     seed: str
@@ -27,6 +34,11 @@ class Case:
     said: tuple[str, ...]
     unexplained: tuple[str, ...]
     moved: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether there was anything to observe."""
+        return self.outcome != "unseen"
 
 
 def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: float = 10.0) -> Case | None:
@@ -38,7 +50,8 @@ def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: flo
             return None  # they need different models
         options |= row.draw
     subject = draw(seed, **options)
-    healthy = record_hf(subject.hf, subject.steps)
+    is_narrow = subject.hf.dtype == torch.float16  # which is the fault: a right run is one in float32
+    healthy = record_hf(copy.deepcopy(subject.hf).float() if is_narrow else subject.hf, subject.steps)
     with ExitStack() as stack:
         if not all(row.fault(subject, stack) is not False for row in rows):
             return None
@@ -47,7 +60,7 @@ def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: flo
             cache = FaultyCache(subject.rng.choice(CACHE_FAULTS))
         broken = record_hf(subject.hf, subject.steps, cache=cache)
     seen = reduced(broken, kind)
-    moved = how_far(subject, reduced(healthy, kind), seen)
+    moved = overflow(reduced(healthy, kind), seen) if is_narrow else how_far(subject, reduced(healthy, kind), seen)
     diagnosis = Diagnoser(subject.graph, subject.weights, seen, seconds=seconds).run()
     return judged([row.bug for row in rows], seed, diagnosis, moved)
 
@@ -66,15 +79,23 @@ def reduced(trace: Trace, kind: str) -> Trace:
     return Trace(trace.info, kept)
 
 
+def overflow(healthy: Trace, broken: Trace) -> float:
+    """Infinite if a result is NaN or infinite that is finite in a run without overflow, masks aside; else 0."""
+    for name, array in broken.arrays.items():
+        if not name.endswith(".scores") and (np.isfinite(healthy.arrays[name]) & ~np.isfinite(array)).any():
+            return np.inf
+    return 0.0
+
+
 def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
     """The largest move of a recorded result of the two, in multiples of the healthy run's floor."""
-    replay = Replay(subject.graph, subject.weights, healthy)
+    replay, other = (Replay(subject.graph, subject.weights, trace) for trace in (healthy, broken))
     largest = 0.0
     for name in subject.graph.nodes:
-        if name not in replay.recorded or name not in broken.arrays:
+        if name not in replay.recorded or name not in other.recorded:
             continue
         with np.errstate(all="ignore"):
-            a, b = np.asarray(healthy.arrays[name], np.float64), np.asarray(broken.arrays[name], np.float64)
+            a, b = replay.recorded[name].values, other.recorded[name].values
             move = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
         if not move.any():
             continue
@@ -82,7 +103,6 @@ def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
             return np.inf
         names = replay.segment(name)
         floor = replay.floor(names, replay.run(names))
-        move = move.reshape(replay.recorded[name].values.shape)
         with np.errstate(all="ignore"):
             largest = max(largest, float(np.nanmax(np.where(move > 0, move / floor, 0))))
         if largest > 1e6:
@@ -98,10 +118,10 @@ def judged(bugs: list[str], seed: str, diagnosis: Diagnosis, moved: float) -> Ca
     found = {bug for named in diagnosis.named for c in named.classes if c <= wanted for bug in c}
     if strange:
         outcome = "wrong"
+    elif moved < LIMIT and (diagnosis.is_healthy or found == wanted):
+        outcome = "unseen"
     elif found == wanted:
         outcome = "right" if all(len(named.classes) == 1 for named in diagnosis.named) else "class"
-    elif moved < LIMIT and diagnosis.is_healthy:
-        outcome = "unseen"
     elif diagnosis.is_healthy:
         outcome = "missed"
     else:

@@ -48,6 +48,7 @@ class Recordings(Mapping[str, Recorded]):
         self._places = {name: place for name, place in places.items() if name in trace.arrays}
         self._shapes = {name: _shape(trace, name, place, num_heads) for name, place in self._places.items()}
         self._kept: Kept[str, Recorded] = Kept(budget)
+        self._masks: dict[str, NDArray[np.bool_]] = {}
 
     def __getitem__(self, name: str) -> Recorded:
         place, shape = self._places[name], self._shapes[name]
@@ -66,6 +67,19 @@ class Recordings(Mapping[str, Recorded]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def mask(self, name: str) -> NDArray[np.bool_] | None:
+        """[tokens], of scores and weights [heads, tokens]: what the trace has of a result; None: nothing."""
+        if name not in self._places:
+            return None
+        if name not in self._masks:
+            rows = np.isin(np.arange(self._tokens.num_tokens), self._trace.rows_of(name))
+            if self._places[name].node.kind in ("scores", "softmax"):
+                every = np.arange(self._num_heads)
+                chosen = np.isin(every, self._trace.info.heads.get(name, every))
+                rows = chosen[:, None] & rows
+            self._masks[name] = rows
+        return self._masks[name]
+
     def is_whole(self, name: str) -> bool:
         """Whether all rows and heads of a result are there."""
         return name not in self._trace.info.heads and np.array_equal(
@@ -77,10 +91,13 @@ def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, 
     """The shape of an array without a batch of one."""
     found, node = trace.shape_of(name), place.node
     rows, heads, shape = trace.rows_of(name), trace.info.heads.get(name), found
-    while len(shape) > 1 and shape[0] == 1 and len(shape) > _expected_ndim(node):
-        shape = shape[1:]
     has_keys = node.kind in ("scores", "softmax")
     axis = 1 if has_keys else 0
+
+    while len(shape) > (3 if has_keys else 2) and shape[0] == 1:
+        if not has_keys and shape[0] == len(rows) and prod(shape[1:]) == prod(place.features):
+            break  # one token, of several heads
+        shape = shape[1:]
     if len(shape) <= axis or shape[axis] != len(rows):
         raise TraceError(f"{name}: shape {found}; expected {len(rows)} tokens on axis {axis}")
     if has_keys and (len(shape) != 3 or shape[0] != (num_heads if heads is None else len(heads))):
@@ -118,7 +135,3 @@ def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...], n
     full[np.searchsorted(domain, rows[found])] = values[found]
     present = np.isin(domain, rows).reshape(-1, *(1,) * len(features))
     return Recorded(full, present)
-
-
-def _expected_ndim(node: Node) -> int:
-    return 3 if node.kind in ("scores", "softmax", "rope") else 2

@@ -81,10 +81,15 @@ def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
         values, wanted, found = theirs.recorded[name].values, replay.domain(nodes[name]), theirs.domain(nodes[name])
         return values if np.array_equal(wanted, found) else values[np.searchsorted(found, wanted)]
 
+    def covers(name: str) -> bool:
+        ours, have = replay.recorded.mask(name), theirs.recorded.mask(name)
+        if ours is None or have is None:
+            return theirs.recorded.is_whole(name)
+        return bool((have | ~ours).all())
+
     names = [
         name for name in theirs.recorded
-        if theirs.recorded.is_whole(name)
-        and np.isin(replay.domain(nodes[name]), theirs.domain(nodes[name])).all()
+        if covers(name) and np.isin(replay.domain(nodes[name]), theirs.domain(nodes[name])).all()
     ]  # fmt: skip
     return LazyArrays(names, rows_of)
 

@@ -5,19 +5,21 @@ well are one class, and the class is what is reported.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from karat.check.catalogue import Variant
-from karat.check.compute import evaluate
 from karat.check.degenerate import emptiness
 from karat.check.fits import fits
 from karat.check.graph import Graph
-from karat.check.replay import F64, Array, Edits, Finding, Replay
+from karat.check.other_head import fitted_head, tokens_wanted
+from karat.check.reach import reach
+from karat.check.replay import Array, Edits, Finding, Replay
 from karat.check.search import searched
+from karat.check.theory import Theory, merged
 from karat.check.trace import Trace
 from karat.check.variants import Enumeration
 from karat.check.weights import CheckpointWeights
@@ -54,7 +56,9 @@ class Explanation:
 class Wrong:
     """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
 
-    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate).
+    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
+    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told. hint:
+    what more of a trace would tell.
     """
 
     finding: Finding
@@ -62,6 +66,8 @@ class Wrong:
     layer: int | None
     explanations: list[Explanation] = field(default_factory=list)
     empty: str | None = None
+    follows: bool = False
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class Diagnosis:
     """findings: every recorded result against its recorded inputs; named and unexplained: those beyond the floor.
 
     beyond_judging: results that have NaN or infinity among their inputs. missing: results that are not in the trace.
+    follows: results that are wrong because others are of which the trace has only some tokens or heads. reach: how
+    exactly a bug can be located, where the trace is not complete.
     """
 
     findings: Sequence[Finding]
@@ -96,6 +104,8 @@ class Diagnosis:
     unexplained: Sequence[Wrong]
     beyond_judging: Sequence[str]
     missing: Sequence[str]
+    follows: Sequence[str] = ()
+    reach: str = ""
 
     @property
     def not_finite(self) -> list[Finding]:
@@ -111,8 +121,9 @@ def diagnosis_of(
     findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]
 ) -> Diagnosis:
     """What was found in all parts of a run, with one name for what is wrong in several of them."""
-    unexplained = [item for item in wrong if not item.explanations]
-    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing)
+    unexplained = [item for item in wrong if not item.explanations and not item.follows]
+    follows = [item.finding.name for item in wrong if item.follows]
+    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing, follows)
 
 
 class Diagnoser:
@@ -128,12 +139,15 @@ class Diagnoser:
         self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
         self._ends = list(self._enumeration.of_ends())
         self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
+        self._theory = Theory()
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
         findings, wrong = self.look()
         missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
-        return diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+        found = diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+        is_partial = any(self.replay.is_partial(name) for name in self.replay.recorded)
+        return replace(found, reach=reach(self.replay)) if missing or is_partial else found
 
     def look(self, among: Collection[str] | None = None) -> tuple[list[Finding], list[Wrong]]:
         """Findings of the recorded results (of `among`), and those that are wrong with what explains them."""
@@ -145,6 +159,9 @@ class Diagnoser:
         ]
         for item in wrong:
             item.empty = emptiness(self.replay, item.finding.name)
+            if self._follows(item):
+                self._theory.add(item.finding.name, item.explanations, follows=True)
+                continue
             if item.empty is None:
                 item.explanations = self._explain(item.finding)
             elif (
@@ -153,7 +170,32 @@ class Diagnoser:
                 singles = self._singles(item.finding.segment, item.finding.name)
                 found = (self._try(item.finding, (single,)) for single in singles if not single.fitted)
                 item.explanations = [explanation for explanation in found if explanation]
+            if not item.explanations and self._is_tied_head(item.finding):
+                item.hint = tokens_wanted(self.replay)
+            self._theory.add(item.finding.name, item.explanations)
         return findings, wrong
+
+    def _follows(self, item: Wrong) -> bool:
+        """Whether a result is wrong as those are that it is computed through, of which only some rows are recorded.
+
+        What one mistake that is known makes of them is an explanation, and counts as a place of that mistake.
+        """
+        finding = item.finding
+        through = [name for name in finding.segment[:-1] if name in self.replay.recorded]
+        if not through:
+            return False
+        if not self._theory.unexplained.isdisjoint(through):
+            item.follows = True
+            return True
+        known = [*self._theory.singly(finding.segment)]
+        # The same mistake may be made here as well.
+        singles = self._singles(finding.segment, finding.name)
+        known += [(single,) for single in singles if ((single.bug, single.detail),) in self._theory.known]
+        tried = (self._try(finding, variants) for variants in known)
+        item.explanations = sorted((e for e in tried if e), key=lambda e: e.ratio)
+        if not item.explanations and (everything := self._theory.together()):
+            item.follows = self._try(finding, everything) is not None
+        return item.follows or bool(item.explanations)
 
     def _explain(self, finding: Finding) -> list[Explanation]:
         """Everything that reproduces one wrong result, best first."""
@@ -167,8 +209,7 @@ class Diagnoser:
             found = [e for variant in searched(self.replay, finding) if (e := self._try(finding, (variant,)))]
         if not found:
             found = self._pairs(finding)
-        is_head = finding.name == "lm_head" and not any(self.graph.nodes[n].layer is not None for n in names)
-        if not found and is_head and self.graph.config.tie_word_embeddings:
+        if not found and self._is_tied_head(finding):
             found = [e for e in [other_head(self.replay, finding)] if e]
         stated = {self._parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit that comes out at a mistake of the catalogue is that mistake.
@@ -177,6 +218,11 @@ class Diagnoser:
         explanations = sorted(unique.values(), key=lambda e: e.ratio)
         self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
         return explanations
+
+    def _is_tied_head(self, finding: Finding) -> bool:
+        """Whether a result is logits, computed behind the layers, of a model without a head of its own."""
+        behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
+        return finding.name == "lm_head" and behind and self.graph.config.tie_word_embeddings
 
     @staticmethod
     def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
@@ -216,7 +262,7 @@ class Diagnoser:
 
     def _try(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
         """Whether these mistakes give what was recorded."""
-        edits = _together(variants)
+        edits = merged(variants)
         if edits is None:
             return None
         expected = self.replay.run(finding.segment, edits)
@@ -287,19 +333,6 @@ class Diagnoser:
                 yield explanation
 
 
-def _together(variants: Iterable[Variant]) -> Edits | None:
-    """The edits of all; None where two say different things of one parameter."""
-    edits: dict[str, dict[str, Any]] = {}
-    for variant in variants:
-        for name, params in variant.edits.items():
-            known = edits.setdefault(name, {})
-            for key, value in params.items():
-                if key in known and known[key] != value:
-                    return None
-                known[key] = value
-    return edits
-
-
 def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
     return tuple(sorted((name, tuple(sorted(params.items(), key=lambda kv: kv[0]))) for name, params in edits.items()))
 
@@ -351,28 +384,14 @@ def _generic(explanation: Explanation) -> str:
 
 
 def other_head(replay: Replay, finding: Finding) -> Explanation | None:
-    """Logits as *some* linear map of the final hidden state, where no weight of the model gives them.
-
-    The map is fitted to the first rows and tested on the rest, whose floor grows with how far they lie from the first;
-    so there have to be more rows than hidden features.
-    """
-    node = replay.graph.nodes["lm_head"]
-    x = replay.value(node.inputs[0])
-    recorded = replay.recorded["lm_head"]
-    num_train = len(x) - max(4, len(x) // 10)
-    if recorded.present is not None or num_train < x.shape[1] + 4:
+    """Logits as some linear map of the final hidden state, where no weight of the model gives them."""
+    found = fitted_head(replay, finding)
+    if found is None:
         return None
-    inverse = np.linalg.pinv(x[:num_train])
-    spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
-    error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
-    expected = evaluate(node, [x], replay.context, F64)
-    size = np.abs(recorded.values).max()
-    # Another head makes larger or smaller logits, whose rounding is larger or smaller.
-    floor = replay.floor(finding.segment, expected) * (size / np.abs(expected).max())
-    ratio = float((error / (spread * np.broadcast_to(floor, recorded.values.shape)[num_train:])).max())
-    if ratio > REPRODUCED or not error.max() * FIT_GAIN < size:
+    ratio, error, num_fitted = found
+    if ratio > REPRODUCED or not error * FIT_GAIN < np.abs(replay.recorded["lm_head"].values).max():
         return None
     detail = (
-        f"a linear map of the final norm that is none of the model's weights ({num_train} rows fitted, rest tested)"
+        f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
     )
-    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, float(error.max()))
+    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, error)

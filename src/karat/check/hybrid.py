@@ -21,7 +21,7 @@ from karat.ops.api import CacheSpec, Ops
 
 Array = NDArray[np.floating]
 
-# "theirs:" before one of the first four: that part theirs, the rest ours.
+# "theirs:" before any of them: that part theirs, the rest ours.
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 
@@ -95,6 +95,12 @@ class Hybrid:
                 for other in PARTS[:-1]:
                     if other != number:
                         yield from self._replacements(other)
+            case "theirs" if (index := _layer_index(number, len(layers))) is not None:
+                yield base.norm, self._plain(self._decoder.norm)
+                yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
+                for place, (theirs, ours) in enumerate(layers):
+                    if place != index:
+                        yield theirs, self._whole(ours, cache)
             case "attention":
                 for theirs, ours in layers:
                     run = self._with_step(ours.self_attn, cache)
@@ -109,15 +115,18 @@ class Hybrid:
                     yield theirs.post_attention_layernorm, self._plain(ours.post_attention_layernorm)
             case "head":
                 yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
-            case "layer" if number.isdigit() and int(number) < len(layers):
-                theirs, ours = layers[int(number)]
-                run = self._with_step(ours, cache)
-                yield theirs, lambda hidden_states, *_, **__: run(hidden_states)
+            case "layer" if (index := _layer_index(part or "", len(layers))) is not None:
+                theirs, ours = layers[index]
+                yield theirs, self._whole(ours, cache)
             case _:
                 raise _unknown(part, len(layers))
 
     def _plain(self, module: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         return lambda x, *_, **__: self._back(module(self._ops, self._over(x)), x)
+
+    def _whole(self, layer: Callable[..., Any], cache: Any) -> Callable[..., torch.Tensor]:
+        run = self._with_step(layer, cache)
+        return lambda hidden_states, *_, **__: run(hidden_states)
 
     def _with_step(self, module: Callable[..., Any], cache: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: self._back(module(self._ops, self._over(x), self._step, cache, self._rope), x)
@@ -130,18 +139,39 @@ class Hybrid:
         return torch.from_numpy(np.array(self._ops.read(result)))[None].to(like.dtype)
 
 
+def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int]) -> list[HybridRun]:
+    """Karat's reference executor in a transformers model that is loaded, with the weights of `folder`, part by part.
+
+    model: whatever is to be looked into, a wrong one included (karat.check.hf.load_hf loads a right one). Raises
+    UsageError for a part that there is none of.
+    """
+    from karat.check.model import open_model
+    from karat.ops.reference import ReferenceOps
+
+    opened = open_model(folder)
+    for part in parts:
+        check_part(part, opened.config.num_layers)
+    return Hybrid(model, opened.config, opened.checkpoint, ReferenceOps("float32"), ids).run(parts)
+
+
 def check_part(part: str, num_layers: int) -> None:
     """Raise UsageError unless a model of so many layers has this part."""
-    kind, _, number = part.partition(":")
-    is_layer = kind == "layer" and number.isdigit() and int(number) < num_layers
-    if not is_layer and part.removeprefix("theirs:") not in PARTS[:-1]:
+    name = part.removeprefix("theirs:")
+    if name not in PARTS[:-1] and _layer_index(name, num_layers) is None:
         raise _unknown(part, num_layers)
+
+
+def _layer_index(name: str, num_layers: int) -> int | None:
+    """K of "layer:K"; None for anything else, and for a layer that is not there."""
+    kind, _, number = name.partition(":")
+    is_layer = kind == "layer" and number.isascii() and number.isdigit() and int(number) < num_layers
+    return int(number) if is_layer else None
 
 
 def _unknown(part: str | None, num_layers: int) -> UsageError:
     return UsageError(
         f"hybrid part {part!r}: expected {', '.join(PARTS)} with K from 0 to {num_layers - 1}, or theirs: and one of "
-        "the first four"
+        "these"
     )
 
 

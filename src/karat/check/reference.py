@@ -12,7 +12,7 @@ import numpy as np
 from karat.check.agreement import DRIFT_LIMIT
 from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.distances import distance, largest_finite
-from karat.check.replay import Replay
+from karat.check.replay import Finding, Replay
 from karat.check.trace import MASKED, Trace
 from karat.check.wording import times
 from karat.config import FloatName
@@ -33,22 +33,32 @@ class Departure:
     """How far each result that both traces have is from the reference, in order; `first` leaves it beyond rounding.
 
     limit: what a ratio may be. Without the model, a ratio is a relative difference in multiples of its rule of thumb.
+    other: the first result of the reference that is not what the model's weights give, each op on its own inputs: then
+    the two are of different weights, however little the results differ.
     """
 
     drift: Sequence[Drift]
     limit: float
     has_model: bool
+    other: Finding | None = None
 
     @property
     def first(self) -> Drift | None:
         return next((drift for drift in self.drift if not drift.ratio <= self.limit), None)
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the run is not the reference's."""
+        return self.first is not None or self.other is not None
 
-def departure(replay: Replay, reference: Trace) -> Departure:
-    """The replay's trace against `reference`, in multiples of what rounding does to a whole run.
 
-    The floor is that of the coarser of the two. Raises TraceError for other tokens, or where no result is in both.
+def departure(replay: Replay, right: Replay) -> Departure:
+    """The replay's trace against that of `right`, in multiples of what rounding does to a whole run.
+
+    The floor is that of the coarser of the two. What is further away by less may still be another model's, which each
+    op of the reference shows on its own inputs. Raises TraceError for other tokens, or where no result is in both.
     """
+    reference = right.trace
     theirs = aligned(replay, reference)
     info = coarser(replay.trace.info, reference.info)
     noisy = replay if info == replay.trace.info else Replay(
@@ -60,7 +70,8 @@ def departure(replay: Replay, reference: Trace) -> Departure:
             found.append(drift_of(replay, run, theirs[name]))
     if not found:
         raise _nothing_common(replay.trace, reference)
-    return Departure(found, DRIFT_LIMIT, has_model=True)
+    other = next((finding for finding in right.findings() if finding.is_wrong), None)
+    return Departure(found, DRIFT_LIMIT, has_model=True, other=other)
 
 
 def departure_alone(trace: Trace, reference: Trace) -> Departure:
@@ -76,8 +87,10 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
     for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
         ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))
         if name.endswith((".scores", ".weights")):
-            if ours.shape != theirs.shape or trace.info.heads.get(name) != reference.info.heads.get(name):
-                continue  # padded in ways of their own
+            same_rows = np.array_equal(trace.rows_of(name), reference.rows_of(name))
+            same_heads = trace.info.heads.get(name) == reference.info.heads.get(name)
+            if ours.shape != theirs.shape or not (same_rows and same_heads):
+                continue  # padded in ways of their own, or of other tokens
             ours, theirs = (np.where(x <= MASKED, -np.inf, x) for x in (ours, theirs))
         else:
             rows = [t.rows_of(name) for t in (trace, reference)]
@@ -121,6 +134,13 @@ def departure_lines(found: Departure, trace: Trace, reference: Trace, *, every_o
                 f"   the caches round differently ({kinds[0]}, {kinds[1]} in the reference): record both alike"
             )
         lines.append("")
+    if found.other is not None:
+        lines += [
+            f"the reference is not what MODEL's weights give at {found.other.name}: off by {found.other.error:.3g}, "
+            f"{times(found.other.ratio)} the noise floor",
+            "   it has other weights, or rounds more than its description says",
+            "",
+        ]
     lines.append(f"accumulated difference to the reference trace, in multiples of {what}:")
     shown = [drift for drift in found.drift if _role(drift.name) in _MILESTONES or drift is first]
     return lines + [f"   {d.name}: {d.largest:.3g}, {times(d.ratio)}" for d in shown or found.drift]

@@ -23,6 +23,7 @@ from karat.check.distances import distance, gap, largest_finite, pooled
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.kept import Kept
+from karat.check.segments import Segments
 from karat.check.tokens import Tokens
 from karat.check.trace import Trace
 from karat.config import FloatName
@@ -99,6 +100,7 @@ class Replay:
         self._accumulator = 2.0**-29 if trace.info.dtype == "float64" else 1.0
         places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
         self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
+        self._segments = Segments(graph, self.tokens, head_rows, self.recorded)
         self.beyond_judging: list[str] = []
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
@@ -133,16 +135,15 @@ class Replay:
                 return (config.hidden_size,)
 
     def segment(self, name: str) -> tuple[str, ...]:
-        """The nodes computed between what is recorded and `name`, in order, `name` last."""
-        found: set[str] = set()
-        todo = [name]
-        while todo:
-            current = todo.pop()
-            if current in found:
-                continue
-            found.add(current)
-            todo += [source for source in self.graph.nodes[current].inputs if source not in self.recorded]
-        return tuple(sorted(found, key=self.graph.order.__getitem__))
+        """The nodes computed between what is recorded and what the trace has of `name`, in order, `name` last.
+
+        A result of which only some tokens or heads are recorded is among them if others are needed.
+        """
+        return self._segments.of(name)
+
+    def is_partial(self, name: str) -> bool:
+        """Whether a recorded result has only some of its tokens or heads."""
+        return self._segments.is_partial(name)
 
     def run(self, names: tuple[str, ...], edits: Edits | None = None) -> Array:
         """The last of `names` computed in float64 from what is recorded, with some parameters replaced.
@@ -171,13 +172,13 @@ class Replay:
             if name in edits or not touched.isdisjoint(node.inputs):
                 touched.add(name)
             elif reuse is not None:
-                local[name] = reuse[name]
+                local[name] = result = reuse[name]
                 continue
             inputs = []
             for source in node.inputs:
                 if source not in local:
                     assert source not in inside, f"{source} is used before it is computed"
-                    local[source] = self._noisy(self.value(source).astype(dtype, copy=False), unit)
+                    local[source] = self._noisy(self._input(source).astype(dtype, copy=False), unit)
                 inputs.append(local[source])
             result = evaluate(node, self.as_rounded(node, inputs) if unit else inputs, context, dtype)
             if unit:
@@ -185,8 +186,17 @@ class Replay:
                 if node.params.get("activation") == "gelu (erf)":
                     # A library's erf near -1 is off by some units of 1, and nothing else is left of 1 + erf.
                     result = result + _ERF_UNITS * self.unit * inputs[0] * inputs[1] / 2 * self._noise(result)
+            if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
+                # Only some of it is recorded: what is there counts.
+                known = self._noisy(recorded.values.astype(dtype, copy=False), unit)
+                result = known if recorded.present is None else np.where(recorded.present, known, result)
             local[name] = result
         return result
+
+    def _input(self, name: str) -> Array:
+        """What a segment reads; of a result of which only some rows are recorded, others are not asked for."""
+        recorded = self.recorded.get(name)
+        return self.value(name) if recorded is None else recorded.values
 
     def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
         """The node's result as another order of summation and another rounding might have left it."""
@@ -236,7 +246,7 @@ class Replay:
 
     def _completed(self, name: str) -> Array:
         """A result that the trace has not, or only rows of, computed from what is recorded before it."""
-        result, recorded = self.run(self.segment(name)), self.recorded.get(name)
+        result, recorded = self.run(self._segments.of(name, missing=True)), self.recorded.get(name)
         if recorded is None or recorded.present is None:
             return result
         return np.where(recorded.present, recorded.values, result)
@@ -262,9 +272,13 @@ class Replay:
                 single = self._run(names, edits, F32, 0.0, self.context)
                 np.fmax(spread, gap(single, expected), out=spread)
         spread[~np.isfinite(spread)] = 0
+        recorded = self.recorded.get(names[-1])
+        if recorded is not None and recorded.present is not None:
+            spread = np.where(recorded.present, spread, 0)  # the other rows may be computed from nothing
         per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
         by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
-        if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or len(spread) < _ENOUGH:
+        num_rows = len(spread) if recorded is None or recorded.present is None else int(recorded.present.sum())
+        if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or num_rows < _ENOUGH:
             return by_row
         # A feature that is small in every token has a floor of its own: weights of very different sizes.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
@@ -354,7 +368,7 @@ class Replay:
             got = self.recorded[name].values
             reached = np.abs(expected)
             if node.kind == "linear":
-                x = np.abs(self.value(node.inputs[0]))
+                x = np.abs(self._input(node.inputs[0]))
                 reached = (x.reshape(len(x), -1) @ np.abs(effective(self.context.weights, F64)).T).reshape(
                     expected.shape
                 )
@@ -366,7 +380,8 @@ class Replay:
         if scores is None:
             return np.zeros((1, 1, 1), bool)
         masked = np.isneginf(scores.values)
-        return masked.all(axis=-1, keepdims=True) | (masked & np.isnan(expected))
+        found = masked.all(axis=-1, keepdims=True) | (masked & np.isnan(expected))
+        return found if scores.present is None else np.where(scores.present, found, np.isnan(expected))
 
     def findings(self, among: Collection[str] | None = None) -> list[Finding]:
         """One for each recorded result (of `among`) whose recorded inputs are finite, in the order of computation.
@@ -384,9 +399,10 @@ class Replay:
         return found
 
     def _has_finite_inputs(self, names: tuple[str, ...]) -> bool:
-        for source in {s for n in names for s in self.graph.nodes[n].inputs} - set(names):
+        read = {s for n in names for s in self.graph.nodes[n].inputs} - {*names} | {*names[:-1]} & {*self.recorded}
+        for source in read:
             if source not in self._finite:
-                values = self.value(source)
+                values = self._input(source)
                 masked = self.graph.nodes[source].kind == "scores"
                 self._finite[source] = bool((np.isfinite(values) | (masked & np.isneginf(values))).all())
             if not self._finite[source]:

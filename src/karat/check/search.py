@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from karat.check.catalogue import Variant
+from karat.check.distances import distance
 from karat.check.replay import Edits, Finding, Replay
 
 _REACHES = (4, 12, 40, 1 << 20)
@@ -30,6 +31,13 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
         for value in _rounded(theta, rope.theta):
             yield Variant("rope-theta", f"theta {value:g} instead of {rope.theta:g}", bases(value), fitted=True)
     for node in nodes:
+        if node.kind == "embedding":  # a norm behind it makes another eps of a factor, which is named too then
+
+            def factors(factor: float, name: str = node.name) -> Edits:
+                return {name: {"output_factor": factor}}
+
+            for value in _rounded(_minimum(replay, finding, factors, 1 / 300, 300, 36), 1.0):
+                yield Variant("embed-scale", f"multiplied by {value:.6g}", factors(value), fitted=True)
         if node.kind == "scores":
 
             def scales(scale: float, name: str = node.name) -> Edits:
@@ -55,17 +63,19 @@ def _minimum(
     replay: Replay, finding: Finding, edits: Callable[[float], Edits], low: float, high: float, num_points: int
 ) -> float:
     """The number between low and high, on a logarithmic scale, that leaves the least error."""
-    got = replay.recorded[finding.name].values
-    domain = replay.domain(replay.graph.nodes[finding.name])
-    positions = replay.tokens.positions[domain]
+    recorded = replay.recorded[finding.name]
+    there: Any = True if recorded.present is None else recorded.present
+    node = replay.graph.nodes[finding.name]
+    positions = replay.tokens.positions[replay.domain(node)]
+    axis = 1 if node.kind in ("scores", "softmax") else 0  # of tokens
 
     def left(log: float, reach: int) -> float:
         rows = positions < reach
         if not rows.any():
             return np.inf
         with np.errstate(all="ignore"):
-            error: Any = np.abs(replay.run(finding.segment, edits(float(np.exp(log))))[rows] - got[rows])
-        total = float(np.square(error).sum())
+            error = distance(recorded.values, replay.run(finding.segment, edits(float(np.exp(log)))))
+            total = float(np.square(np.compress(rows, np.where(there, error, 0), axis=axis)).sum())
         return total if np.isfinite(total) else np.inf
 
     grid = np.linspace(np.log(low), np.log(high), num_points)

@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from karat.check.trace import Array
+from karat.check.trace import Array, Trace
 from karat.errors import UsageError
 
 _LAYER = re.compile(r"model\.layers\.(\d+)(?:\.|$)")
+_TOKENS = re.compile(r"(-?\d+)(?:-(-?\d+))?")
 MAX_LOGIT_BYTES = 1 << 28
 
 
@@ -48,6 +49,42 @@ def _check(what: str, wanted: Collection[int], count: int) -> None:
     for index in wanted:
         if not 0 <= index < count:
             raise UsageError(f"{what} {index}: the model has {what}s 0 to {count - 1}")
+
+
+def tokens_of(text: str, total: int) -> tuple[int, ...]:
+    """Tokens by index, with ranges, from the end where negative: "0,5,17-20,-1" of `total`. Raises UsageError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _TOKENS.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"tokens {text!r}: expected indices and ranges, from the end where negative: 0,5,17-20,-1")
+        ends = [int(end) for end in match.groups() if end is not None]
+        for end in ends:
+            if not -total <= end < total:
+                raise UsageError(f"token {end}: the trace has tokens 0 to {total - 1}, or -{total} to -1 from the end")
+        first, last = (end % total for end in (ends[0], ends[-1]))
+        if last < first:
+            raise UsageError(f"tokens {part.strip()}: token {last} comes before token {first}")
+        found |= {*range(first, last + 1)}
+    return tuple(sorted(found))
+
+
+def only_tokens(trace: Trace, tokens: Collection[int]) -> Trace:
+    """The rows of these tokens; arrays that have none of them are left out, those that are of no token stay."""
+    arrays, rows = {}, {}
+    for name, array in trace.arrays.items():
+        if name.endswith("inv_freq"):
+            arrays[name] = array
+            continue
+        there = trace.rows_of(name)
+        chosen = np.flatnonzero(np.isin(there, list(tokens)))
+        if not len(chosen):
+            continue
+        arrays[name] = array[:, chosen] if name.endswith((".scores", ".weights")) else array[chosen]
+        if len(chosen) < trace.info.num_tokens:
+            rows[name] = tuple(there[chosen].tolist())
+    heads = {name: found for name, found in trace.info.heads.items() if name in arrays}
+    return Trace(replace(trace.info, rows=rows, heads=heads), arrays, trace.path)
 
 
 def padded(parts: Sequence[Array], context: int, empty: float) -> Array:

@@ -1,15 +1,14 @@
 """What a diagnosis says to people, in plain lines."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from karat.check.catalogue import BUGS
 from karat.check.diagnose import Diagnosis, Named, Wrong
 from karat.check.graph import Graph
+from karat.check.names import shortened
 from karat.check.replay import Finding
 from karat.check.trace import TraceInfo, rows_of
-from karat.check.validate import reach
 
 _SHOWN = 8
 
@@ -44,9 +43,12 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
                   "not finite, or the numbers overflow"]  # fmt: skip
     if diagnosis.beyond_judging:
         lines += ["", f"not judged: {shortened(diagnosis.beyond_judging, graph)}, whose inputs hold NaN or infinity"]
+    if diagnosis.follows:
+        lines += ["", f"follows from the above: {shortened(diagnosis.follows, graph)}, computed through what is wrong"]
     if diagnosis.missing:
-        lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}",
-                  f"so it can be said: {reach(graph, diagnosis.missing)}"]  # fmt: skip
+        lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}"]
+    if diagnosis.reach:
+        lines.append(diagnosis.reach)
     return lines
 
 
@@ -94,6 +96,8 @@ def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]
             f"unexplained: {evidence}",
             "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
         ]
+    if wrong.hint:
+        lines.append(f"   {wrong.hint}")
     if len(finding.segment) > 1:
         lines.append(f"   computed {_path(finding, graph)}: what is wrong is somewhere among these")
     return lines
@@ -121,30 +125,6 @@ def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
     if node.kind == "rope" or (node.kind in ("linear", "norm") and len(finding.where) == 3):
         return f", token {token}, head {finding.where[1]}"
     return f", token {token}"
-
-
-def shortened(names: Sequence[str], graph: Graph) -> str:
-    """Names by role, layers as ranges: self_attn.q_proj in layers 0-23."""
-    roles: dict[str, list[int]] = {}
-    for name in names:
-        node = graph.nodes[name]
-        roles.setdefault(node.role, []).append(-1 if node.layer is None else node.layer)
-    parts = []
-    for role, layers in list(roles.items())[:_SHOWN]:
-        parts.append(role if layers == [-1] else f"{role} in layer{'s' * (len(layers) > 1)} {ranges(layers)}")
-    more = f", … {len(roles) - _SHOWN} more" if len(roles) > _SHOWN else ""
-    return ", ".join(parts) + more
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 as 0-2, 5."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
 
 
 def times(ratio: float) -> str:

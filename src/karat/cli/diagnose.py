@@ -57,9 +57,11 @@ def diagnose(
     from karat.check.diagnose import Diagnoser
     from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
+    from karat.check.reach import reach
     from karat.check.reference import departure, departure_alone, departure_lines
+    from karat.check.replay import Replay
     from karat.check.trace import read_trace
-    from karat.check.validate import reach
+    from karat.check.validate import misnamed_of
     from karat.check.wording import diagnosis_lines
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
@@ -69,6 +71,8 @@ def diagnose(
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
     trace, differing = gathered(opened.graph, trace)
     diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
+    for misnamed in misnamed_of(opened.graph, trace)[0]:
+        note(f"not used: {misnamed.name}: {misnamed.why}" + (f"; is it {misnamed.meant}?" if misnamed.meant else ""))
     tokens = findings_of_model(opened, trace)
     diagnosis = diagnoser.run()
     if not (diagnosis.findings or diagnosis.beyond_judging or tokens or right is not None):
@@ -79,10 +83,10 @@ def diagnose(
     left = None
     if right is not None:
         right, _ = gathered(opened.graph, right)
-        left = departure(diagnoser.replay, right)
-    is_healthy = diagnosis.is_healthy and not tokens and (left is None or left.first is None)
+        left = departure(diagnoser.replay, Replay(opened.graph, opened.weights(right.info.dtype), right))
+    is_healthy = diagnosis.is_healthy and not tokens and not (left is not None and left.leaves)
     if as_json:
-        facts = as_facts(diagnosis) | {"reach": reach(opened.graph, diagnosis.missing), "different_on_ranks": differing}
+        facts = as_facts(diagnosis) | {"reach": reach(diagnoser.replay), "different_on_ranks": differing}
         facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
@@ -154,7 +158,8 @@ def _show_alone(left: "Departure", trace: "Trace", reference: "Trace", *, as_jso
 def _of_reference(left: "Departure") -> dict[str, Any]:
     first = None if left.first is None else left.first.name
     drift = [{"name": d.name, "largest": _finite(d.largest), "ratio": _finite(d.ratio)} for d in left.drift]
-    return {"first_leaves_reference": first, "with_model": left.has_model, "drift": drift}
+    other = None if left.other is None else left.other.name
+    return {"first_leaves_reference": first, "other_weights_at": other, "with_model": left.has_model, "drift": drift}
 
 
 def _finite(x: float) -> float | None:
@@ -180,6 +185,7 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
             for named in diagnosis.named
         ],
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
+        "hints": {item.finding.name: item.hint for item in diagnosis.unexplained if item.hint},
         "empty": {item.finding.name: item.empty for item in diagnosis.unexplained if item.empty},
         "results": [
             {
@@ -191,5 +197,6 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
         ],
         "not_finite": [finding.name for finding in diagnosis.not_finite],
         "not_judged": diagnosis.beyond_judging,
+        "follows": diagnosis.follows,
         "missing": diagnosis.missing,
     }

@@ -19,6 +19,7 @@ Examples
   karat trace ./my-model --with hf                 the same by transformers
   karat trace model.gguf --with llama.cpp          by llama.cpp, every result it names
   karat trace org/name --chunk 16 --decode 4 --layers 0,5-7
+  karat trace ./my-model --only-tokens 0,5,17-20,-1
   karat trace ./my-model --validate engine.trace   what a trace of another engine lacks
 
 docs/trace-format.md says how another engine writes one in ten lines of NumPy.
@@ -45,6 +46,10 @@ def trace(
     decode: Annotated[int, typer.Option(metavar="N", help="Then decode N tokens greedily.")] = 0,
     layers: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these layers.")] = None,
     heads: Annotated[str | None, typer.Option(metavar="I,J-K", help="Only these heads of scores and weights.")] = None,
+    only_tokens: Annotated[
+        str | None,
+        typer.Option(metavar="I,J-K", help="Write only these tokens, of all that is computed; -1 is the last."),
+    ] = None,
     logits: Annotated[int | None, typer.Option(metavar="N", help="Logits of the last N tokens only.")] = None,
     executor: Annotated[str, typer.Option(metavar="NAME", help="Karat's executor.")] = "auto",
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
@@ -64,7 +69,8 @@ def trace(
         _validate(opened, validate)
         return
     from karat.check.record import Steps
-    from karat.check.selection import Selection
+    from karat.check.selection import Selection, tokens_of
+    from karat.check.selection import only_tokens as with_only
     from karat.check.trace import write_trace
 
     if source not in ("karat", "hf", "llama.cpp"):
@@ -81,7 +87,9 @@ def trace(
     chosen = numbers("--layers", layers)
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
     steps = Steps.chunked(ids, chunk, decode)
+    kept = None if only_tokens is None else tokens_of(only_tokens, steps.total)
     made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
+    made = made if kept is None else with_only(made, kept)
     whole = token_ids is None and tokens is None
     made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
     write_trace(path, made)
@@ -160,15 +168,21 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
 
 
 def _validate(opened: "CheckedModel", path: Path) -> None:
+    from karat.check.names import shortened
     from karat.check.trace import read_trace
     from karat.check.validate import validate
-    from karat.check.wording import shortened
+    from karat.checkpoint.wording import shown
 
     made = read_trace(path)
-    found = validate(opened.graph, opened.weights(), made)
-    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens; {found.reach}"]
-    for name, near in found.misnamed:
-        lines.append(f"unknown name {name}" + (f"; is it {near}?" if near else ""))
+    found = validate(opened.graph, opened.weights(made.info.dtype), made)
+    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.reach]
+    for misnamed in found.misnamed:
+        meant = f"; is it {misnamed.meant}?" if misnamed.meant else ""
+        lines.append(f"misnamed: {shown(misnamed.name)}: {misnamed.why}{meant}")
+    if found.unknown:
+        lines.append(f"not used, as no result is called so: {', '.join(map(shown, found.unknown))}")
     if found.missing:
         lines.append(f"not there: {shortened(found.missing, opened.graph)}")
     emit("\n".join(lines) + "\n")
+    if found.misnamed:
+        raise typer.Exit(1)

@@ -1,0 +1,48 @@
+"""Logits of a head that is none of the model's weights: a tie that was ignored."""
+
+import numpy as np
+
+from karat.check.compute import evaluate
+from karat.check.replay import F64, Finding, Replay
+
+_TESTED = 4  # tokens at least, on which a map that was fitted to the others is tried
+_MORE = 4  # tokens beyond one for each hidden feature: as many give any logits
+
+
+def fitted_head(replay: Replay, finding: Finding) -> tuple[float, float, int] | None:
+    """How well *some* linear map of the final hidden state gives the logits: ratio to the floor, error, tokens fitted.
+
+    The map is fitted to the first rows and tested on the rest, whose floor grows with how far they lie from the first;
+    so there have to be more rows than hidden features. None where there are too few.
+    """
+    node = replay.graph.nodes["lm_head"]
+    x = replay.value(node.inputs[0])
+    recorded = replay.recorded["lm_head"]
+    num_train = _num_fitted(len(x))
+    if recorded.present is not None or num_train < x.shape[1] + _MORE:
+        return None
+    inverse = np.linalg.pinv(x[:num_train])
+    spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
+    error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
+    expected = evaluate(node, [x], replay.context, F64)
+    size = np.abs(recorded.values).max()
+    # Another head makes larger or smaller logits, whose rounding is larger or smaller.
+    floor = replay.floor(finding.segment, expected) * (size / np.abs(expected).max())
+    ratio = float((error / (spread * np.broadcast_to(floor, recorded.values.shape)[num_train:])).max())
+    return ratio, float(error.max()), num_train
+
+
+def tokens_wanted(replay: Replay) -> str | None:
+    """In words, how many tokens it takes to tell whether lm_head is a head of its own; None if there are as many."""
+    num_rows, hidden = len(replay.context.logit_rows), replay.graph.config.hidden_size
+    needed = next(n for n in range(hidden, 2 * hidden + 100) if _num_fitted(n) >= hidden + _MORE)
+    if num_rows >= needed:
+        return None
+    return (
+        f"whether lm_head is another matrix than the embedding cannot be told with logits of {num_rows} tokens: any "
+        f"logits are a linear map of so few; it takes {needed}"
+    )
+
+
+def _num_fitted(num_rows: int) -> int:
+    return num_rows - max(_TESTED, num_rows // 10)

@@ -1,0 +1,76 @@
+"""The mistakes that were named so far, for results that are computed through wrong ones.
+
+Where a trace has only some tokens of K and V, the rest of them is computed, with whatever was wrong before. Such a
+result is first tried with the mistakes that are known; what they reproduce needs no search, and no name of its own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from karat.check.catalogue import Variant
+from karat.check.replay import Edits
+
+Key = tuple[tuple[str, str], ...]
+
+
+class Explains(Protocol):
+    """What reproduced a result."""
+
+    @property
+    def variants(self) -> tuple[Variant, ...]: ...
+
+    @property
+    def key(self) -> Key: ...
+
+
+class Theory:
+    """Mistakes with everywhere they were found, and the results that nothing explained."""
+
+    def __init__(self) -> None:
+        self.known: dict[Key, tuple[Variant, ...]] = {}
+        self._best: dict[Key, None] = {}
+        self.unexplained: set[str] = set()
+
+    def add(self, name: str, explanations: Sequence[Explains], *, follows: bool = False) -> None:
+        """Take in what reproduces a wrong result, best first; of one that follows from others there may be nothing."""
+        for explanation in explanations:
+            before = self.known.get(explanation.key, ())
+            self.known[explanation.key] = tuple(
+                _joined(variant, [v for v in before if (v.bug, v.detail) == (variant.bug, variant.detail)])
+                for variant in explanation.variants
+            )
+        if explanations:
+            self._best[explanations[0].key] = None
+        elif not follows:
+            self.unexplained.add(name)
+
+    def singly(self, segment: Sequence[str]) -> Iterator[tuple[Variant, ...]]:
+        """Each known explanation that was found in something that this segment computes."""
+        inside = set(segment)
+        for variants in self.known.values():
+            if any(not inside.isdisjoint(variant.edits) for variant in variants):
+                yield variants
+
+    def together(self) -> tuple[Variant, ...]:
+        """The best explanation of every result so far."""
+        return tuple(variant for key in self._best for variant in self.known[key])
+
+
+def merged(variants: Iterable[Variant]) -> Edits | None:
+    """The edits of all; None where two say different things of one parameter."""
+    edits: dict[str, dict[str, Any]] = {}
+    for variant in variants:
+        for name, params in variant.edits.items():
+            known = edits.setdefault(name, {})
+            for key, value in params.items():
+                if key in known and known[key] != value:
+                    return None
+                known[key] = value
+    return edits
+
+
+def _joined(variant: Variant, others: Iterable[Variant]) -> Variant:
+    """A mistake with the places of others of its kind; its own where they contradict each other."""
+    edits: Mapping[str, Any] | None = merged([variant, *others])
+    return variant if edits is None else replace(variant, edits=edits)

@@ -1,0 +1,56 @@
+"""Which cases are counted: of each bug, and of pairs of them, until enough can be observed."""
+
+import random
+from collections.abc import Callable
+
+from tools.zoo.faults import ROWS
+from tools.zoo.run import Case, run_case
+
+TRIES = 20  # draws for each case that is wanted
+_BY_BUG = {row.bug: row for row in ROWS}
+# Two faults of one op that do not undo each other and do not patch the same function.
+ONE_OP = (
+    ("rope-theta", "rope-pairing"), ("rope-position", "rope-pairing"), ("rope-theta", "rope-position"),
+    ("scale-missing", "gqa-tile"), ("scale-twice", "gqa-tile"), ("scale-missing", "mask-off-by-one"),
+    ("scale-twice", "mask-missing"), ("norm-offset", "norm-eps-outside"), ("norm-offset", "norm-eps"),
+    ("activation", "gate-up-swapped"), ("embed-scale", "embed-row"), ("tie-wrong", "logit-scale"),
+    ("bias-missing", "transposed"), ("bias-missing", "dtype-trunc"), ("tie-wrong", "softcap"),
+)  # fmt: skip
+_ALONE = {"kv-stale", "overflow-fp16", "byte-order", "dtype-misread", "mask-nan"}
+# Faults that replace one and the same function of the model.
+_ATTENTION = {"mask-off-by-one", "mask-missing", "mask-misaligned", "mask-window", "softmax-axis", "gqa-tile",
+              "heads-order", "rope-on-v", "softcap"}  # fmt: skip
+_ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
+
+
+def cases_of(count: int, run: Callable[[str], Case | None], seed: str) -> list[Case]:
+    """Cases until `count` of them can be observed, those that cannot among them; fewer after many draws.
+
+    Not every model that is drawn can have every bug, and then run(seed) gives None.
+    """
+    found: list[Case] = []
+    for index in range(TRIES * count):
+        if sum(case.counts for case in found) == count:
+            break
+        case = run(f"{seed}-{index}")
+        found += [] if case is None else [case]
+    return found
+
+
+def pairs(count: int, seed: str, seconds: float) -> list[Case]:
+    """Half of the pairs within one op, half from anywhere; `count` that can be observed, or fewer after many draws."""
+    rng = random.Random(seed)
+    plain = [row.bug for row in ROWS if row.bug not in _ALONE and not row.bug.startswith("quant-")]
+    found: list[Case] = []
+    observed = 0
+    for index in range(TRIES * count):
+        if observed == count:
+            break
+        two = rng.choice(ONE_OP) if observed % 2 else tuple(rng.sample(plain, 2))
+        if sum(bug in _ATTENTION for bug in two) > 1 or sum(bug in _ROTARY for bug in two) > 1:
+            continue
+        case = run_case([_BY_BUG[bug] for bug in two], f"{seed}-pair-{index + 1}", seconds=seconds)
+        if case is not None:
+            found.append(case)
+            observed += case.counts
+    return found
