@@ -13,7 +13,8 @@ import numpy as np
 
 from karat.check.compute import evaluate
 from karat.check.distances import distance, pooled
-from karat.check.replay import F32, F64, MANY, PRECISION, Array, Finding, Replay
+from karat.check.noise import PRECISION
+from karat.check.replay import F32, F64, MANY, Array, Finding, Replay
 from karat.check.trace import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError
@@ -136,11 +137,11 @@ class FreeRun:
         for (kind, dtype), kept in zip(self._runs, self._values, strict=True):
             inputs = [kept[source] for source in node.inputs]
             if kind == "noisy":
-                inputs = replay.as_rounded(node, inputs)
+                inputs = replay.noise.as_rounded(node, inputs)
                 if node.kind in ("scores", "mix"):
-                    inputs[1] = replay.as_cached(inputs[1])
+                    inputs[1] = replay.noise.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.context, dtype)
-            kept[name] = replay.disturbed(node, inputs, result) if kind == "noisy" else result
+            kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
                 right = result
                 continue

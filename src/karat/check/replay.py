@@ -8,21 +8,19 @@ training). What rounding alone can explain lies within a small multiple of it.
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.accumulation import Accumulation
 from karat.check.align import Place, Recordings
 from karat.check.compute import Context, Weights, evaluate
 from karat.check.distances import distance, gap, largest_finite, pooled
-from karat.check.ggml_rounding import half_step
 from karat.check.graph import Graph, Node
 from karat.check.kept import Kept
+from karat.check.noise import PRECISION, Noise
 from karat.check.segments import Segments
 from karat.check.tokens import Tokens
 from karat.check.trace import Trace
@@ -33,19 +31,11 @@ Array = NDArray[np.floating]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
-# Half a unit in the last place, relative.
-PRECISION: Mapping[FloatName, float] = {
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
 # A row within this multiple of its floor is explained by rounding. On healthy runs the largest ratio stays below 4
 # (docs/diagnosis.md has the distribution); a bug counts as visible from here on.
 LIMIT = 10.0
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
-_ERF_UNITS = 8
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
 _WIDE = 64  # features
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
@@ -95,9 +85,7 @@ class Replay:
         narrow = kv_dtype is not None and PRECISION[kv_dtype] > self.unit
         self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None)
         self._jittered = self.context.with_jitter(2.0**-22)
-        self._rng = np.random.default_rng(seed)
-        self._accumulation = Accumulation(self.context, seed)
-        self._accumulator = 2.0**-29 if trace.info.dtype == "float64" else 1.0
+        self.noise = Noise(trace.info, self.context, seed)
         places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
         self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
         self._segments = Segments(graph, self.tokens, head_rows, self.recorded)
@@ -178,17 +166,16 @@ class Replay:
             for source in node.inputs:
                 if source not in local:
                     assert source not in inside, f"{source} is used before it is computed"
-                    local[source] = self._noisy(self._input(source).astype(dtype, copy=False), unit)
+                    local[source] = self.noise.moved(self._input(source).astype(dtype, copy=False), unit)
                 inputs.append(local[source])
-            result = evaluate(node, self.as_rounded(node, inputs) if unit else inputs, context, dtype)
+            result = evaluate(node, self.noise.as_rounded(node, inputs) if unit else inputs, context, dtype)
             if unit:
-                result = self.disturbed(self.graph.nodes[name], inputs, result)
+                result = self.noise.disturbed(self.graph.nodes[name], inputs, result)
                 if node.params.get("activation") == "gelu (erf)":
-                    # A library's erf near -1 is off by some units of 1, and nothing else is left of 1 + erf.
-                    result = result + _ERF_UNITS * self.unit * inputs[0] * inputs[1] / 2 * self._noise(result)
+                    result = self.noise.with_erf_of_library(inputs, result)
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
                 # Only some of it is recorded: what is there counts.
-                known = self._noisy(recorded.values.astype(dtype, copy=False), unit)
+                known = self.noise.moved(recorded.values.astype(dtype, copy=False), unit)
                 result = known if recorded.present is None else np.where(recorded.present, known, result)
             local[name] = result
         return result
@@ -197,45 +184,6 @@ class Replay:
         """What a segment reads; of a result of which only some rows are recorded, others are not asked for."""
         recorded = self.recorded.get(name)
         return self.value(name) if recorded is None else recorded.values
-
-    def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
-        """The node's result as another order of summation and another rounding might have left it."""
-        result = self._noisy(result, self.unit)
-        amplitude = self._accumulation.amplitude(node, inputs, self._accumulator)
-        if amplitude is None:
-            return result
-        with np.errstate(all="ignore"):
-            return result + amplitude.astype(result.dtype, copy=False) * self._noise(result)
-
-    def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """The inputs of a matrix product as an engine may have rounded them that rounds activations."""
-        if node.kind != "linear" or self.trace.info.activations is None:
-            return inputs
-        x = inputs[0].reshape(len(inputs[0]), -1)
-        step = half_step(x, self.context.weights.stored_type(node.params["weight"]))
-        return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
-
-    def as_cached(self, x: Array) -> Array:
-        """K or V as a cache of a narrower type might have rounded what differs in its last digit."""
-        kv_dtype = self.context.kv_dtype
-        return x if kv_dtype is None else x * (1 + PRECISION[kv_dtype] * self._rng.uniform(-1, 1, x.shape))
-
-    def _noisy(self, x: Array, unit: float) -> Array:
-        if not unit:
-            return x
-        with np.errstate(all="ignore"):
-            moved = self._noise(x)
-            moved *= x.dtype.type(1.5 * unit)
-            moved += x.dtype.type(1)
-            moved *= x  # minus infinity stays what it is
-            return moved
-
-    def _noise(self, x: Array) -> Array:
-        """Numbers from -1 to 1 in the shape and type of x; of many, a stretch of a pool, over and over."""
-        if x.size < len(_pool(x.dtype)):
-            return self._rng.uniform(-1, 1, x.shape).astype(x.dtype, copy=False)
-        start = int(self._rng.integers(len(_pool(x.dtype))))
-        return np.resize(np.roll(_pool(x.dtype), start), x.shape)
 
     def value(self, name: str) -> Array:
         """What was recorded for `name`; computed where it was not."""
@@ -408,9 +356,3 @@ class Replay:
             if not self._finite[source]:
                 return False
         return True
-
-
-@cache
-def _pool(dtype: np.dtype[np.floating]) -> Array:
-    """Uniform numbers from -1 to 1, a prime number of them."""
-    return np.random.default_rng(0).uniform(-1, 1, 262_139).astype(dtype)

@@ -14,9 +14,9 @@ from karat.check.generation import generation_stage
 from karat.check.health import signs
 from karat.check.inputs import weights_stage
 from karat.check.invariance import invariance_of
+from karat.check.noise import PRECISION
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.prompt import findings_of_model, token_lines
-from karat.check.replay import PRECISION
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage

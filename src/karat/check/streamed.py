@@ -16,7 +16,8 @@ from karat.check.forced import Local, local_errors
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model import CheckedModel
-from karat.check.replay import PRECISION, Finding, Replay
+from karat.check.noise import PRECISION
+from karat.check.replay import Finding, Replay
 from karat.check.trace import Array, Trace, TraceInfo
 
 _MAPS = 4  # attention maps that are kept for the report

@@ -1,0 +1,90 @@
+"""What rounding may have done to a number on its way: random moves of the size that an engine's types explain."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.accumulation import Accumulation
+from karat.check.compute import Context
+from karat.check.ggml_rounding import half_step
+from karat.check.graph import Node
+from karat.check.trace import TraceInfo
+from karat.config import FloatName
+
+Array = NDArray[np.floating]
+
+# Half a unit in the last place, relative.
+PRECISION: Mapping[FloatName, float] = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+_ERF_UNITS = 8
+
+
+class Noise:
+    """Moves of results that were recorded as `info` says, by numbers drawn from a seed."""
+
+    def __init__(self, info: TraceInfo, context: Context, seed: int) -> None:
+        self._unit = PRECISION[info.dtype]
+        self._activations = info.activations
+        self._context = context
+        self._rng = np.random.default_rng(seed)
+        self._accumulation = Accumulation(context, seed)
+        self._accumulator = 2.0**-29 if info.dtype == "float64" else 1.0
+
+    def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
+        """The node's result as another order of summation and another rounding might have left it."""
+        result = self.moved(result, self._unit)
+        amplitude = self._accumulation.amplitude(node, inputs, self._accumulator)
+        if amplitude is None:
+            return result
+        with np.errstate(all="ignore"):
+            return result + amplitude.astype(result.dtype, copy=False) * self.like(result)
+
+    def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
+        """The inputs of a matrix product as an engine may have rounded them that rounds activations."""
+        if node.kind != "linear" or self._activations is None:
+            return inputs
+        x = inputs[0].reshape(len(inputs[0]), -1)
+        step = half_step(x, self._context.weights.stored_type(node.params["weight"]))
+        return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
+
+    def as_cached(self, x: Array) -> Array:
+        """K or V as a cache of a narrower type might have rounded what differs in its last digit."""
+        kv_dtype = self._context.kv_dtype
+        return x if kv_dtype is None else x * (1 + PRECISION[kv_dtype] * self._rng.uniform(-1, 1, x.shape))
+
+    def moved(self, x: Array, unit: float) -> Array:
+        """x with each number moved at random by up to 1.5 `unit` of its size; x itself where that is zero."""
+        if not unit:
+            return x
+        with np.errstate(all="ignore"):
+            moved = self.like(x)
+            moved *= x.dtype.type(1.5 * unit)
+            moved += x.dtype.type(1)
+            moved *= x  # minus infinity stays what it is
+            return moved
+
+    def like(self, x: Array) -> Array:
+        """Numbers from -1 to 1 in the shape and type of x; of many, a stretch of a pool, over and over."""
+        if x.size < len(_pool(x.dtype)):
+            return self._rng.uniform(-1, 1, x.shape).astype(x.dtype, copy=False)
+        start = int(self._rng.integers(len(_pool(x.dtype))))
+        return np.resize(np.roll(_pool(x.dtype), start), x.shape)
+
+    def with_erf_of_library(self, inputs: Sequence[Array], result: Array) -> Array:
+        """A library's erf near -1 is off by some units of 1, and nothing else is left of 1 + erf."""
+        return result + _ERF_UNITS * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
+
+
+@cache
+def _pool(dtype: np.dtype[np.floating]) -> Array:
+    """Uniform numbers from -1 to 1, a prime number of them."""
+    return np.random.default_rng(0).uniform(-1, 1, 262_139).astype(dtype)
