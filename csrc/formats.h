@@ -110,16 +110,6 @@ struct Bits {
 #endif
 };
 
-// Formats whose codes are looked up by four bits.
-struct NonLinear {
-    Lut lut;
-    static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-                                         -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-#if defined(KARAT_AVX2)
-    static constexpr int kBytesBias = kLutBias;
-#endif
-};
-
 // ---- blocks of 32 columns --------------------------------------------------------------------------------------------
 //
 // Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word. Where a code is put
@@ -138,6 +128,29 @@ struct Q8_0 {
 // Columns 0 … 15 are the low halves of the 16 bytes of four words, 16 … 31 the high ones.
 KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
 
+// Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
+template <int kFirst, int kStep>
+struct NonLinear {
+    Lut lut;
+    static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+                                         -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static KARAT_INLINE NonLinear make() { return {make_lut(kCodes)}; }
+    static KARAT_INLINE i32x16 word(const Block& b, int s, int c) { return b.word(kFirst + kStep * s + c % 4); }
+#if defined(KARAT_AVX2)
+    static constexpr int kBytesBias = kLutBias;
+    KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
+        return look_up_bytes(lut, word(b, s, c) >> nibble_in_byte(c));
+    }
+    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+        return number_of_byte(bytes(b, s, c), j, kBytesBias);
+    }
+#else
+    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+        return look_up(lut, word(b, s, c), half_of(j), byte_in_half(j) + nibble_in_byte(c));
+    }
+#endif
+};
+
 struct Q4_0 {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
     static constexpr bool kHasMinimum = false;
@@ -154,17 +167,7 @@ struct Q4_0 {
 struct IQ4_NL {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
     static constexpr bool kHasMinimum = false;
-    struct Codes : NonLinear {
-        static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return look_up(lut, b.word(c % 4), half_of(j), byte_in_half(j) + nibble_in_byte(c));
-        }
-#if defined(KARAT_AVX2)
-        KARAT_INLINE i32x16 bytes(const Block& b, int, int c) const {
-            return look_up_bytes(lut, b.word(c % 4) >> nibble_in_byte(c));
-        }
-#endif
-    };
+    using Codes = NonLinear<0, 0>;
     static KARAT_INLINE f32x16 scale(const Block& b, int) { return load_f16(b.scales); }
 };
 
@@ -345,17 +348,7 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
 struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1: their low halves; 128 bytes of codes
     static constexpr int kColumns = 256, kBytes = 136, kSub = 32;
     static constexpr bool kHasMinimum = false;
-    struct Codes : NonLinear {
-        static KARAT_INLINE Codes make() { return {{make_lut(kCodes)}}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { 
-            return look_up(lut, b.word(2 + 4 * s + c % 4), half_of(j), byte_in_half(j) + nibble_in_byte(c));
-        }
-#if defined(KARAT_AVX2)
-        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
-            return look_up_bytes(lut, b.word(2 + 4 * s + c % 4) >> nibble_in_byte(c));
-        }
-#endif
-    };
+    using Codes = NonLinear<2, 4>;
     static KARAT_INLINE f32x16 scale(const Block& b, int s) {
         const i32x16 low = (b.word(1) >> (4 * s)) & iset1(15), high = ((b.word(0) >> (16 + 2 * s)) & iset1(3)) << 4;
         return f16_of_low_halves(b.word(0)) * to_float((low | high) - iset1(32));

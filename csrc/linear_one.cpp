@@ -11,6 +11,15 @@ namespace {
 #define KARAT_UNROLL_SUB_BLOCK
 #endif
 
+// Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
+// and codes lie in several words or in a table.
+template <class Fmt>
+inline constexpr bool kBytesBefore = [] {
+#if defined(KARAT_AVX2)
+    if constexpr (kIsBlock<Fmt>) return requires { Fmt::Codes::kBytesBias; };
+#endif
+    return false;
+}();
 
 // Sums that a compiler with 16 registers would rather keep in memory.
 template <int G>
@@ -29,6 +38,18 @@ KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::si
         for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
         const f32x16 value = broadcast(x + k);
         for (int g = 0; g < G; ++g) sum[g] = fma(Fmt::read(w + g * kLanes * Fmt::kBytes), value, sum[g]);
+    }
+}
+
+// A sub-block's chains, of `code(g, j)` for its column j.
+template <class Fmt, int G, class Code>
+KARAT_INLINE void chain_of_codes(const float* x, const Code& code, f32x16 (&part)[G]) {
+    for (int g = 0; g < G; ++g) part[g] = zero();
+    KARAT_UNROLL_SUB_BLOCK
+    for (int j = 0; j < Fmt::kSub; ++j) {
+        const f32x16 value = broadcast(x + j);
+        for (int g = 0; g < G; ++g) part[g] = fma(code(g, j), value, part[g]);
+        if (Fmt::kSub == Fmt::kColumns && !kBytesBefore<Fmt> && j % 4 == 3) keep_in_registers(part);
     }
 }
 
@@ -65,20 +86,13 @@ KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const f
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
             prefetch_sub_block<Fmt, G>(w, sub);
             f32x16 part[G];
-            for (int g = 0; g < G; ++g) part[g] = zero();
-            KARAT_UNROLL_SUB_BLOCK
-            for (int j = 0; j < Fmt::kSub; ++j) {
-                const f32x16 value = broadcast(x + k + j);
-                for (int g = 0; g < G; ++g)
-                    part[g] = fma(codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4), value, part[g]);
-                if (Fmt::kSub == Fmt::kColumns && j % 4 == 3) keep_in_registers(part);
-            }
+            chain_of_codes<Fmt>(
+                x + k, [&](int g, int j) { return codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4); }, part);
             end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
         }
 }
 
-// The same where codes are put together of several words: first as bytes, for up to kBytesFirst columns, so that there are
-// registers for the sums afterwards.
+// The same with bytes first, of up to kBytesFirst columns.
 inline constexpr std::size_t kBytesFirst = 256;
 
 template <class Fmt, int G>
@@ -103,27 +117,17 @@ KARAT_INLINE void leaf_of_bytes(const std::uint8_t*& w, const float* x, const fl
         for (const std::size_t end = k + columns; k < end; w += step)
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub, from.words += Fmt::kSub * lanes) {
                 f32x16 part[G];
-                for (int g = 0; g < G; ++g) part[g] = zero();
-                KARAT_UNROLL_SUB_BLOCK
-                for (int j = 0; j < Fmt::kSub; ++j) {
-                    const f32x16 value = broadcast(x + k + j);
-                    for (int g = 0; g < G; ++g) {
+                chain_of_codes<Fmt>(
+                    x + k,
+                    [&](int g, int j) {
                         const Block of_group{nullptr, from.words + g * 4 * kGroupRows, from.stride};
-                        part[g] = fma(stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias), value, part[g]);
-                    }
-                }
+                        return stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias);
+                    },
+                    part);
                 end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
             }
     }
 }
-
-template <class Fmt>
-inline constexpr bool kBytesBefore = [] {
-#if defined(KARAT_AVX2)
-    if constexpr (kIsBlock<Fmt>) return requires { Fmt::Codes::kBytesBias; };
-#endif
-    return false;
-}();
 
 template <class Fmt, int G>
 void panel_of_one(const LinearArgs& a, std::size_t panel) {
