@@ -42,17 +42,24 @@ int main() { return 0; }" KARAT_ARM)
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp linear.cpp
     linear_few.cpp linear_many.cpp linear_one.cpp norm.cpp table.cpp)
-list(APPEND kernel_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
-list(APPEND kernel_sources limits.cpp)  # what bounds them, measured by `karat bench`
+set(other_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
+list(APPEND other_sources limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
+list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources collective.cpp isa.cpp memory.cpp packed.cpp plan.cpp plan_group.cpp plan_ops.cpp plan_run.cpp pool.cpp
     sampling.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")
 
+# A name with an underscore is another arrangement of an instruction set that is there: of what it does not arrange anew
+# there is one.
 function(karat_kernels isa)
-  add_library(kernels_${isa} OBJECT ${kernel_sources})
+  set(sources ${kernel_sources})
+  if(NOT isa MATCHES "_")
+    list(APPEND sources ${other_sources})
+  endif()
+  add_library(kernels_${isa} OBJECT ${sources})
   target_compile_definitions(kernels_${isa} PRIVATE KARAT_ISA_NAMESPACE=${isa} ${machine_definitions})
   target_compile_options(kernels_${isa} PRIVATE ${kernel_options} ${ARGN})
   set(isas ${isas} ${isa} PARENT_SCOPE)
@@ -62,7 +69,9 @@ karat_kernels(generic)
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
 if(KARAT_X86)
   karat_kernels(avx2 -mavx2 -mfma -mf16c)
-  karat_kernels(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
+  set(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
+  karat_kernels(avx512 ${avx512})
+  karat_kernels(avx512_intel ${avx512} -DKARAT_TWO_PORTS)  # where all arithmetic of 512 bits shares two ports
 endif()
 if(KARAT_ARM)
   karat_kernels(neon)

@@ -78,37 +78,53 @@ KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bia
 #endif
 }
 
-// Codes of up to six bits, less kBias. With AVX-512 both halves of a lane are looked up at once, which takes fewer
-// instructions than two fields, and other ports of Zen 4 than the multiply-add.
+// Codes of up to six bits, less kBias: `stored`, that at bit `at` of byte j of word i of a block, and `byte`, that which is
+// byte j of a word.
 template <int kWidth, int kBias>
-struct Bits {
+struct NumberBits {
+    static KARAT_INLINE NumberBits make() { return {}; }
+    KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
+        return stored_field<kWidth>(b, i, j, at, kBias);
+    }
+    KARAT_INLINE f32x16 byte(i32x16 word, int j) const {
 #if defined(KARAT_AVX512)
-    std::conditional_t<kWidth == 6, WideLut, Lut> lut;
+        return field<kWidth>(word, 8 * j, kBias);
+#else
+        return number_of_byte(word, j, kBias);
+#endif
+    }
+};
+
+#if defined(KARAT_AVX512)
+// Look-ups take fewer instructions than fields, and other ports of Zen 4 than the multiply-add.
+template <int kWidth>
+struct LutOf { using Type = NibbleLut; };
+template <>
+struct LutOf<5> { using Type = Lut; };
+template <>
+struct LutOf<6> { using Type = WideLut; };
+
+template <int kWidth, int kBias>
+struct LookedUpBits {
+    typename LutOf<kWidth>::Type lut;
     static constexpr std::array<float, 64> kCodes = [] {
         std::array<float, 64> codes{};
         for (int i = 0; i < 64; ++i) codes[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
         return codes;
     }();
-    static KARAT_INLINE Bits make() {
-        if constexpr (kWidth == 6)
-            return {make_wide_lut(kCodes.data())};
-        else
-            return {make_lut(kCodes.data())};
-    }
-
-    // That at bit `at` of byte j of word i of a block, and that which is byte j of a word.
+    static KARAT_INLINE LookedUpBits make() { return {make_lut<typename LutOf<kWidth>::Type>(kCodes.data())}; }
     KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
         return look_up(lut, b.word(i), half_of(j), byte_in_half(j) + at);
     }
     KARAT_INLINE f32x16 byte(i32x16 word, int j) const { return look_up(lut, word, half_of(j), byte_in_half(j)); }
-#else
-    static KARAT_INLINE Bits make() { return {}; }
-    KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
-        return stored_field<kWidth>(b, i, j, at, kBias);
-    }
-    KARAT_INLINE f32x16 byte(i32x16 word, int j) const { return number_of_byte(word, j, kBias); }
-#endif
 };
+
+template <int kWidth, int kBias>
+using Bits = std::conditional_t<kWidth <= kLookUpBits, LookedUpBits<kWidth, kBias>, NumberBits<kWidth, kBias>>;
+#else
+template <int kWidth, int kBias>
+using Bits = NumberBits<kWidth, kBias>;
+#endif
 
 // ---- blocks of 32 columns --------------------------------------------------------------------------------------------
 //
@@ -131,10 +147,10 @@ KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
 // Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
 template <int kFirst, int kStep>
 struct NonLinear {
-    Lut lut;
+    NibbleLut lut;
     static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
                                          -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    static KARAT_INLINE NonLinear make() { return {make_lut(kCodes)}; }
+    static KARAT_INLINE NonLinear make() { return {make_lut<NibbleLut>(kCodes)}; }
     static KARAT_INLINE i32x16 word(const Block& b, int s, int c) { return b.word(kFirst + kStep * s + c % 4); }
 #if defined(KARAT_AVX2)
     static constexpr int kBytesBias = kLutBias;
@@ -190,7 +206,12 @@ template <int kHighBits, int kBias>
 struct FiveBits {
     Bits<5, kBias> bits;
     static KARAT_INLINE FiveBits make() { return {Bits<5, kBias>::make()}; }
-#if defined(KARAT_AVX512)
+#if defined(KARAT_TWO_PORTS)
+    KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
+        const i32x16 low = b.word(kHighBits + 1 + c % 4) >> (8 * j + nibble_in_byte(c));
+        return look_up(bits.lut, bits_of_two(low, rotate_right(b.word(kHighBits), 4 * c + j - 4), 15), 0, 0);
+    }
+#elif defined(KARAT_AVX512)
     static KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v >> (from - to) : v << (to - from); }
     // Those of columns 4 c + j (j 0 or 1) and 4 c + j + 2 in the low bits of both halves, with others above them.
     static KARAT_INLINE i32x16 pair(const Block& b, int c, int j) {
@@ -252,6 +273,18 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
     }
 };
 
+// Of each byte, the kLow low bits of `low`, and above them the kHigh bits of `high` that begin at bit `at`. With AVX-512
+// others lie above these, which a look-up does not read.
+template <int kLow, int kHigh>
+KARAT_INLINE i32x16 joined(i32x16 low, i32x16 high, int at) {
+    constexpr std::int32_t kEach = 0x01010101, kBelow = ((1 << kLow) - 1) * kEach;
+#if defined(KARAT_AVX512)
+    return bits_of_two(low, rotate_right(high, at - kLow), kBelow);
+#else
+    return (low & iset1(kBelow)) | (((high >> at) & iset1(((1 << kHigh) - 1) * kEach)) << kLow);
+#endif
+}
+
 struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
@@ -261,9 +294,7 @@ struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
         static KARAT_INLINE Codes make() { return {Bits<3, kBytesBias>::make()}; }
         KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
             const int n = s / 8, r = s % 8 / 2, part = s % 2;
-            const i32x16 low = (b.word(8 + 8 * n + 4 * part + c) >> (2 * r)) & iset1(0x03030303);
-            const i32x16 high = ((b.word(4 * part + c) >> (4 * n + r)) & iset1(0x01010101)) << 2;
-            return low | high;
+            return joined<2, 1>(b.word(8 + 8 * n + 4 * part + c) >> (2 * r), b.word(4 * part + c), 4 * n + r);
         }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
@@ -310,9 +341,7 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
         Bits<5, kBytesBias> bits;
         static KARAT_INLINE Codes make() { return {Bits<5, kBytesBias>::make()}; }
         KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
-            const i32x16 low = (b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2))) & iset1(0x0f0f0f0f);
-            const i32x16 high = ((b.word(4 + c) >> s) & iset1(0x01010101)) << 4;
-            return low | high;
+            return joined<4, 1>(b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2)), b.word(4 + c), s);
         }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
@@ -333,9 +362,7 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
         static KARAT_INLINE Codes make() { return {Bits<6, kBytesBias>::make()}; }
         KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
             const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + c;
-            const i32x16 low = (b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2))) & iset1(0x0f0f0f0f);
-            const i32x16 high = ((b.word(32 + 8 * n + at) >> (2 * r)) & iset1(0x03030303)) << 4;
-            return low | high;
+            return joined<4, 2>(b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2)), b.word(32 + 8 * n + at), 2 * r);
         }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };

@@ -5,6 +5,7 @@
 namespace karat {
 namespace {
 
+// A name with a hyphen: the instructions of what stands before it, arranged for the cores of one maker.
 struct Build {
     const char* name;
     const Kernels* kernels;
@@ -18,6 +19,7 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_avx512() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }
+bool has_avx512_intel() { return has_avx512() && has_avx2() && __builtin_cpu_is("intel"); }
 #endif
 
 constexpr Build kBuilds[] = {
@@ -25,6 +27,7 @@ constexpr Build kBuilds[] = {
 #ifdef KARAT_X86
     {"avx2", &avx2::kernels, &avx2::fit_kernels, [] { return has_avx2(); }},
     {"avx512", &avx512::kernels, &avx512::fit_kernels, [] { return has_avx512() && has_avx2(); }},
+    {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, has_avx512_intel},
 #endif
 #ifdef KARAT_ARM
     {"neon", &neon::kernels, &neon::fit_kernels, [] { return true; }},  // part of every 64-bit Arm

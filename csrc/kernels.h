@@ -148,6 +148,9 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 }
+namespace avx512_intel {
+extern const Kernels kernels;
+}
 #endif
 #ifdef KARAT_ARM
 namespace neon {

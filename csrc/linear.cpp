@@ -8,8 +8,8 @@ std::size_t linear_scratch_floats() { return Scratch::kFloats; }
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last);
-    if constexpr (kDirectTokens > 1)
-        if (args.tokens <= 2 * kDirectTokens) {
+    if constexpr (kFewTokens > 0)
+        if (args.tokens <= kFewTokens) {
             const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
             if (first < end) {
                 few_tokens(args, first, end, scratch);

@@ -7,7 +7,14 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// Panels first … last - 1 of a layer. `few_tokens` is for up to 2 * kDirectTokens tokens and panels of kPanelGroups.
+// `few_tokens` is for so many; 0: there is no such kernel here.
+#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
+#else
+inline constexpr std::size_t kFewTokens = 0;
+#endif
+
+// Panels first … last - 1 of a layer; `few_tokens`: panels of kPanelGroups.
 void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);

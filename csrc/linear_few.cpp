@@ -2,7 +2,7 @@
 // chains of several tokens.
 #include "linear.h"
 
-#if defined(KARAT_AVX512)
+#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
@@ -35,34 +35,38 @@ struct FewTokens {
                         for (int t = 0; t < T; ++t)
                             for (int g = 0; g < DG; ++g) part[t][g] = zero();
                         const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
-                        for (int word = 0; word < Fmt::kSub / 4; ++word)
+                        // Halves of 16 columns, of which the compiler knows which it is.
+                        const auto sixteen = [&](auto half) {
+                            for (int word = 0; word < 4; ++word)
 #pragma GCC unroll 4
-                            for (int j = 0; j < 4; ++j) {
-                                f32x16 weight[DG];
-                                for (int g = 0; g < DG; ++g)
-                                    weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, word, j);
-                                for (int t = 0; t < T; ++t) {
-                                    const float* of_token = at + static_cast<std::size_t>(t) * stride;
-                                    const f32x16 value = broadcast(of_token + 4 * word + j);
-                                    for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+                                for (int j = 0; j < 4; ++j) {
+                                    f32x16 weight[DG];
+                                    for (int g = 0; g < DG; ++g)
+                                        weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, half * 4 + word, j);
+                                    for (int t = 0; t < T; ++t) {
+                                        const float* of_token = at + static_cast<std::size_t>(t) * stride;
+                                        const f32x16 value = broadcast(of_token + half * 16 + 4 * word + j);
+                                        for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+                                    }
                                 }
-                            }
+                        };
+                        sixteen(std::integral_constant<int, 0>());
+                        if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
+                        float totals[T];
+                        if constexpr (Fmt::kHasMinimum)
+                            for (int t = 0; t < T; ++t)
+                                totals[t] = sum_of_x<Fmt::kSub>(
+                                    a.x_sums + (token + static_cast<std::size_t>(t)) * (a.weight->columns / 16),
+                                    start / Fmt::kSub + static_cast<std::size_t>(sub));
                         for (int g = 0; g < DG; ++g) {
                             const f32x16 factor = Fmt::scale(block_of<Fmt>(w, group + g, G), sub);
+                            f32x16 minimum;
+                            if constexpr (Fmt::kHasMinimum) minimum = Fmt::minimum(block_of<Fmt>(w, group + g, G), sub);
                             for (int t = 0; t < T; ++t) {
-                                float* sum = sums + (t * DG + g) * kLanes;
-                                store(sum, fma(part[t][g], factor, load(sum)));
-                            }
-                        }
-                        if constexpr (Fmt::kHasMinimum) {
-                            const std::size_t index = start / Fmt::kSub + static_cast<std::size_t>(sub);
-                            for (int g = 0; g < DG; ++g) {
-                                const f32x16 minimum = Fmt::minimum(block_of<Fmt>(w, group + g, G), sub);
-                                for (int t = 0; t < T; ++t) {
-                                    const float* totals = a.x_sums + (token + static_cast<std::size_t>(t)) * (a.weight->columns / 16);
-                                    float* sum = sums + (t * DG + g) * kLanes;
-                                    store(sum, fma(set1(sum_of_x<Fmt::kSub>(totals, index)), minimum, load(sum)));
-                                }
+                                float* const of_group = sums + (t * DG + g) * kLanes;
+                                f32x16 sum = fma(part[t][g], factor, load(of_group));
+                                if constexpr (Fmt::kHasMinimum) sum = fma(set1(totals[t]), minimum, sum);
+                                store(of_group, sum);
                             }
                         }
                         settle();

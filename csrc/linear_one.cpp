@@ -11,6 +11,13 @@ namespace {
 #define KARAT_UNROLL_SUB_BLOCK
 #endif
 
+// Whether two panels are read side by side: Intel's cores read two streams faster than one.
+#if defined(KARAT_TWO_PORTS)
+inline constexpr bool kPairs = true;
+#else
+inline constexpr bool kPairs = false;
+#endif
+
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
 template <class Fmt>
@@ -31,13 +38,30 @@ KARAT_INLINE void keep_in_registers([[maybe_unused]] f32x16 (&sum)[G]) {
 #endif
 }
 
+// What a thread reads at a time: a panel of G groups, or two panels of kPanelGroups, a stream of memory each.
 template <class Fmt, int G>
-KARAT_INLINE void leaf_of_floats(const std::uint8_t*& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
-    constexpr std::size_t step = G * kLanes * Fmt::kBytes;
-    for (std::size_t k = 0; k < count; ++k, w += step) {
-        for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
+struct Panels {
+    static constexpr int kEach = G < static_cast<int>(kPanelGroups) ? G : static_cast<int>(kPanelGroups);
+    static constexpr int kStreams = G / kEach;
+    static constexpr std::size_t kStep = static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next block
+    const std::uint8_t* w;
+    std::size_t apart;
+
+    KARAT_INLINE const std::uint8_t* stream(int g) const { return g < kEach ? w : w + apart; }
+    KARAT_INLINE Block block(int g) const { return block_of<Fmt>(stream(g), g % kEach, kEach); }
+    KARAT_INLINE f32x16 floats(int g) const { return Fmt::read(stream(g) + g % kEach * kLanes * Fmt::kBytes); }
+    KARAT_INLINE void fetch(std::size_t at, std::size_t bytes) const {
+        for (std::size_t line = 0; line < bytes; line += 64)
+            for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + at + line);
+    }
+};
+
+template <class Fmt, int G>
+KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
+    for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
+        w.fetch(kPrefetch, w.kStep);
         const f32x16 value = broadcast(x + k);
-        for (int g = 0; g < G; ++g) sum[g] = fma(Fmt::read(w + g * kLanes * Fmt::kBytes), value, sum[g]);
+        for (int g = 0; g < G; ++g) sum[g] = fma(w.floats(g), value, sum[g]);
     }
 }
 
@@ -55,40 +79,41 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, f32x16 (&part
 
 // Scales and minima of a sub-block, after its codes.
 template <class Fmt, int G>
-KARAT_INLINE void end_sub_block(const std::uint8_t* w, int sub, const float* x_sums, std::size_t column,
+KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x_sums, std::size_t column,
                                 const f32x16 (&part)[G], f32x16 (&sum)[G]) {
-    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(block_of<Fmt>(w, g, G), sub), sum[g]);
+    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(w.block(g), sub), sum[g]);
     if constexpr (Fmt::kHasMinimum) {
         const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, column / Fmt::kSub));
-        for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(block_of<Fmt>(w, g, G), sub), sum[g]);
+        for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(w.block(g), sub), sum[g]);
     }
 }
 
-// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
+// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them. Intel's cores
+// find blocks of 32 columns by themselves, but not what they read of one of 256, here and there: that comes a block ahead.
 template <class Fmt, int G>
-KARAT_INLINE void prefetch_sub_block(const std::uint8_t* w, int sub) {
-#if defined(KARAT_AVX512)
-    constexpr int parts = 1;
-    if (sub != 0) return;
+KARAT_INLINE void prefetch_sub_block(const Panels<Fmt, G>& w, int sub) {
+    constexpr std::size_t step = Panels<Fmt, G>::kStep, share = step * Fmt::kSub / Fmt::kColumns;
+    [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
+#if defined(KARAT_TWO_PORTS)
+    if (Fmt::kColumns > Fmt::kSub) w.fetch(step + at, share);
+#elif defined(KARAT_AVX512)
+    if (sub == 0) w.fetch(kPrefetch, step);
 #else
-    constexpr int parts = Fmt::kColumns / Fmt::kSub;
+    w.fetch(kPrefetch + at, share);
 #endif
-    constexpr std::size_t lines = static_cast<std::size_t>(G) * kGroupRows * Fmt::kBytes / parts;
-    for (std::size_t line = 0; line < lines; line += 64) prefetch(w + kPrefetch + static_cast<std::size_t>(sub) * lines + line);
 }
 
 template <class Fmt, int G>
-KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const float* x_sums, std::size_t count,
+KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float* x_sums, std::size_t count,
                                  f32x16 (&sum)[G]) {
-    constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
     const auto codes = Fmt::Codes::make();
-    for (std::size_t k = 0; k < count; w += step)
+    for (std::size_t k = 0; k < count; w.w += w.kStep)
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
-            prefetch_sub_block<Fmt, G>(w, sub);
+            prefetch_sub_block(w, sub);
             f32x16 part[G];
             chain_of_codes<Fmt>(
-                x + k, [&](int g, int j) { return codes.code(block_of<Fmt>(w, g, G), sub, j / 4, j % 4); }, part);
-            end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
+                x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); }, part);
+            end_sub_block(w, sub, x_sums, k, part, sum);
         }
 }
 
@@ -96,25 +121,25 @@ KARAT_INLINE void leaf_of_blocks(const std::uint8_t*& w, const float* x, const f
 inline constexpr std::size_t kBytesFirst = 256;
 
 template <class Fmt, int G>
-KARAT_INLINE void leaf_of_bytes(const std::uint8_t*& w, const float* x, const float* x_sums, std::size_t count,
+KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* x_sums, std::size_t count,
                                 f32x16 (&sum)[G]) {
-    constexpr std::size_t step = G * kGroupRows * Fmt::kBytes, lanes = G * kGroupRows;
+    constexpr std::size_t lanes = G * kGroupRows;
     alignas(64) std::uint8_t bytes[kBytesFirst * lanes + kPackedSlack];
     const auto codes = Fmt::Codes::make();
     for (std::size_t k = 0; k < count;) {
         const std::size_t columns = count - k < kBytesFirst ? count - k : kBytesFirst;
         std::uint8_t* to = bytes;
-        const std::uint8_t* block = w;
-        for (std::size_t i = 0; i < columns; i += Fmt::kColumns, block += step)
+        Panels<Fmt, G> ahead = w;
+        for (std::size_t i = 0; i < columns; i += Fmt::kColumns, ahead.w += w.kStep)
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
-                prefetch_sub_block<Fmt, G>(block, sub);
+                prefetch_sub_block(ahead, sub);
 #pragma GCC unroll 8
                 for (int c = 0; c < Fmt::kSub / 4; ++c)
                     for (int g = 0; g < G; ++g, to += 4 * kGroupRows)
-                        istore(to, codes.bytes(block_of<Fmt>(block, g, G), sub, c));
+                        istore(to, codes.bytes(ahead.block(g), sub, c));
             }
         Block from{nullptr, bytes, 4 * lanes};
-        for (const std::size_t end = k + columns; k < end; w += step)
+        for (const std::size_t end = k + columns; k < end; w.w += w.kStep)
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub, from.words += Fmt::kSub * lanes) {
                 f32x16 part[G];
                 chain_of_codes<Fmt>(
@@ -124,25 +149,26 @@ KARAT_INLINE void leaf_of_bytes(const std::uint8_t*& w, const float* x, const fl
                         return stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias);
                     },
                     part);
-                end_sub_block<Fmt, G>(w, sub, x_sums, k, part, sum);
+                end_sub_block(w, sub, x_sums, k, part, sum);
             }
     }
 }
 
 template <class Fmt, int G>
-void panel_of_one(const LinearArgs& a, std::size_t panel) {
-    const std::uint8_t* w = a.weight->panel(panel);
+void panels_of_one(const LinearArgs& a, std::size_t panel) {
+    Panels<Fmt, G> w{a.weight->panel(panel), 0};
+    if constexpr (Panels<Fmt, G>::kStreams == 2) w.apart = static_cast<std::size_t>(a.weight->panel(panel + 1) - w.w);
     f32x16 levels[3][G], sum[G];
     std::size_t start = 0;
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
         const std::size_t end = a.leaf_ends[leaf];
         for (int g = 0; g < G; ++g) sum[g] = zero();
         if constexpr (kBytesBefore<Fmt>)
-            leaf_of_bytes<Fmt, G>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
+            leaf_of_bytes(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else if constexpr (kIsBlock<Fmt>)
-            leaf_of_blocks<Fmt, G>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
+            leaf_of_blocks(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else
-            leaf_of_floats<Fmt, G>(w, a.x + start, end - start, sum);
+            leaf_of_floats(w, a.x + start, end - start, sum);
         start = end;
         climb(
             leaf, a.num_leaves,
@@ -162,9 +188,13 @@ struct Run {
     std::size_t first, last;
     template <class Fmt>
     void run() const {
-        for (std::size_t panel = first; panel < last; ++panel)
-            a.weight->panel_groups(panel) == kPanelGroups ? panel_of_one<Fmt, kPanelGroups>(a, panel)
-                                                          : panel_of_one<Fmt, 1>(a, panel);
+        std::size_t panel = first;
+        if constexpr (kPairs)
+            for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
+                panels_of_one<Fmt, 2 * kPanelGroups>(a, panel);
+        for (; panel < last; ++panel)
+            a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups>(a, panel)
+                                                          : panels_of_one<Fmt, 1>(a, panel);
     }
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -18,15 +19,17 @@ std::uint8_t* get(std::size_t bytes, Memory::Pages) {
     return static_cast<std::uint8_t*>(std::memset(data, 0, bytes));
 }
 void give_back(std::uint8_t* data, std::size_t) { std::free(data); }
+constexpr std::size_t kRegion = 0;  // each piece has ends of its own
 #else
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr std::size_t kRegion = 16 * kLargePage;
 
 std::uint8_t* get(std::size_t bytes, Memory::Pages pages) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
     if (bytes >= 8 * kLargePage)  // advice: a system may have its own mind
-        (void)madvise(data, bytes, pages == Memory::Pages::large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+        (void)madvise(data, bytes, pages == Memory::Pages::small ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 #endif
     return static_cast<std::uint8_t*>(data);
 }
@@ -42,18 +45,38 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
     return all;
 }
 
-Memory::Memory(std::size_t bytes, Pages pages) : data_(bytes ? get(bytes, pages) : nullptr), size_(bytes) {}
+// Pieces come one after another: the last region takes them until it is full.
+Memory::Memory(std::size_t bytes, Pages pages) : size_(bytes) {
+    if (bytes == 0) return;
+    if (pages != Pages::together || bytes > kRegion / 2) {
+        data_ = get(bytes, pages);
+        return;
+    }
+    static std::mutex mutex;
+    static std::weak_ptr<Memory> last;
+    static std::size_t used;
+    const std::lock_guard lock(mutex);
+    region_ = last.lock();
+    if (!region_ || used + bytes > kRegion) {
+        region_ = std::make_shared<Memory>(kRegion);
+        last = region_;
+        used = 0;
+    }
+    data_ = region_->data_ + used;
+    used += (bytes + 63) / 64 * 64;
+}
 
 Memory::~Memory() {
-    if (data_) give_back(data_, size_);
+    if (data_ && !region_) give_back(data_, size_);
 }
 
 Memory::Memory(Memory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), region_(std::move(other.region_)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    region_.swap(other.region_);
     return *this;
 }
 

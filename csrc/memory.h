@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 
 namespace karat {
 
@@ -13,7 +14,9 @@ std::size_t product(std::initializer_list<std::size_t> sizes);
 class Memory {
 public:
     Memory() = default;
-    enum class Pages { large, small };  // large ones where the system has them, for what is read as a whole
+    // Large ones where the system has them, for what is read as a whole; `together`: also for a piece that would not fill
+    // one, beside others, given back with the last of them.
+    enum class Pages { large, small, together };
 
     explicit Memory(std::size_t bytes, Pages pages = Pages::large);  // throws std::bad_alloc
     ~Memory();
@@ -27,6 +30,7 @@ public:
 private:
     std::uint8_t* data_ = nullptr;
     std::size_t size_ = 0;
+    std::shared_ptr<Memory> region_;  // in which it lies beside others
 };
 
 }  // namespace karat

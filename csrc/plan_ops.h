@@ -54,11 +54,15 @@ public:
 
     // Items of work handed out as threads ask, some at a time; false when there are none left.
     bool take(std::size_t op, std::size_t count, Range& range) const {
-        const std::size_t size = 1 + count / (8 * num_threads);
-        const std::size_t first = plan.counters_[op].fetch_add(size, std::memory_order_relaxed);
+        std::atomic<std::size_t>& taken = plan.counters_[op];
+        std::size_t first = taken.load(std::memory_order_relaxed), size;
+        do {
+            if (first >= count) return false;
+            size = 1 + (count - first - 1) / (3 * num_threads);
+        } while (!taken.compare_exchange_weak(first, first + size, std::memory_order_relaxed));
         if (plan.group_) plan.group_->stir(plan.group_->self);
-        range = {first, first + size < count ? first + size : count};
-        return first < count;
+        range = {first, first + size};
+        return true;
     }
 };
 

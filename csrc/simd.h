@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 // KARAT_GENERIC forbids intrinsics, whatever the compiler is told of the machine.
 #if !defined(KARAT_GENERIC)
@@ -132,6 +133,8 @@ KARAT_INLINE float fold(f32x16 a) {
     return lane[0];
 }
 
+// Into the first-level cache, and into the second only.
 KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+KARAT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

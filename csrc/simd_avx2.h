@@ -92,14 +92,15 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
 
 // Sixteen integers of at most 8 bits, as bytes, kLutBias more than they are, so that they are positive.
 inline constexpr int kLutBias = 128;
-struct Lut { __m256i v; };
-KARAT_INLINE Lut make_lut(const float* values) {
+struct NibbleLut { __m256i v; };
+template <class L>
+KARAT_INLINE L make_lut(const float* values) {
     alignas(16) std::uint8_t bytes[16];
     for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(static_cast<int>(values[i]) + kLutBias);
     return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)))};
 }
 // Those bytes for the low halves of all bytes of each lane.
-KARAT_INLINE i32x16 look_up_bytes(Lut lut, i32x16 word) {
+KARAT_INLINE i32x16 look_up_bytes(NibbleLut lut, i32x16 word) {
     const i32x16 index = word & iset1(0x0f0f0f0f);
     return {_mm256_shuffle_epi8(lut.v, index.lo), _mm256_shuffle_epi8(lut.v, index.hi)};
 }

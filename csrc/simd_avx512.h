@@ -35,8 +35,19 @@ KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v,
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+#if defined(KARAT_TWO_PORTS)  // a shift by a number in a register takes both ports, by numbers of each lane one
+KARAT_INLINE i32x16 operator<<(i32x16 a, int n) {
+    return {__builtin_constant_p(n) ? _mm512_slli_epi32(a.v, static_cast<unsigned>(n))
+                                    : _mm512_sllv_epi32(a.v, _mm512_set1_epi32(n))};
+}
+KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
+    return {__builtin_constant_p(n) ? _mm512_srli_epi32(a.v, static_cast<unsigned>(n))
+                                    : _mm512_srlv_epi32(a.v, _mm512_set1_epi32(n))};
+}
+#else
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
 KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {_mm512_srli_epi32(a.v, static_cast<unsigned>(n))}; }
+#endif
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
 KARAT_INLINE f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 KARAT_INLINE i32x16 as_int(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
@@ -44,26 +55,56 @@ KARAT_INLINE f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
-// Sixteen integers of at most 8 bits (here 32, mostly the sixteen twice), looked up by the bits of each lane that begin at
-// bit `at` (up to 12) of its low (0) or high (1) half.
-struct Lut { __m512i v; };  // as bfloat16
-KARAT_INLINE Lut make_lut(const float* values) {
-    const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
-    return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
-                               _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1)};
+// Integers of at most 8 bits, looked up by the bits of each lane that begin at bit `at` of its low (0) or high (1) half:
+// by four bits (NibbleLut), five (Lut) or six (WideLut).
+#if defined(KARAT_TWO_PORTS)
+// A look-up of 16 bits takes one of the two ports twice, one of 32 bits once.
+struct NibbleLut { __m512 v; };
+struct Lut { __m512 low, high; };
+struct WideLut;
+inline constexpr int kLookUpBits = 5;  // wider codes are fields (formats.h)
+template <class L>
+KARAT_INLINE L make_lut(const float* values) {
+    if constexpr (std::is_same_v<L, NibbleLut>) return {_mm512_loadu_ps(values)};
+    else return {_mm512_loadu_ps(values), _mm512_loadu_ps(values + 16)};
+}
+KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
+    return {_mm512_permutexvar_ps((word >> (16 * half + at)).v, lut.v)};
+}
+KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+    return {_mm512_permutex2var_ps(lut.low, (word >> (16 * half + at)).v, lut.high)};
+}
+#else
+// As bfloat16, of which one look-up finds those of both halves.
+struct Lut { __m512i v; };
+struct WideLut { Lut low, high; };
+using NibbleLut = Lut;
+inline constexpr int kLookUpBits = 6;
+template <class L>
+KARAT_INLINE L make_lut(const float* values) {
+    if constexpr (std::is_same_v<L, WideLut>) return {make_lut<Lut>(values), make_lut<Lut>(values + 32)};
+    else {
+        const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
+        return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
+                                   _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1)};
+    }
 }
 KARAT_INLINE f32x16 wanted_half(__m512i both, int half) {  // looked up at once, by the compiler if both are wanted
     return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
 }
 KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    return wanted_half(_mm512_permutexvar_epi16(_mm512_srli_epi32(word.v, static_cast<unsigned>(at)), lut.v), half);
+    return wanted_half(_mm512_permutexvar_epi16((word >> at).v, lut.v), half);
 }
-// Sixty-four, by six bits.
-struct WideLut { Lut low, high; };
-KARAT_INLINE WideLut make_wide_lut(const float* values) { return {make_lut(values), make_lut(values + 32)}; }
 KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {
-    const __m512i index = _mm512_srli_epi32(word.v, static_cast<unsigned>(at));
-    return wanted_half(_mm512_permutex2var_epi16(lut.low.v, index, lut.high.v), half);
+    return wanted_half(_mm512_permutex2var_epi16(lut.low.v, (word >> at).v, lut.high.v), half);
+}
+#endif
+
+KARAT_INLINE i32x16 rotate_right(i32x16 a, int n) { return {_mm512_rorv_epi32(a.v, _mm512_set1_epi32(n))}; }
+
+// Bits of a where mask has ones, of b elsewhere.
+KARAT_INLINE i32x16 bits_of_two(i32x16 a, i32x16 b, std::int32_t mask) {
+    return {_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a.v, b.v, 0xca)};
 }
 
 // (a & mask) ^ bits

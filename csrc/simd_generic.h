@@ -61,9 +61,10 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     KARAT_EACH(f32x16, float_of((bits_of(yes.v[i]) & m.v[i]) | (bits_of(no.v[i]) & ~m.v[i])));
 }
 
-struct Lut { const float* values; };
-KARAT_INLINE Lut make_lut(const float* values) { return {values}; }
-KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
+struct NibbleLut { const float* values; };
+template <class L>
+KARAT_INLINE L make_lut(const float* values) { return {values}; }
+KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
     const i32x16 index = word >> (16 * half + at);
     KARAT_EACH(f32x16, lut.values[index.v[i] & 15]);
 }

@@ -101,7 +101,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2 or avx512 (neon on Arm).
+    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2, avx512 or
+    avx512-intel (neon on Arm).
 
     `variables` are all that change what Karat or huggingface_hub does, by name, for `karat env` to show.
     """

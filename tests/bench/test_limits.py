@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.bench.limits import LimitMeter, last_cache_bytes
-from karat.ops.native import supported_isas, unavailable_reason
+from karat.bench.limits import LimitMeter, instruction_sets, last_cache_bytes
+from karat.ops.native import unavailable_reason
 
 if unavailable_reason():
     pytest.skip(f"no native extension: {unavailable_reason()}", allow_module_level=True)
 
 import karat._native as _native
 
-ISAS = supported_isas()
+ISAS = instruction_sets()
 
 
 def checksum(num_bytes: int) -> int:

@@ -54,7 +54,7 @@ class LimitMeter:
         import karat._native as extension
 
         self.num_threads = num_threads
-        self._isas = native.supported_isas()
+        self._isas = instruction_sets()
         num_bytes = buffer_bytes or max(MIN_BUFFER_BYTES, CACHES_PER_BUFFER * last_cache_bytes())
         try:
             self._native = extension.Limits(num_bytes, num_threads)
@@ -101,6 +101,11 @@ def last_cache_bytes(size: Path = _L3) -> int:
     text = size.read_text().strip() if size.exists() else ""
     number, unit = text[:-1], text[-1:]
     return int(number) * {"K": 1 << 10, "M": 1 << 20}[unit] if number.isdigit() and unit in "KM" else 0
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that this CPU has: builds for one maker's cores (avx512-intel) have no loops of their own."""
+    return tuple(isa for isa in native.supported_isas() if "-" not in isa)
 
 
 def _patterns(isas: tuple[str, ...]) -> list[Pattern]:
