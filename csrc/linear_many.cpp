@@ -203,67 +203,92 @@ __attribute__((noinline)) void run_tile(std::size_t height, const Tile<kSub, kMi
     with_height(height, tile);
 }
 
+// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves by itself, while its sums are
+// in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
 template <class Fmt, int G>
-void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    constexpr int TG = G % kTileGroups ? 1 : kTileGroups, kStride = G * kLanes;
-    // Columns that are next to each other in memory, and their bytes.
-    constexpr std::size_t columns_of_block = [] {
-        if constexpr (kIsBlock<Fmt>) return static_cast<std::size_t>(Fmt::kColumns);
-        return std::size_t{1};
-    }();
-    constexpr std::size_t block_bytes = G * kGroupRows * Fmt::kBytes;
-    const std::size_t x_sums_stride = a.weight->columns / 16;
-    constexpr int kSub = [] {
+struct PanelOfMany {
+    static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
+    static constexpr int kSub = [] {
         if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
         return 0;
     }();
-    const std::size_t row = a.weight->first_group(panel) * kGroupRows;
-    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock) {
-        const std::size_t tokens = a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock;
-        const std::uint8_t* w = a.weight->panel(panel);
+    // Columns that are next to each other in memory, and their bytes.
+    static constexpr std::size_t kBlockColumns = [] {
+        if constexpr (kIsBlock<Fmt>) return static_cast<std::size_t>(Fmt::kColumns);
+        return std::size_t{1};
+    }();
+    static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
+    const LinearArgs& a;
+    std::size_t panel, token, tokens;
+    const Scratch& s;
+
+    void run() const {
+        const std::uint8_t* const w = a.weight->panel(panel);
         std::size_t start = 0;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
-            for (std::size_t i = 0; i < tokens * kWide; i += kLanes) store(s.sums + i, zero());
-            while (start < a.leaf_ends[leaf]) {
-                const std::size_t rest = a.leaf_ends[leaf] - start, count = rest < kChunk ? rest : kChunk;
-                const std::uint8_t* const packed = w + start / columns_of_block * block_bytes;
+            const std::size_t begin = start, end = a.leaf_ends[leaf];
+            if (begin == end) {  // a leaf of no columns
+                begin_leaf(0, tokens);
+                end_leaf(leaf, 0, tokens);
+            }
+            for (std::size_t count; start < end; start += count) {
+                count = end - start < kChunk ? end - start : kChunk;
+                const std::uint8_t* const packed = w + start / kBlockColumns * kBlockBytes;
                 if constexpr (!kUnpackInTile<G>) unpack<Fmt, G>(packed, start, count, s);
                 for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
                     const std::size_t first = tile_start(tokens, i), last = tile_start(tokens, i + 1);
-                    const TileArgs args{a.x + (token + first) * a.x_stride + start,
-                                        a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride,
-                                        x_sums_stride, count, s.sums + first * kWide};
-                    if constexpr (kUnpackInTile<G>)
-                        if (i == 0) {
-                            with_height(last - first, FirstTile<Fmt, G>{args, packed, start, s});
-                            continue;
-                        }
-                    for (int g = 0; g < G; g += TG) {
-                        TileArgs of_group = args;
-                        of_group.sums += g * kLanes;
-                        const Tile<kSub, kHasMinimum<Fmt>, kStride, TG> tile{
-                            of_group, s.chunk + g * kLanes, s.scales + g * kLanes, s.minima + g * kLanes};
-                        run_tile(last - first, tile);
-                    }
+                    if (start == begin) begin_leaf(first, last);
+                    tile(first, last, packed, start, count);
+                    if (start + count == end) end_leaf(leaf, first, last);
                 }
-                start += count;
             }
-            climb(
-                leaf, a.num_leaves,
-                [&](int level) {
-                    const float* left = s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
-                    for (std::size_t i = 0; i < tokens * kWide; i += kLanes)
-                        store(s.sums + i, load(left + i) + load(s.sums + i));
-                },
-                [&](int level) {
-                    float* left = s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
-                    for (std::size_t i = 0; i < tokens * kWide; i += kLanes) store(left + i, load(s.sums + i));
-                });
         }
-        for (std::size_t t = 0; t < tokens; ++t)
-            for (std::size_t g = 0; g < G; ++g)
-                finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
+
+private:
+    void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count) const {
+        const std::size_t x_sums_stride = a.weight->columns / 16;
+        const TileArgs args{a.x + (token + first) * a.x_stride + start,
+                            a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
+                            s.sums + first * kWide};
+        if constexpr (kUnpackInTile<G>)
+            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args, packed, start, s});
+        for (int g = 0; g < G; g += TG) {
+            TileArgs of_group = args;
+            of_group.sums += g * kLanes;
+            run_tile(last - first, Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{of_group, s.chunk + g * kLanes,
+                                                                                s.scales + g * kLanes, s.minima + g * kLanes});
+        }
+    }
+
+    void begin_leaf(std::size_t first, std::size_t last) const {
+        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(s.sums + i, zero());
+    }
+
+    void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
+        const auto level_of = [&](int level) { return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide; };
+        climb(
+            leaf, a.num_leaves,
+            [&](int level) {
+                const float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
+                    store(s.sums + i, load(left + i) + load(s.sums + i));
+            },
+            [&](int level) {
+                float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(s.sums + i));
+            });
+        if (leaf + 1 < a.num_leaves) return;
+        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
+        for (std::size_t t = first; t < last; ++t)
+            for (std::size_t g = 0; g < G; ++g) finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
+    }
+};
+
+template <class Fmt, int G>
+void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock)
+        PanelOfMany<Fmt, G>{a, panel, token, a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock, s}.run();
 }
 
 struct Run {
