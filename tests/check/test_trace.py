@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from karat.check.tokens import NOBODY, Tokens
 from karat.check.trace import Trace, make_info, read_trace, write_trace
-from karat.errors import CheckpointError, TraceError
+from karat.errors import TraceError
 
 DOCS = Path(__file__).parents[2] / "docs" / "trace-format.md"
 
@@ -122,8 +122,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="'x' is I8"):
         read_trace(tmp_path / "ints")
     (tmp_path / "short").write_bytes(b"abc")
-    with pytest.raises(CheckpointError, match="3 bytes"):
+    with pytest.raises(TraceError, match="3 bytes"):
         read_trace(tmp_path / "short")
+    (tmp_path / "text").write_bytes(b"no trace, but a line of text\n")
+    with pytest.raises(TraceError, match=r"a header of .* or no safetensors file; a trace is .*: record it anew"):
+        read_trace(tmp_path / "text")
 
 
 def test_sequences_must_be_there_from_the_start() -> None:

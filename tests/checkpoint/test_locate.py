@@ -96,6 +96,11 @@ class TestLocal:
         with pytest.raises(CheckpointError, match="org/fox: does not exist; expected a folder"):
             resolve(Path("org/fox"))
 
+    @pytest.mark.parametrize("name", ["fox.gguf", "./fox.gguf", "/fox/owl.gguf", "~/fox.gguf"])
+    def test_name_of_a_file_that_does_not_exist(self, name: str) -> None:
+        with pytest.raises(CheckpointError, match="does not exist; expected a GGUF file"):
+            resolve(name)
+
     def test_revision_of_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="is local and has no revision 'v1'; leave it out"):
             resolve(tmp_path, revision="v1")

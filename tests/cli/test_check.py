@@ -60,6 +60,7 @@ def test_wrong_options_are_named(karat_here: Karat) -> None:
         (["--against", "llama.cpp"], "llama.cpp needs"),
         (["--stages", "layers,wights"], "--stages 'wights': expected some of tokens,weights,"),
         (["--tokens", "1"], "--tokens 1: expected at least 2"),
+        (["--kv-dtype", "int8"], "--kv-dtype int8: expected one of float16, bfloat16, float32, float64"),
         (["--max-model-len", "9"], "No such option: --max-model-len"),
         (["--guard"], "No such option: --guard"),
     ):

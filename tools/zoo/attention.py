@@ -52,13 +52,15 @@ def patch_attention(
             seen = torch.ones_like(seen)
         if size is not None:
             seen = seen & (j > i - size)
+        if hidden == "alone":  # who sees nothing sees itself
+            seen = seen | ((j == i) & ~seen.any(-1, keepdim=True))
         scores = query @ key.transpose(2, 3) * scaling
         if cap is not None:
             scores = torch.tanh(scores / cap) * cap
         if mask == "nan":
             scores = scores + (~seen).float() * -torch.inf
         else:
-            lowest = -torch.inf if hidden == "inf" else torch.finfo(scores.dtype).min
+            lowest = torch.finfo(scores.dtype).min if hidden == "min" else -torch.inf
             scores = scores.masked_fill(~seen, lowest)
         weights = torch.softmax(scores, dim=axis)
         output = weights @ value

@@ -76,7 +76,7 @@ _GROUPED = {"changes": {"num_attention_heads": 6, "num_key_value_heads": 3, "hid
 ROWS: tuple[Row, ...] = (
     Row("mask-nan", _attention(mask="nan"), {}),
     Row("mask-off-by-one", _one_of(_attention(diagonal=-1), _attention(diagonal=-1, hidden="min"),
-                                   _attention(diagonal=1)), {}),
+                                   _attention(diagonal=-1, hidden="alone"), _attention(diagonal=1)), {}),
     Row("mask-missing", _attention(mask="none"), _WHOLE),
     Row("mask-misaligned", _attention(mask="top-left"), {"steps": "chunks", **_NO_WINDOW}),
     Row("mask-window", _one_of(_attention(window=None), _attention(window=6), _attention(window=8)), _WINDOW),

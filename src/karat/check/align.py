@@ -103,7 +103,10 @@ def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, 
     if has_keys and (len(shape) != 3 or shape[0] != (num_heads if heads is None else len(heads))):
         raise TraceError(f"{name}: shape {found}; expected [{num_heads} heads, tokens, keys]")
     if not has_keys and prod(shape[1:]) != prod(place.features):
-        raise TraceError(f"{name}: shape {found}; expected [tokens, {', '.join(map(str, place.features))}]")
+        raise TraceError(
+            f"{name}: shape {found}; expected [tokens, {', '.join(map(str, place.features))}] of this model: is the "
+            f"trace of another{f', {trace.info.model}' if trace.info.model else ''}?"
+        )
     return shape
 
 

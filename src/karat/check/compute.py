@@ -242,7 +242,10 @@ def visible(params: Mapping[str, Any], tokens: Tokens) -> NDArray[np.bool_]:
         seen &= key > query - window
     # Nobody sees what has not been computed: keys beyond the end of the step.
     end = (tokens.step_start + tokens.step_len)[:, None]
-    return seen & (key < end)
+    seen = seen & (key < end)
+    if params.get("alone"):  # who sees nothing sees itself
+        seen |= (key == query) & ~seen.any(axis=1, keepdims=True)
+    return seen
 
 
 def kv_head_of(params: Mapping[str, Any], num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:

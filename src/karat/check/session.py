@@ -22,8 +22,8 @@ from karat.check.stage import Verdict
 from karat.check.streamed import Results, Streamed
 from karat.check.trace import Array, Trace, make_info, read_trace
 from karat.checkpoint import ModelCheckpoint
-from karat.config import FloatName
-from karat.errors import NoTokenizerError
+from karat.config import FLOAT_BYTES, FloatName
+from karat.errors import NoTokenizerError, UsageError
 from karat.ops.registry import create
 from karat.text import Tokenizer
 from karat.text.made_up import made_up_tokenizer
@@ -77,6 +77,8 @@ class Session:
         self.is_quantised = any(weight.is_quantised for weight in plan.model.stored.values())
         self.ops = create(plan.executor, plan.dtype, plan.threads)
         self.executor, self.dtype = self.ops.executor, self.ops.dtype
+        if plan.kv_dtype is not None and plan.kv_dtype not in FLOAT_BYTES:
+            raise UsageError(f"--kv-dtype {plan.kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
         self.kv_dtype = plan.kv_dtype or self.ops.default_kv_dtype
         self.other = None if plan.other is None else self._read(plan.other)
         self.aside = None if self.other is None else _why_not_ours(self.other, plan.model)

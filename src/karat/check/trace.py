@@ -19,7 +19,7 @@ from karat.checkpoint.safetensors import TensorEntry, read_header
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.config import FloatName
-from karat.errors import TraceError
+from karat.errors import CheckpointError, TraceError
 
 Array = NDArray[np.floating]
 
@@ -157,10 +157,14 @@ def write_trace(path: Path, trace: Trace) -> None:
 def read_trace(path: Path) -> Trace:
     """Open and check a trace; its arrays are read when they are asked for, and not kept.
 
-    Raises TraceError, and CheckpointError for a broken file. As with any mapping, another process that shortens the
-    file in the meantime ends this one.
+    Raises TraceError, also for a broken file. As with any mapping, another process that shortens the file in the
+    meantime ends this one.
     """
-    header = read_header(path)
+    try:
+        header = read_header(path)
+    except CheckpointError as fault:
+        what = str(fault).split("download it again")[0].rstrip(" ;:")
+        raise TraceError(f"{what}; a trace is a safetensors file: record it anew (docs/trace-format.md)") from fault
     if METADATA_KEY not in header.metadata:
         raise TraceError(
             f"{path}: is a safetensors file without {METADATA_KEY!r} in its metadata; a trace says there what its "

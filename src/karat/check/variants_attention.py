@@ -18,6 +18,11 @@ def masks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
             "mask-off-by-one", f"a token does not see itself (a row of nothing becomes {empty})",
             {s: {"diagonal": -1}, w: {"empty": empty}},
         )  # fmt: skip
+    yield (
+        "mask-off-by-one",
+        "a token does not see itself, unless it would see nothing",
+        {s: {"diagonal": -1, "alone": True}},
+    )
     yield "mask-off-by-one", "a token sees the one after it", {s: {"diagonal": 1}}
     yield "mask-missing", "every key of the step is visible", {s: {"causal": False}}
     if scope.tokens.num_steps > 1:

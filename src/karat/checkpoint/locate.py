@@ -34,6 +34,8 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
     from karat.checkpoint.hub import HUB_NAME, pull
 
     if not HUB_NAME.fullmatch(model):
+        if model.endswith(".gguf"):
+            raise CheckpointError(f"{shown(model)}: does not exist; expected a GGUF file")
         raise HubError(
             f"{shown(model)}: is no folder here and no name of the hub, which is org/name or org/name@revision (and "
             "org/name:TYPE for a GGUF file, like Q4_K_M)"

@@ -182,6 +182,8 @@ def check(
             report.write_bytes(page(session, done, facts).encode("utf-8", "backslashreplace"))
         except OSError as fault:
             raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
+    if verdict == "quantisation" and original is None:
+        note("the verdict is of the file's values; how far they are from the original weights shows --original MODEL")
     flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""
     emit(json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}{flagged}\n")
     if verdict in ("skipped", "flagged"):

@@ -120,8 +120,11 @@ def _record(
             raise UsageError("--dtype, --kv-dtype: llama.cpp computes as the file's types say, with a float32 cache")
         return record_llamacpp(opened.path, opened.stored, steps, selection=selection)
     from karat.check.record import record
+    from karat.config import FLOAT_BYTES
     from karat.ops.registry import create
 
+    if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
+        raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
     ops = create(executor, dtype or "float32")
     return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
 
