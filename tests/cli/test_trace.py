@@ -18,6 +18,8 @@ def test_a_trace_of_karat_is_healthy(tmp_path: Path, karat_here: Karat) -> None:
     done = karat_here("trace", "-o", str(path), "--chunk", "5", "--decode", "3", "--executor", "reference")
     assert (done.returncode, done.stdout) == (0, f"{path}\n")
     trace = read_trace(path)
+    best = trace.arrays["lm_head"][-1].argmax()
+    assert "sum to 1.000000 … 1.000000" in done.stderr and f"of token {best} of 4096" in done.stderr
     assert len(trace.info.steps) >= 5 and trace.info.generated is not None and len(trace.info.generated) == 3
     assert trace.info.token_ids[-3:] == trace.info.generated
     done = karat_here("diagnose", str(path))

@@ -1,5 +1,6 @@
 """`karat trace`: what a model computes between token ids and logits, in one file."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,8 @@ def trace(
     write_trace(path, made)
     size = sum(array.nbytes for array in made.arrays.values())
     note(f"{made.info.executor}: {len(made.arrays)} arrays of {made.info.num_tokens} tokens, {bytes_text(size)}")
+    for line in _signs(made):
+        note(line)
     emit(f"{path}\n")
 
 
@@ -127,6 +130,24 @@ def _record(
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
     ops = create(executor, dtype or "float32")
     return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
+
+
+def _signs(made: "Trace") -> Iterator[str]:
+    """What one looks at first: sums of attention weights, and the last token's logits over the whole vocabulary."""
+    import numpy as np
+
+    weights = [array for name, array in made.arrays.items() if name.endswith("self_attn.weights") and array.size]
+    if weights:
+        sums = [array.sum(axis=-1, dtype=np.float64) for array in weights]
+        yield f"attention weights of a token sum to {min(map(np.min, sums)):.6f} … {max(map(np.max, sums)):.6f}"
+    logits = made.arrays.get("lm_head")
+    if logits is not None and logits.size:
+        row = logits.reshape(-1, logits.shape[-1])[-1]
+        first = ", ".join(f"{value:.4f}" for value in row[:5])
+        yield (
+            f"logits of the last token: {first}, …; smallest {row.min():.4f}, largest {row.max():.4f}, of token "
+            f"{int(row.argmax())} of {row.size}"
+        )
 
 
 def _described(made: "Trace", opened: "CheckedModel", prompt: str | None) -> "Trace":
