@@ -163,7 +163,7 @@ def test_a_model_with_odd_weights_is_no_bug(tmp_path: Path, karat_here: Karat) -
     facts = json.loads(done.stdout)
     verdicts = {stage["name"]: stage["verdict"] for stage in facts["stages"]}
     lines = [line for stage in facts["stages"] for line in stage["lines"]]
-    assert (done.returncode, verdicts["weights"]) == (0, "exact"), lines
+    assert (done.returncode, verdicts["weights"]) == (0, "flagged"), lines
     assert any("is all zero" in line for line in lines)
     assert any(line.startswith("q, k and v are not all zero: NO") for line in lines)
 

@@ -9,7 +9,7 @@ import numpy as np
 from karat.check import agreement
 from karat.check.model import CheckedModel
 from karat.check.quantised import distances
-from karat.check.stage import Stage
+from karat.check.stage import Stage, Verdict
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 
 _PART = 1 << 17  # elements that stay in a cache
@@ -32,12 +32,12 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         if bad := _num_not_finite(weight, data):
             faults.append(f"{name}: {bad} values are NaN or infinite")
         elif not name.endswith("bias") and _is_zero(weight, data):
-            remarks.append(f"note: {name} is all zero")
+            remarks.append(f"{name} is all zero")
         if name.endswith("_proj.weight"):
             sample = hashlib.sha256(data[:_SAMPLE].data).digest()
             known = seen.setdefault(sample, weight)
             if known is not weight and np.array_equal(known.data, data):
-                remarks.append(f"note: {name} has the same bytes as {known.name}")
+                remarks.append(f"{name} has the same bytes as {known.name}")
         if files is not None and not np.array_equal(data, files.stored_bytes(weight.name)):
             faults.append(f"{name}: other bytes than the safetensors library reads")
         weight.release()
@@ -56,7 +56,8 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         what = "block" if any(weight.is_quantised for weight in model.stored.values()) else "element"
         lines.append(f"that no other {what} was meant no file can show of itself: --original MODEL compares each")
     shown = [*(faults or lines), *remarks[:8]]
-    return Stage("weights", "bug" if faults else "exact", shown, facts | {"faults": faults, "remarks": remarks})
+    verdict: Verdict = "bug" if faults else "flagged" if remarks else "exact"
+    return Stage("weights", verdict, shown, facts | {"faults": faults, "remarks": remarks})
 
 
 def _is_zero(weight: Weight, data: np.ndarray) -> bool:
