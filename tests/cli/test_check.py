@@ -54,6 +54,12 @@ def test_one_element_of_one_weight_is_found_and_named(tmp_path: Path, karat_here
     assert "element [17, 40] differs by 0.3" in done.stdout
 
 
+def test_a_healthy_run_alone_is_not_exact(karat_here: Karat) -> None:
+    done = karat_here("check", "--stages", "health", "--tokens", "8", "--against", "reference")
+    assert done.returncode == 2 and "nothing was compared: health looks at a run alone" in done.stderr
+    assert "health      exact" in done.stdout and "verdict: skipped" in done.stdout
+
+
 def test_wrong_options_are_named(karat_here: Karat) -> None:
     for args, complaint in (
         (["--against", "nowhere.trace"], "expected reference, hf, llama.cpp, or a trace that exists"),

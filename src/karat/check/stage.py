@@ -20,7 +20,12 @@ class Stage:
 
 
 def overall(stages: Sequence[Stage]) -> Verdict:
-    """The worst verdict of all stages; flags alone, where there is no other."""
+    """The worst verdict of all stages; flags alone, where there is no other.
+
+    Nothing is exact where nothing is compared: of a healthy run alone it is "skipped".
+    """
     order: tuple[Verdict, ...] = ("flagged", "exact", "numerics", "quantisation", "bug")
     found = [stage.verdict for stage in stages if stage.verdict != "skipped"]
-    return max(found, key=order.index, default="skipped")
+    worst = max(found, key=order.index, default="skipped")
+    compared = any(stage.name != "health" for stage in stages if stage.verdict != "skipped")
+    return "skipped" if worst == "exact" and not compared else worst

@@ -189,6 +189,8 @@ def check(
     if verdict in ("skipped", "flagged"):
         names = ", ".join(stage.name for stage in done)
         what = "nothing was checked" if verdict == "skipped" else "flags are no verdict"
+        if verdict == "skipped" and any(stage.verdict != "skipped" for stage in done):
+            raise KaratError("nothing was compared: health looks at a run alone; choose other --stages beside it")
         raise KaratError(f"{what}: {names} {verdict}, for the reasons given; choose other --stages")
     raise typer.Exit(1 if verdict == "bug" else 0)
 
