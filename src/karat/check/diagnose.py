@@ -308,7 +308,7 @@ class Diagnoser:
         found = [explanation for variants in known if (explanation := self._try(finding, variants))]
         if found:
             return found
-        enumerated = [variant for variant in singles if not variant.fitted]
+        enumerated = [variant for variant in singles if not variant.fitted and not _leaves_zeros(variant)]
         for index, first in enumerate(enumerated):
             for second in enumerated[index + 1 :]:
                 if explanation := self._try(finding, (first, second)):
@@ -331,6 +331,11 @@ class Diagnoser:
         for second in fits(changed, inputs, self.replay.recorded[node.name].values, self.replay.context):
             if explanation := self._try(finding, (first, second)):
                 yield explanation
+
+
+def _leaves_zeros(variant: Variant) -> bool:
+    """Whether nothing of another mistake would be seen beside it: zeros say nothing of what they were made of."""
+    return any(params.get("factor") == 0 for params in variant.edits.values())
 
 
 def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:

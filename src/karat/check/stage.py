@@ -26,6 +26,6 @@ def overall(stages: Sequence[Stage]) -> Verdict:
     """
     order: tuple[Verdict, ...] = ("flagged", "exact", "numerics", "quantisation", "bug")
     found = [stage.verdict for stage in stages if stage.verdict != "skipped"]
-    worst = max(found, key=order.index, default="skipped")
+    worst: Verdict = max(found, key=order.index, default="skipped")
     compared = any(stage.name != "health" for stage in stages if stage.verdict != "skipped")
     return "skipped" if worst == "exact" and not compared else worst
