@@ -48,6 +48,14 @@ def test_right_tokens_get_no_name() -> None:
     assert run is not None and not run.said and not run.wrong, f"KARAT_SEED={SEED}: {run}"
 
 
+def test_nothing_is_named_beside_zeros() -> None:
+    """Weights in the wrong byte order overflow in a norm, and the logits are zeros: as a head of zeros gives them, with
+    any other mistake beside it."""
+    (row,) = (row for row in ROWS if row.bug == "byte-order")
+    case = run_case([row], "c3f4321c-layers-byte-order-2", kind="layers")
+    assert case is not None and (case.said, case.unexplained) == (("byte-order",), ("lm_head",)), case
+
+
 def test_the_catalogue_has_every_row_of_the_zoo() -> None:
     assert {row.bug for row in ROWS} | set(TOKEN_BUGS) <= set(BUGS)
 

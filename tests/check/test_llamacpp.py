@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from karat.check import llamacpp
-from karat.check.diagnose import Diagnoser, Diagnosis
+from karat.check.diagnose import Diagnoser
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import build_graph
 from karat.check.llamacpp import llamacpp_ids, record_llamacpp
 from karat.check.model import CheckedModel, open_model
+from karat.check.named import Diagnosis
 from karat.check.record import Steps
 from karat.check.selection import Selection
 from karat.check.trace import Trace, read_trace

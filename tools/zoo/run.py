@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from karat.check.diagnose import Diagnoser, Diagnosis
+from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
+from karat.check.named import Diagnosis
 from karat.check.replay import LIMIT, Replay
 from karat.check.trace import Trace
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
-from karat.check.diagnose import Diagnoser, Diagnosis, Wrong, diagnosis_of
+from karat.check.diagnose import Diagnoser
 from karat.check.forced import Local, local_errors
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model import CheckedModel
+from karat.check.named import Diagnosis, Wrong, diagnosis_of
 from karat.check.noise import PRECISION
 from karat.check.replay import Finding, Replay
 from karat.check.trace import Array, Trace, TraceInfo

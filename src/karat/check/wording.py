@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from karat.check.catalogue import BUGS
-from karat.check.diagnose import Diagnosis, Named, Wrong
 from karat.check.graph import Graph
+from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.names import shortened
 from karat.check.replay import Finding
 from karat.check.trace import TraceInfo, rows_of

@@ -12,8 +12,8 @@ from karat.cli.terminal import emit, note
 from karat.errors import TraceError
 
 if TYPE_CHECKING:
-    from karat.check.diagnose import Diagnosis
     from karat.check.model import CheckedModel
+    from karat.check.named import Diagnosis
     from karat.check.reference import Departure
     from karat.check.trace import Trace
 

@@ -1,0 +1,144 @@
+"""What a diagnosis says: which places are wrong, what explains each of them, and the fewest bugs that explain all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from karat.check.catalogue import Variant
+from karat.check.replay import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A mistake, or two, that give the recorded result: `ratio` is what is left, in multiples of the floor."""
+
+    variants: tuple[Variant, ...]
+    ratio: float
+    error: float
+
+    @property
+    def bugs(self) -> frozenset[str]:
+        return frozenset(variant.bug for variant in self.variants)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The results that the mistakes are made in."""
+        return tuple(dict.fromkeys(name for variant in self.variants for name in variant.edits))
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted((variant.bug, variant.detail) for variant in self.variants))
+
+
+@dataclass(slots=True)
+class Wrong:
+    """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
+
+    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
+    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told. hint:
+    what more of a trace would tell.
+    """
+
+    finding: Finding
+    role: str
+    layer: int | None
+    explanations: list[Explanation] = field(default_factory=list)
+    empty: str | None = None
+    follows: bool = False
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One bug, or a class of bugs that this trace cannot tell apart, with everywhere it shows.
+
+    classes: each member is the set of bug ids of one explanation. details: one line for each explanation. places: names
+    of results, in order; `first` is the evidence at the first of them. elsewhere: what holds only at others.
+    """
+
+    classes: tuple[frozenset[str], ...]
+    details: tuple[str, ...]
+    places: tuple[str, ...]
+    first: Wrong
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def bugs(self) -> frozenset[str]:
+        """All ids in the class."""
+        return frozenset().union(*self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """findings: every recorded result against its recorded inputs; named and unexplained: those beyond the floor.
+
+    beyond_judging: results that have NaN or infinity among their inputs. missing: results that are not in the trace.
+    follows: results that are wrong because others are of which the trace has only some tokens or heads. reach: how
+    exactly a bug can be located, where the trace is not complete.
+    """
+
+    findings: Sequence[Finding]
+    named: Sequence[Named]
+    unexplained: Sequence[Wrong]
+    beyond_judging: Sequence[str]
+    missing: Sequence[str]
+    follows: Sequence[str] = ()
+    reach: str = ""
+
+    @property
+    def not_finite(self) -> list[Finding]:
+        """Results with NaN or infinity that the model's own weights give from the recorded inputs."""
+        return [finding for finding in self.findings if finding.odd and not finding.is_wrong]
+
+    @property
+    def is_healthy(self) -> bool:
+        return not (self.named or self.unexplained or self.beyond_judging or self.not_finite)
+
+
+def diagnosis_of(
+    findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]
+) -> Diagnosis:
+    """What was found in all parts of a run, with one name for what is wrong in several of them."""
+    unexplained = [item for item in wrong if not item.explanations and not item.follows]
+    follows = [item.finding.name for item in wrong if item.follows]
+    return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing, follows)
+
+
+def _merge(wrong: Sequence[Wrong]) -> list[Named]:
+    """Places with a common explanation belong to one bug; the fewest bugs that explain all places are named.
+
+    Within a layer two mistakes may give the same numbers at one place and not at the next, so an explanation that
+    covers more places stands before one that covers fewer.
+    """
+    explained = [item for item in wrong if item.explanations]
+    rest = list(explained)
+    named = []
+    while rest:
+        by_bug: dict[frozenset[str], list[Wrong]] = {}
+        for item in rest:
+            for key in {e.bugs for e in item.explanations}:
+                by_bug.setdefault(key, []).append(item)
+        most = max(len(items) for items in by_bug.values())
+        best_first = min((items[0] for items in by_bug.values() if len(items) == most), key=explained.index)
+        keys = [key for key, items in by_bug.items() if len(items) == most and items[0] is best_first]
+        covered = by_bug[keys[0]]
+        keys = [key for key in keys if by_bug[key] == covered]
+        first = covered[0]
+        in_class = [e for e in first.explanations if e.bugs in keys]
+        details = tuple(dict.fromkeys(map(_detail, in_class)))
+        others = [
+            [_detail(e) for e in item.explanations if e.bugs in keys]
+            for item in covered[1:] if not any(v.fitted for e in item.explanations for v in e.variants)
+        ]  # fmt: skip
+        named.append(Named(
+            classes=tuple(dict.fromkeys(e.bugs for e in in_class)),
+            details=details,
+            elsewhere=tuple(dict.fromkeys(found[0] for found in others if found and not set(found) & set(details))),
+            places=tuple(item.finding.name for item in covered),
+            first=first,
+        ))  # fmt: skip
+        rest = [item for item in rest if item not in covered]
+    return sorted(named, key=lambda n: explained.index(n.first))
+
+
+def _detail(explanation: Explanation) -> str:
+    return "; ".join(f"{v.bug}: {v.detail}" for v in explanation.variants)
