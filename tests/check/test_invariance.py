@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check.invariance import invariance, settings_for
+from karat.check.invariance import invariance, invariance_of, settings_for
 from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
 from karat.config import embedded_model_path
 from karat.models.registry import build, read_config
-from karat.ops.native import NativeOps, unavailable_reason
+from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 
@@ -72,6 +72,16 @@ def test_the_embedded_model() -> None:
     model = build(read_config(folder.config), NativeOps(), folder, num_positions=512)
     rng = random.Random(1)
     check(model, [[rng.randrange(4000) for _ in range(n)] for n in (90, 20)])
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_the_table_begins_with_the_build_that_the_environment_forces(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from karat.checkpoint import open_folder
+
+    monkeypatch.setenv("KARAT_ISA", isa)
+    table = invariance_of(open_folder(embedded_model_path()), num_tokens=4, threads=1, kv_dtype=None)
+    assert next(table).setting.isa == isa
+    table.close()
 
 
 def check(model: object, texts: list[list[int]]) -> None:

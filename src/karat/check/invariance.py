@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import ModelCheckpoint
-from karat.config import FloatName
+from karat.config import FloatName, Settings
 from karat.engine.choice import LogitsReader
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.parallel import ParallelModel, load_command
@@ -90,7 +90,8 @@ def invariance_of(
 ) -> Iterator[Row]:
     """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token."""
     config = read_config(checkpoint.config)
-    model = build(config, NativeOps(threads=threads), checkpoint, num_positions=num_tokens)
+    ops = NativeOps(isa=Settings.from_env().isa, threads=threads)
+    model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
     tokenizer = made_up_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
@@ -99,11 +100,9 @@ def invariance_of(
         expected = expected or row.digest
         yield row
     for size in working_degrees(config, units_of(config, find_weights(config, checkpoint)))[1:]:
-        setting = Setting(
-            name=f"{size} processes, chunks of 64", isa=supported_isas()[-1], threads=1, chunk=64, ranks=size
-        )
+        setting = Setting(name=f"{size} processes, chunks of 64", isa=ops.isa, threads=1, chunk=64, ranks=size)
         yield _row(
-            setting, logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or model.ops.default_kv_dtype),
+            setting, logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype),
             expected,
         )  # fmt: skip
 
