@@ -1,5 +1,6 @@
 """The zoo's goals are asserted: a count that misses one says so, and so does a count too small to tell."""
 
+import random
 import sys
 from collections import Counter
 from typing import Any
@@ -104,3 +105,10 @@ def test_cases_are_drawn_until_enough_can_be_observed() -> None:
     tried: list[str] = []
     assert draws.cases_of(2, lambda seed: tried.append(seed), "s") == []
     assert len(tried) == 2 * draws.TRIES
+
+
+def test_a_pair_from_anywhere_is_none_of_one_op():
+    rng = random.Random(29)
+    of_one_op = {frozenset(two) for two in draws.ONE_OP}
+    assert all(frozenset(draws.a_pair(rng, within=False)) not in of_one_op for _ in range(2000))
+    assert {frozenset(draws.a_pair(rng, within=True)) for _ in range(2000)} == of_one_op

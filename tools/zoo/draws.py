@@ -17,10 +17,14 @@ ONE_OP = (
     ("bias-missing", "transposed"), ("bias-missing", "dtype-trunc"), ("tie-wrong", "softcap"),
 )  # fmt: skip
 _ALONE = {"kv-stale", "overflow-fp16", "byte-order", "dtype-misread", "mask-nan"}
-# Faults that replace one and the same function of the model.
+# Faults that replace one and the same part of the model.
 _ATTENTION = {"mask-off-by-one", "mask-missing", "mask-misaligned", "mask-window", "softmax-axis", "gqa-tile",
               "heads-order", "rope-on-v", "softcap"}  # fmt: skip
-_ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
+_ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing", "rope-on-v",
+           "rope-theta"}  # fmt: skip
+_NORMS = {"norm-missing", "norm-swapped", "norm-offset", "norm-eps", "norm-eps-outside"}
+_SHARDS = {"shard-dim", "reduce-missing"}  # these put another module in the place of a layer, with its weights so far
+_REPLACING = (_ATTENTION, _ROTARY, _NORMS, _SHARDS)
 
 
 def cases_of(count: int, run: Callable[[str], Case | None], seed: str) -> list[Case]:
@@ -37,18 +41,27 @@ def cases_of(count: int, run: Callable[[str], Case | None], seed: str) -> list[C
     return found
 
 
+def a_pair(rng: random.Random, *, within: bool) -> tuple[str, str]:
+    """Two bugs of one op, or two from anywhere: not such a pair, and not replacing the same part of the model."""
+    if within:
+        return rng.choice(ONE_OP)
+    plain = [row.bug for row in ROWS if row.bug not in _ALONE and not row.bug.startswith("quant-")]
+    while True:
+        first, second = two = rng.sample(plain, 2)
+        is_of_one_op = (first, second) in ONE_OP or (second, first) in ONE_OP
+        if not is_of_one_op and all(sum(bug in same for bug in two) < 2 for same in _REPLACING):
+            return (second, first) if first in _SHARDS else (first, second)
+
+
 def pairs(count: int, seed: str, seconds: float) -> list[Case]:
     """Half of the pairs within one op, half from anywhere; `count` that can be observed, or fewer after many draws."""
     rng = random.Random(seed)
-    plain = [row.bug for row in ROWS if row.bug not in _ALONE and not row.bug.startswith("quant-")]
     found: list[Case] = []
     observed = 0
     for index in range(TRIES * count):
         if observed == count:
             break
-        two = rng.choice(ONE_OP) if observed % 2 else tuple(rng.sample(plain, 2))
-        if sum(bug in _ATTENTION for bug in two) > 1 or sum(bug in _ROTARY for bug in two) > 1:
-            continue
+        two = a_pair(rng, within=observed % 2 == 1)
         case = run_case([_BY_BUG[bug] for bug in two], f"{seed}-pair-{index + 1}", seconds=seconds)
         if case is not None:
             found.append(case)
