@@ -9,9 +9,30 @@ namespace {
 // (sum, total, top) of `sum` and those of `part`, a later split, together in `sum`.
 void merge(float* sum, const float* part, std::size_t padded) {
     const float top = sum[padded + 1] < part[padded + 1] ? part[padded + 1] : sum[padded + 1];
-    const f32x16 a = exp(set1(sum[padded + 1] - top)), b = exp(set1(part[padded + 1] - top));
+    const f32x16 a = exp_of_no_positive(set1(sum[padded + 1] - top));
+    const f32x16 b = exp_of_no_positive(set1(part[padded + 1] - top));
     for (std::size_t d = 0; d < padded + kLanes; d += kLanes)
         store(sum + d, fma(load(sum + d), a, load(part + d) * b));
+    sum[padded + 1] = top;
+}
+
+// The same for `count` (at most 16) later splits in turn, whose factors are all made at once.
+void merge_in_turn(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
+    float before[kLanes] = {}, own[kLanes] = {}, top = sum[padded + 1];
+    for (std::size_t i = 0; i < count; ++i) {
+        const float next = parts[i * part_stride + padded + 1], largest = top < next ? next : top;
+        before[i] = top - largest;
+        own[i] = next - largest;
+        top = largest;
+    }
+    store(before, exp_of_no_positive(load(before)));
+    store(own, exp_of_no_positive(load(own)));
+    for (std::size_t d = 0; d < padded + kLanes; d += kLanes) {
+        f32x16 value = load(sum + d);
+        for (std::size_t i = 0; i < count; ++i)
+            value = fma(value, set1(before[i]), load(parts + i * part_stride + d) * set1(own[i]));
+        store(sum + d, value);
+    }
     sum[padded + 1] = top;
 }
 
@@ -58,7 +79,7 @@ void soften(const Scratch& s, std::size_t row) {
     for (const float lane : lanes) top = top < lane ? lane : top;
     f32x16 total = zero();
     for (std::size_t j = from / kLanes * kLanes; j < to; j += kLanes) {
-        const f32x16 weight = visible(j, exp(load(weights + j) - set1(top)), 0.0f);
+        const f32x16 weight = visible(j, exp_of_no_positive(load(weights + j) - set1(top)), 0.0f);
         store(weights + j, weight);
         total = total + weight;
     }
@@ -130,8 +151,9 @@ void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     const std::size_t begin = rows.begin(0) / kSplitKeys;
     float* sums = parts + begin * part_stride;  // the first visible split becomes the sum
     for (std::size_t r = 0; r < rows.per_token; ++r) {
-        for (std::size_t index = begin + 1; index < num_splits; ++index)
-            merge(sums + r * stride, parts + index * part_stride + r * stride, padded);
+        for (std::size_t index = begin + 1; index < num_splits; index += kLanes)
+            merge_in_turn(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
+                          least(kLanes, num_splits - index), padded);
         write_out(rows, r, sums + r * stride, padded);
     }
 }

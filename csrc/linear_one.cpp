@@ -11,12 +11,15 @@ namespace {
 #define KARAT_UNROLL_SUB_BLOCK
 #endif
 
-// Whether two panels are read side by side: Intel's cores read two streams faster than one.
+// Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by themselves,
+// but only to the end of a page: so far ahead the first lines of the next one must be asked for.
 #if defined(KARAT_TWO_PORTS)
 inline constexpr bool kPairs = true;
 #else
 inline constexpr bool kPairs = false;
 #endif
+inline constexpr std::size_t kPageAhead = 3072;
+inline constexpr int kPageLines = 8;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -45,7 +48,8 @@ struct Panels {
     static constexpr int kStreams = G / kEach;
     static constexpr std::size_t kStep = static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next block
     const std::uint8_t* w;
-    std::size_t apart;
+    const std::uint8_t* end;  // of the (first) panel
+    std::size_t apart = 0;    // the second panel from the first, and the next two from these
 
     KARAT_INLINE const std::uint8_t* stream(int g) const { return g < kEach ? w : w + apart; }
     KARAT_INLINE Block block(int g) const { return block_of<Fmt>(stream(g), g % kEach, kEach); }
@@ -54,12 +58,35 @@ struct Panels {
         for (std::size_t line = 0; line < bytes; line += 64)
             for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + at + line);
     }
+    KARAT_INLINE void fetch_far(std::size_t at, std::size_t bytes) const {  // as fetch, into the second-level cache
+        for (std::size_t line = 0; line < bytes; line += 64)
+            for (int i = 0; i < kStreams; ++i) prefetch_far(stream(i * kEach) + at + line);
+    }
+
+    // Where the next `bytes` of a stream lead into a new page of 4 KiB, kPageAhead further on, its first lines come near; as
+    // do those of the panel that is read after this one.
+    KARAT_INLINE void fetch_page(std::size_t at, std::size_t bytes) const {
+        for (int i = 0; i < kStreams; ++i) {
+            const std::uint8_t* ahead = stream(i * kEach) + at + kPageAhead;
+            const std::uint8_t* const last = end + i * apart;
+            const std::uint8_t* first = last + apart;
+            if (ahead >= last) ahead += apart;
+            const std::uint8_t* const page = ahead - reinterpret_cast<std::uintptr_t>(ahead) % 4096;
+            if (ahead < first || page > first) first = page;
+            if (static_cast<std::size_t>(ahead - first) < bytes)
+                for (int line = 0; line < kPageLines; ++line) prefetch_far(first + 64 * line);
+        }
+    }
 };
 
 template <class Fmt, int G>
 KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t count, f32x16 (&sum)[G]) {
     for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
+#if defined(KARAT_TWO_PORTS)
+        w.fetch_page(0, w.kStep);
+#else
         w.fetch(kPrefetch, w.kStep);
+#endif
         const f32x16 value = broadcast(x + k);
         for (int g = 0; g < G; ++g) sum[g] = fma(w.floats(g), value, sum[g]);
     }
@@ -88,18 +115,32 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x
     }
 }
 
-// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them. Intel's cores
-// find blocks of 32 columns by themselves, but not what they read of one of 256, here and there: that comes a block ahead.
+// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
 template <class Fmt, int G>
 KARAT_INLINE void prefetch_sub_block(const Panels<Fmt, G>& w, int sub) {
     constexpr std::size_t step = Panels<Fmt, G>::kStep, share = step * Fmt::kSub / Fmt::kColumns;
     [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
 #if defined(KARAT_TWO_PORTS)
-    if (Fmt::kColumns > Fmt::kSub) w.fetch(step + at, share);
+    w.fetch_page(at, share);
 #elif defined(KARAT_AVX512)
     if (sub == 0) w.fetch(kPrefetch, step);
 #else
     w.fetch(kPrefetch + at, share);
+#endif
+}
+
+// Most formats read a word of a block of 256 columns for several sub-blocks, and ask for nothing new in between. Where cores
+// read ahead by themselves they are given something to fetch before each four columns: what comes a block later, or a
+// quarter of one with Q4_K, whose words serve 64 columns.
+template <class Fmt, int G>
+KARAT_INLINE void prefetch_four([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
+#if defined(KARAT_TWO_PORTS)
+    constexpr std::size_t step = Panels<Fmt, G>::kStep, four = step * 4 / Fmt::kColumns;
+    const std::size_t at = static_cast<std::size_t>(sub * Fmt::kSub + j) / 4 * four;
+    if constexpr (std::is_same_v<Fmt, Q4_K>)
+        w.fetch(step / 4 + at, four);
+    else if constexpr (Fmt::kColumns > Fmt::kSub && !std::is_same_v<Fmt, IQ4_XS>)  // which reads each word once
+        w.fetch_far(step + at, four);
 #endif
 }
 
@@ -111,8 +152,11 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
             prefetch_sub_block(w, sub);
             f32x16 part[G];
-            chain_of_codes<Fmt>(
-                x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); }, part);
+            const auto code = [&](int g, int j) {
+                if (g == 0 && j % 4 == 0) prefetch_four(w, sub, j);
+                return codes.code(w.block(g), sub, j / 4, j % 4);
+            };
+            chain_of_codes<Fmt>(x + k, code, part);
             end_sub_block(w, sub, x_sums, k, part, sum);
         }
 }
@@ -156,8 +200,8 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
 
 template <class Fmt, int G>
 void panels_of_one(const LinearArgs& a, std::size_t panel) {
-    Panels<Fmt, G> w{a.weight->panel(panel), 0};
-    if constexpr (Panels<Fmt, G>::kStreams == 2) w.apart = static_cast<std::size_t>(a.weight->panel(panel + 1) - w.w);
+    Panels<Fmt, G> w{a.weight->panel(panel), a.weight->panel(panel + 1)};
+    if constexpr (Panels<Fmt, G>::kStreams == 2) w.apart = static_cast<std::size_t>(w.end - w.w);
     f32x16 levels[3][G], sum[G];
     std::size_t start = 0;
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {

@@ -1,0 +1,73 @@
+"""One token over thousands of keys: splits of 256, merged sixteen at a time, have the bits of many tokens in tiles."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from karat.batch import ForwardBatch
+from karat.ops.api import CacheSpec
+from karat.ops.native import NativeOps, supported_isas, unavailable_reason
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+BLOCK, DIM, SCALE = 16, 20, 0.3  # blocks of whole groups of 16 slots are read straight from the cache
+
+
+def last_tokens(context: int, new: int) -> ForwardBatch:
+    """The last `new` tokens of one sequence, on blocks in falling order."""
+    count = -(-context // BLOCK)
+    table = np.arange(count)[::-1].astype(np.int32)
+    positions = np.arange(context - new, context, dtype=np.int32)
+    slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
+    return ForwardBatch(
+        token_ids=np.zeros(new, np.int32), positions=positions, slots=slots,
+        query_starts=np.array([0, new], np.int32), context_lens=np.array([context], np.int32), block_tables=table[None],
+        logit_rows=np.array([new - 1], np.int32), block_size=BLOCK,
+    )  # fmt: skip
+
+
+def attended(isa: str, dtype: Any, context: int, window: int | None, group: int) -> dict[int, Any]:
+    """What the last of `context` tokens gets, by the number of tokens in its step."""
+    ops = NativeOps(isa=isa)
+    rng = np.random.default_rng([context, group])
+    k, v = rng.standard_normal((2, context, 2, DIM)).astype(np.float32)
+    k[context // 3] *= 8  # a split with another top
+    q = rng.standard_normal((3, 2 * group, DIM)).astype(np.float32)
+    blocks = -(-context // BLOCK)
+    cache: Any = ops.new_cache(
+        CacheSpec(num_layers=1, num_blocks=blocks, block_size=BLOCK, num_kv_heads=2, head_dim=DIM, dtype=dtype)
+    )
+    ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+    got = {
+        new: ops.read(ops.paged_attention(q[3 - new :], cache, 0, ops.begin(last_tokens(context, new)), scale=SCALE,
+                                          window=window, name="attention"))[-1]
+        for new in (1, 3)
+    }  # fmt: skip
+    if dtype == "float32":
+        first = max(0, context - window) if window else 0
+        heads = np.repeat(np.arange(2), group)
+        scores = np.einsum("hd,nhd->hn", q[2].astype(np.float64), k[first:, heads].astype(np.float64)) * np.float32(
+            SCALE
+        )
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        want = np.einsum("hn,nhd->hd", weights, v[first:, heads].astype(np.float64)).reshape(-1)
+        # Roundings of the longest chain of a score, which its weight inherits, and of those of a split and its merging.
+        largest = np.einsum("hd,nhd->hn", np.abs(q[2]), np.abs(k[first:, heads])).max() * SCALE
+        bound = ((DIM + 4) * largest + 256 + 2 * context / 256 + 8) * 2.0**-24 * np.abs(v).max()
+        np.testing.assert_array_less(np.abs(got[1] - want), bound)
+    return got
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("context", "window", "group"), [
+    (256 * 16, None, 7), (256 * 17 + 1, None, 3), (256 * 33 + 100, None, 1), (5000, 4500, 2), (5000, 300, 9),
+])  # fmt: skip
+def test_one_token_has_the_bits_of_many_in_every_build(
+    dtype: str, context: int, window: int | None, group: int
+) -> None:
+    outputs = [out for isa in supported_isas() for out in attended(isa, dtype, context, window, group).values()]
+    for out in outputs[1:]:
+        np.testing.assert_array_equal(out.view(np.uint32), outputs[0].view(np.uint32))
