@@ -273,7 +273,7 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     }
     finished_ = true;
     std::erase(ops_, nullptr);
-    counters_ = std::make_unique<std::atomic<std::size_t>[]>(ops_.size());
+    counters_ = std::make_unique<std::atomic<std::uint64_t>[]>(static_cast<std::size_t>(pool_->size()) * ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) {
         if (auto* linear = dynamic_cast<LinearOp*>(ops_[i].get())) linear->index = i;
         if (auto* attention = dynamic_cast<AttentionOp*>(ops_[i].get())) attention->index = i;

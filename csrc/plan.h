@@ -166,7 +166,7 @@ private:
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<bool> barrier_before_;
     std::vector<std::size_t> offsets_;
-    std::unique_ptr<std::atomic<std::size_t>[]> counters_;
+    std::unique_ptr<std::atomic<std::uint64_t>[]> counters_;  // [threads, ops]: taken (StepContext::take)
     Memory arena_, scratch_, parts_;
     std::size_t scratch_stride_ = 0, part_floats_ = 0;
     std::vector<Item> items_;

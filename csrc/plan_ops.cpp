@@ -158,7 +158,7 @@ void LinearOp::run(StepContext& s, int thread) {
     StepContext::Range range;
     if (act >= 0) {  // gate and up, panel by panel, and what is made of them
         const Matrix& gate = weights[0]->matrix;
-        while (s.take(index, gate.num_panels(), range)) {
+        while (s.take(index, gate.num_panels(), thread, range)) {
             panels(s, 0, range, scratch);
             panels(s, 1, range, scratch);
             const std::size_t width = s.width(act), first = gate.first_group(range.first) * kGroupRows;
@@ -173,7 +173,7 @@ void LinearOp::run(StepContext& s, int thread) {
     }
     std::size_t total = 0;
     for (const MatrixRef& weight : weights) total += weight->matrix.num_panels();
-    while (s.take(index, total, range)) {
+    while (s.take(index, total, thread, range)) {
         std::size_t before = 0;
         for (std::size_t which = 0; which < weights.size(); ++which) {
             const std::size_t count = weights[which]->matrix.num_panels();
@@ -205,7 +205,7 @@ void AttendOp::run(StepContext& s, int thread) {
     const AttentionArgs a = args(s);
     const auto& items = s.items();
     StepContext::Range range;
-    while (s.take(index, items.size(), range))
+    while (s.take(index, items.size(), thread, range))
         for (std::size_t i = range.first; i < range.last; ++i) {
             const auto& item = items[i];
             if (item.split < 0) {

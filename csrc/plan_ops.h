@@ -52,17 +52,28 @@ public:
         return {count * t / num_threads, count * (t + 1) / num_threads};
     }
 
-    // Items of work handed out as threads ask, some at a time; false when there are none left.
-    bool take(std::size_t op, std::size_t count, Range& range) const {
-        std::atomic<std::size_t>& taken = plan.counters_[op];
-        std::size_t first = taken.load(std::memory_order_relaxed), size;
-        do {
-            if (first >= count) return false;
-            size = 1 + (count - first - 1) / (3 * num_threads);
-        } while (!taken.compare_exchange_weak(first, first + size, std::memory_order_relaxed));
-        if (plan.group_) plan.group_->stir(plan.group_->self);
-        range = {first, first + size};
-        return true;
+    // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own share, so
+    // that what it reads is one stream, and then from the back of what others have left: a third of it, in pairs if it can
+    // (kernels read two panels at once).
+    bool take(std::size_t op, std::size_t count, int thread, Range& range) const {
+        for (std::size_t i = 0; i < num_threads; ++i) {
+            const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
+            const Range all = share(count, static_cast<int>(owner));
+            auto& taken = plan.counters_[owner * plan.ops_.size() + op];  // from the front + (from the back << 32)
+            std::uint64_t seen = taken.load(std::memory_order_relaxed);
+            for (;;) {
+                const std::size_t front = seen & 0xffffffff, back = seen >> 32, left = all.size() - front - back;
+                if (left == 0) break;
+                const std::size_t third = 1 + (left - 1) / 3, size = left > 1 ? third + third % 2 : 1;
+                if (!taken.compare_exchange_weak(seen, seen + (i == 0 ? size : size << 32), std::memory_order_relaxed))
+                    continue;
+                if (plan.group_) plan.group_->stir(plan.group_->self);
+                range.first = i == 0 ? all.first + front : all.last - back - size;
+                range.last = range.first + size;
+                return true;
+            }
+        }
+        return false;
     }
 };
 

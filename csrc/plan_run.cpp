@@ -104,7 +104,8 @@ Plan::Overflow Plan::run(const StepInput& input, float* scores, std::size_t scor
     num_tokens_ = input.batch.num_tokens;
     num_wanted_ = input.num_wanted;
     list_items(input.batch);
-    for (std::size_t i = 0; i < ops_.size(); ++i) counters_[i].store(0, std::memory_order_relaxed);
+    const std::size_t num_counters = static_cast<std::size_t>(pool_->size()) * ops_.size();
+    for (std::size_t i = 0; i < num_counters; ++i) counters_[i].store(0, std::memory_order_relaxed);
     StepContext step(*this, input, pool_->size());
     step.scores = scores;
     step.score_seq = score_seq;
