@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -118,7 +119,10 @@ def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: P
 def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-    shutil.unpack_archive(tmp_path / "karat-0.1.0.tar.gz", tmp_path, filter="data")
+    with tarfile.open(tmp_path / "karat-0.1.0.tar.gz") as archive:
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; later ones warn without
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(tmp_path)
     unpacked = tmp_path / "karat-0.1.0"
     package = ("LICENSE", "README.md", "pyproject.toml", "src/karat/py.typed")
     for needed in (*package, "CMakeLists.txt", "csrc/module.cpp"):

@@ -100,10 +100,6 @@ def check(
     is_trace = against not in (None, "reference", "hf", "llama.cpp")
     if is_trace and not Path(str(against)).is_file():
         raise UsageError(f"--against {against}: expected reference, hf, llama.cpp, or a trace that exists")
-    if against == "llama.cpp" and not llamacpp.is_installed():
-        raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
-    if against == "hf" and not has_transformers():
-        raise UsageError("--against hf needs torch and transformers: pip install 'karat[check]'")
     if is_trace and (given := "--prompt" if prompt is not None else "--tokens" if tokens is not None else None):
         raise UsageError(f"{given}: the tokens of {against} are computed, no others; leave it out")
     for name, value, least in (("--tokens", tokens, 2), ("--stories", stories, 1)):
@@ -129,6 +125,10 @@ def check(
         raise typer.Exit(show_ranks(model, size, num_tokens, options, trace=save_trace, as_json=as_json))
     if invariance:
         raise typer.Exit(_show_invariance(model, num_tokens, options, as_json=as_json))
+    if against == "llama.cpp" and not llamacpp.is_installed():
+        raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
+    if against == "hf" and not has_transformers():
+        raise UsageError("--against hf needs torch and transformers: pip install 'karat[check]'")
     if hybrid and not has_transformers():
         raise UsageError("--hybrid needs torch and transformers: pip install 'karat[check]'")
     chosen = STAGES if stages is None else tuple(stages.split(","))
