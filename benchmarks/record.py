@@ -1,13 +1,16 @@
 """Runs `karat bench` and keeps the result: python -m benchmarks.record NAME [options of karat bench …]
 
-The JSON goes to benchmarks/results/DATE-MACHINE-NAME.json, with the commit and the command added; the table to stdout.
+The JSON goes to benchmarks/results/DATE-MACHINE-NAME.json (NAME-2 for a second one of the day), with the commit
+and the command added; the table to stdout.
 """
 
+import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +37,19 @@ def check_name(name: str) -> None:
 
 
 def keep(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes DATE-MACHINE-NAME.json; `result` has `date`, and `machine` with `cpu` and `usable_cores`."""
+    """Writes DATE-MACHINE-NAME.json, or …-NAME-2.json where that is taken, and so on.
+
+    `result` has `date`, and `machine` with `cpu` and `usable_cores`.
+    """
     machine = f"{result['machine']['cpu'] or 'unknown'} {result['machine']['usable_cores']} cores"
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
-    path = folder / f"{result['date'][:10]}-{slug}-{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path
+    folder.mkdir(exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / f"{result['date'][:10]}-{slug}-{name}{f'-{number}' if number > 1 else ''}.json"
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+            return path
+    raise AssertionError  # count has no end
 
 
 def commit() -> str:

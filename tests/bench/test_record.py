@@ -39,3 +39,10 @@ def test_odd_names_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="names no result"):
         record.record(name, [], tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_result_of_a_day_takes_the_place_of_none(tmp_path: Path) -> None:
+    result = {"date": "2026-11-22T10:00:00", "machine": {"cpu": "A  CPU", "usable_cores": 2}}
+    paths = [record.keep("x", result | {"turn": turn}, tmp_path) for turn in range(3)]
+    assert [path.name for path in paths] == [f"2026-11-22-a-cpu-2-cores-x{end}.json" for end in ("", "-2", "-3")]
+    assert [json.loads(path.read_text(encoding="utf-8"))["turn"] for path in paths] == [0, 1, 2]
