@@ -6,18 +6,9 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// (sum, total, top) of `sum` and those of `part`, a later split, together in `sum`.
-void merge(float* sum, const float* part, std::size_t padded) {
-    const float top = sum[padded + 1] < part[padded + 1] ? part[padded + 1] : sum[padded + 1];
-    const f32x16 a = exp_of_no_positive(set1(sum[padded + 1] - top));
-    const f32x16 b = exp_of_no_positive(set1(part[padded + 1] - top));
-    for (std::size_t d = 0; d < padded + kLanes; d += kLanes)
-        store(sum + d, fma(load(sum + d), a, load(part + d) * b));
-    sum[padded + 1] = top;
-}
-
-// The same for `count` (at most 16) later splits in turn, whose factors are all made at once.
-void merge_in_turn(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
+// (sum, total, top) of `sum` and those of `count` (at most 16) later splits in turn, together in `sum`. The factors are all
+// made at once.
+void merge(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
     float before[kLanes] = {}, own[kLanes] = {}, top = sum[padded + 1];
     for (std::size_t i = 0; i < count; ++i) {
         const float next = parts[i * part_stride + padded + 1], largest = top < next ? next : top;
@@ -118,7 +109,7 @@ void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std
                 if (rows.begin(row + r) / kSplitKeys == index)
                     copy(s.sum_of(r), s.part_of(r), s.padded + kStats);
                 else
-                    merge(s.sum_of(r), s.part_of(r), s.padded);
+                    merge(s.sum_of(r), s.part_of(r), 0, 1, s.padded);
             }
         }
         for (std::size_t r = 0; r < count; ++r) write_out(rows, row + r, s.sum_of(r), s.padded);
@@ -152,8 +143,8 @@ void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     float* sums = parts + begin * part_stride;  // the first visible split becomes the sum
     for (std::size_t r = 0; r < rows.per_token; ++r) {
         for (std::size_t index = begin + 1; index < num_splits; index += kLanes)
-            merge_in_turn(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
-                          least(kLanes, num_splits - index), padded);
+            merge(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
+                  least(kLanes, num_splits - index), padded);
         write_out(rows, r, sums + r * stride, padded);
     }
 }
