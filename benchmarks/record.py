@@ -10,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,12 @@ def keep(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
     """
     machine = f"{result['machine']['cpu'] or 'unknown'} {result['machine']['usable_cores']} cores"
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    stem = f"{result['date'][:10]}-{slug}-{name}"
+    numbered = (folder / f"{stem}-{number}.json" for number in itertools.count(2))
+    path = next(path for path in itertools.chain([folder / f"{stem}.json"], numbered) if not path.exists())
     folder.mkdir(exist_ok=True)
-    for number in itertools.count(1):
-        path = folder / f"{result['date'][:10]}-{slug}-{name}{f'-{number}' if number > 1 else ''}.json"
-        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-            return path
-    raise AssertionError  # count has no end
+    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
 
 
 def commit() -> str:
