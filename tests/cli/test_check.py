@@ -241,8 +241,10 @@ def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: K
     ],
 )  # fmt: skip
 def test_what_the_comparison_of_bits_does_not_heed_is_refused(
-    option: list[str], alone: list[str], karat_here: Karat
+    option: list[str], alone: list[str], karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where what the option needs is not installed."""
+    monkeypatch.setattr("karat.check.agreement.has_transformers", lambda: False)
     done = karat_here("check", *option, *alone)
     assert done.returncode == 2 and f"{option[0]} says nothing to {alone[0]}" in done.stderr
 
