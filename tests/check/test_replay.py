@@ -11,10 +11,13 @@ from karat.check.trace import Trace
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.compare import compare  # noqa: E402
+from karat.check.effective import Effective  # noqa: E402
 from karat.check.graph import build_graph  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.record import record_model  # noqa: E402
 from karat.check.selection import Selection  # noqa: E402
+from karat.check.weights import CheckpointWeights  # noqa: E402
+from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import TraceError, UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
@@ -69,6 +72,27 @@ def test_the_graph_computes_what_the_reference_executor_does() -> None:
     expected = replay.run(replay.segment("lm_head")) if trace.arrays else None
     assert expected is not None
     np.testing.assert_allclose(expected, trace.arrays["lm_head"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("stored", ["Q4_K", "Q5_1", "Q2_K"])
+def test_a_mistakes_floor_is_that_of_a_checkpoint_with_its_weights(stored: str) -> None:
+    """The same whether wrong weights come of a mistake or of a file: minima of the wrong sign add up to more."""
+    subject = draw(f"{SEED}-floor-{stored}", stored=stored)
+    name = "model.layers.0.self_attn.v_proj"
+    source = subject.graph.nodes[name].params["weight"]
+    weight = subject.weights.stored[source]
+    wrong = Effective("bits", (source,), ("minimum: 2",))
+    edits = {name: {"effective": wrong}}
+    values = wrong(subject.weights, np.dtype(np.float32))
+    in_file = Weight(weight.name, "F32", weight.shape, values.view(np.uint8).reshape(-1), weight.file)
+    checkpoint = CheckpointWeights({**subject.weights.stored, source: in_file})
+    trace = _karat(subject, ReferenceOps("float32"))
+    mistaken, loaded = (Replay(subject.graph, weights, trace) for weights in (subject.weights, checkpoint))
+    expected = mistaken.run((name,), edits)
+    np.testing.assert_array_equal(expected, loaded.run((name,)))
+    floor = mistaken.floor((name,), expected, edits)
+    np.testing.assert_array_equal(floor, loaded.floor((name,), expected))
+    assert np.median(floor / mistaken.floor((name,), mistaken.run((name,)))) > 1.5
 
 
 @pytest.mark.parametrize("index", range(6))

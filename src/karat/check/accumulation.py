@@ -2,21 +2,23 @@
 
 A naive loop strays about sqrt(length) further than a blocked sum, and both are right; so the longest chain that an
 engine may use belongs to the noise floor. It is measured on real inputs and weights, as an error relative to the
-norms of the two vectors.
+norms of the two vectors: of those weights that the node has, which a loader may have got wrong.
 """
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.compute import Context, kv_head_of
+from karat.check.effective import Effective
 from karat.check.graph import Node
 
 Array = NDArray[np.floating]
+F64 = np.dtype(np.float64)
 
 _ROWS, _COLUMNS = 12, 24
 
@@ -27,7 +29,7 @@ class Accumulation:
     def __init__(self, context: Context, seed: int) -> None:
         self._context = context
         self._rng = np.random.default_rng(seed)
-        self._measured: dict[str, tuple[float, float]] = {}
+        self._measured: dict[tuple[str, Effective | None], tuple[float, float]] = {}
 
     def amplitude(self, node: Node, inputs: Sequence[Array], factor: float) -> Array | None:
         """Broadcastable to the result: how far a sequential sum strays; None for a node without a sum.
@@ -38,49 +40,50 @@ class Accumulation:
             match node.kind:
                 case "linear" if not node.params.get("skip"):
                     x = inputs[0].reshape(len(inputs[0]), -1)
-                    error, norm = self._of_linear(node, x)
+                    error, norm = self._once(node, lambda: self._of_linear(node, x))
                     out = factor * error * norm * np.linalg.norm(x, axis=-1)  # [tokens]
                     return out.reshape(-1, *(1,) * (2 if node.params.get("head_dim") else 1))
                 case "scores":
                     q, k = inputs
-                    error, norm = self._of_scores(node, q, k)
+                    error, norm = self._once(node, lambda: self._of_scores(q, k))
+                    norm *= abs(float(node.params["scale"]))
                     return factor * error * norm * np.linalg.norm(q, axis=-1).T[..., None]
                 case "mix":
                     weights, v = inputs
-                    error, norm = self._of_mix(node, weights, v)
+                    error, norm = self._once(node, lambda: self._of_mix(node, weights, v))
                     largest = np.linalg.norm(weights, axis=-1).max(axis=0)  # [tokens]
                     return factor * error * norm * largest[:, None]
         return None
 
-    def _of_linear(self, node: Node, x: Array) -> tuple[float, float]:
-        if node.name not in self._measured:
-            name = node.params["weight"]
-            out_features = self._context.weights.shape(name)[0]
-            start = int(self._rng.integers(max(1, out_features - _COLUMNS)))
-            columns = self._context.weights.rows(name, np.dtype(np.float64), start, min(start + _COLUMNS, out_features))
-            self._measured[node.name] = self._measure(x, columns)
-        return self._measured[node.name]
+    def _once(self, node: Node, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+        """An error relative to the norms, and a norm; measured once for a node and for what stands for its weights."""
+        key = node.name, node.params.get("effective")
+        if key not in self._measured:
+            self._measured[key] = measure()
+        return self._measured[key]
 
-    def _of_scores(self, node: Node, q: Array, k: Array) -> tuple[float, float]:
-        if node.name not in self._measured:
-            error, norm = self._measure(q.reshape(-1, q.shape[-1]), k.reshape(-1, k.shape[-1]))
-            largest = float(np.nanmax(np.linalg.norm(k, axis=-1), initial=0))
-            self._measured[node.name] = error, max(norm, largest) * abs(float(node.params["scale"]))
-        return self._measured[node.name]
+    def _of_linear(self, node: Node, x: Array) -> tuple[float, float]:
+        name, weights = node.params["weight"], self._context.weights
+        out_features = weights.shape(name)[0]
+        start = int(self._rng.integers(max(1, out_features - _COLUMNS)))
+        stop = min(start + _COLUMNS, out_features)
+        effective: Effective | None = node.params.get("effective")
+        if effective is None:
+            return self._measure(x, weights.rows(name, F64, start, stop))
+        return self._measure(x, effective(weights, F64)[start:stop])
+
+    def _of_scores(self, q: Array, k: Array) -> tuple[float, float]:
+        error, norm = self._measure(q.reshape(-1, q.shape[-1]), k.reshape(-1, k.shape[-1]))
+        return error, max(norm, float(np.nanmax(np.linalg.norm(k, axis=-1), initial=0)))
 
     def _of_mix(self, node: Node, weights: Array, v: Array) -> tuple[float, float]:
-        if node.name not in self._measured:
-            if not self._context.tokens.is_single or weights.shape[-1] != len(v):
-                rows, columns = weights.reshape(-1, weights.shape[-1]), np.ones((1, weights.shape[-1]))
-                error, _ = self._measure(rows, columns)
-                norm = float(np.nanmax(np.linalg.norm(v.reshape(len(v), -1), axis=0), initial=0))
-                self._measured[node.name] = error, norm
-            else:
-                head = kv_head_of(node.params, len(weights), v.shape[1])[-1]
-                error, norm = self._measure(weights[-1], v[:, head].T)
-                largest = float(np.nanmax(np.linalg.norm(v.reshape(len(v), -1), axis=0), initial=0))
-                self._measured[node.name] = error, max(norm, largest)
-        return self._measured[node.name]
+        largest = float(np.nanmax(np.linalg.norm(v.reshape(len(v), -1), axis=0), initial=0))
+        if not self._context.tokens.is_single or weights.shape[-1] != len(v):
+            error, _ = self._measure(weights.reshape(-1, weights.shape[-1]), np.ones((1, weights.shape[-1])))
+            return error, largest
+        head = kv_head_of(node.params, len(weights), v.shape[1])[-1]
+        error, norm = self._measure(weights[-1], v[:, head].T)
+        return error, max(norm, largest)
 
     def _measure(self, rows: Array, columns: Array) -> tuple[float, float]:
         """Relative error of sequential float32 sums of rows · columns, and the root mean square norm of a column."""
@@ -94,5 +97,6 @@ class Accumulation:
         chain = np.add.accumulate(products, axis=-1)[..., -1].astype(np.float64)
         exact = a.astype(np.float32).astype(np.float64) @ b.astype(np.float32).astype(np.float64).T
         sizes = np.linalg.norm(a, axis=-1)[:, None] * np.linalg.norm(b, axis=-1)[None]
-        error = np.where(sizes > 0, np.abs(chain - exact) / np.where(sizes > 0, sizes, 1), 0).max()
+        counts = (sizes > 0) & np.isfinite(chain) & np.isfinite(sizes)  # weights read wrongly may be of any size
+        error = np.divide(np.abs(chain - exact), sizes, out=np.zeros(sizes.shape), where=counts).max()
         return float(error), float(np.sqrt(np.mean(np.sum(b * b, axis=-1))))

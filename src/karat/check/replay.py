@@ -170,7 +170,7 @@ class Replay:
                 inputs.append(local[source])
             result = evaluate(node, self.noise.as_rounded(node, inputs) if unit else inputs, context, dtype)
             if unit:
-                result = self.noise.disturbed(self.graph.nodes[name], inputs, result)
+                result = self.noise.disturbed(node, inputs, result)
                 if node.params.get("activation") == "gelu (erf)":
                     result = self.noise.with_erf_of_library(inputs, result)
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
