@@ -72,34 +72,42 @@ def _rope(
     if node.params.get("skip"):
         return
     angles = _angles(node, inputs[0], got)  # [tokens, head_dim / 2], modulo 2π
+    turned = node.params.get("times", 1) * node.params.get("direction", 1)  # so often by an angle
     rope, positions = node.params["rope"], position_map(node.params.get("positions", "right"), context.tokens)
     half = angles.shape[1]
-    frequencies = context.frequencies(rope, 2 * half).astype(np.float64)
-    # A constant shift: the slowest pair that still turns by a whole position is not ambiguous.
-    with_shift = angles - positions[:, None] * frequencies
-    pair = int(np.argmax(frequencies <= 0.1)) if (frequencies <= 0.1).any() else half - 1
-    if frequencies[pair] > 0:
-        wrapped = np.angle(np.exp(1j * with_shift[:, pair]))
-        shifts = np.rint(wrapped / frequencies[pair])
-        shift = int(np.median(shifts))
-        if 0 < abs(shift) < 1 << 20:
-            already = node.params.get("positions", 0)
-            if already == "right" or isinstance(already, int):
-                total = shift + (already if isinstance(already, int) else 0)
-                yield "rope-position", f"positions shifted by {total:+d}", {"positions": total}
+    frequencies = turned * context.frequencies(rope, 2 * half).astype(np.float64)
+    shift = _shift(angles - positions[:, None] * frequencies, frequencies)
+    if 0 < abs(shift) < 1 << 20:
+        already = node.params.get("positions", 0)
+        if already == "right" or isinstance(already, int):
+            total = shift + (already if isinstance(already, int) else 0)
+            yield "rope-position", f"positions shifted by {total:+d}", {"positions": total}
     # The base: from the turn between two tokens that follow each other.
     steps = np.flatnonzero(np.diff(positions) == 1)
     if len(steps) and half > 1:
-        turn = np.median(np.angle(np.exp(1j * (angles[steps + 1] - angles[steps]))), axis=0)  # [half]
+        turn = np.median(np.angle(np.exp(1j * (angles[steps + 1] - angles[steps]))), axis=0) / turned  # [half]
         good = turn > 0
         good[0] = False  # the first pair turns by 1 whatever the base
         if good.any():
             exponent = np.arange(half) / half
             theta = float(np.exp(np.median(-np.log(turn[good]) / exponent[good])))
-            theta = _refined(theta, angles, positions, half)
+            theta = _refined(theta, angles, turned * positions, half)
             yield from _rounded_theta(RopeConfig(theta=2.0), theta, rope)
         if rope.rope_type != "default":
             yield from _rounded_theta(rope, _searched(rope, turn, context), rope)
+
+
+def _shift(left: NDArray[np.float64], frequencies: NDArray[np.float64]) -> int:
+    """By how many positions all tokens are turned too far, from the angles left [tokens, pairs], modulo 2π.
+
+    The slowest pair says roughly how many, without going round; each faster one says it more exactly.
+    """
+    shift = 0.0
+    for pair in np.argsort(np.abs(frequencies)):
+        if frequencies[pair] != 0:
+            rest = np.angle(np.exp(1j * (left[:, pair] - shift * frequencies[pair])))
+            shift += float(np.median(rest) / frequencies[pair])
+    return int(np.rint(shift)) if np.isfinite(shift) else 0
 
 
 def _rounded_theta(kind: RopeConfig, theta: float, right: RopeConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
