@@ -18,6 +18,7 @@ from karat.check.names import ranges  # noqa: E402
 from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
 from karat.check.wording import diagnosis_lines, times  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
+from tools.zoo.faults_bytes import dtype_trunc  # noqa: E402
 from tools.zoo.faults_rope import rope_pairing  # noqa: E402
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402
 from tools.zoo.models import draw  # noqa: E402
@@ -74,6 +75,23 @@ def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:
         {frozenset({"rope-pairing", "rope-twice"}), frozenset({"rope-pairing", "rope-theta"})}
     ]
     assert len(diagnosis.named[0].places) == 4 and not diagnosis.unexplained
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_bytes_read_wrongly_leave_nothing_unexplained_in_a_model_with_biases(biases: bool) -> None:
+    """Whether all but the norms is cut to bfloat16, as a cast of the model does it, or the matrices alone."""
+    subject = draw(f"{SEED}-cut-{biases}", family="qwen2", stored="F32")
+    with ExitStack() as stack:
+        right = {name: p.data.clone() for name, p in subject.hf.named_parameters() if name.endswith("bias")}
+        dtype_trunc(subject, stack)
+        if not biases:
+            for name, values in right.items():
+                subject.hf.get_parameter(name).data = values
+        trace = record_hf(subject.hf, subject.steps)
+    assert right
+    diagnosis = Diagnoser(subject.graph, subject.weights, trace).run()
+    assert {frozenset({"dtype-trunc"})} == {c for named in diagnosis.named for c in named.classes}, f"KARAT_SEED={SEED}"
+    assert not diagnosis.unexplained, f"KARAT_SEED={SEED}"
 
 
 @pytest.mark.parametrize("is_enough", [True, False])

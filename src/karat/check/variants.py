@@ -94,7 +94,9 @@ class Enumeration:
             yield Variant(bug, f"embedding: {detail}", {embed: {"effective": Effective("bits", (table,), (how,))}})
         for how, bug, detail in weights_of.misreadings(self.scope):
             edits: dict[str, Params] = {embed: {"effective": Effective("bits", (table,), (how,))}}
-            for name, node in self.graph.nodes.items():
-                if node.kind == "linear":
-                    edits[name] = {"effective": Effective("bits", (node.params["weight"],), (how,))}
+            linears = [node for node in self.graph.nodes.values() if node.kind == "linear"]
+            edits |= {node.name: weights_of.misread(self.scope, node, how) for node in linears}
             yield Variant(bug, f"all weights but the norms': {detail}", edits)
+            matrices = {name: {"effective": params["effective"]} for name, params in edits.items()}
+            if matrices != edits:
+                yield Variant(bug, f"all matrices: {detail}", matrices)

@@ -55,6 +55,8 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
                 yield "reduce-missing", f"added up {n} times", {"output_factor": float(n), "bias_factor": 1 / n}
     for how, bug, detail in misreadings(scope, weight):
         yield bug, detail, {"effective": Effective("bits", (weight,), (how,))}
+        if len(both := misread(scope, node, how)) == 2:
+            yield bug, f"{detail}, the bias too", both
     if role in ("self_attn.q_proj", "self_attn.k_proj"):
         for direction in ("to-pairs", "from-pairs"):
             params: Params = {"effective": Effective("permuted", (weight,), (scope.config.head_dim, direction))}
@@ -62,6 +64,15 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             if bias_name := node.params.get("bias"):
                 both = {"effective_bias": Effective("permuted", (bias_name,), (scope.config.head_dim, direction))}
                 yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
+
+
+def misread(scope: Scope, node: Node, how: str) -> Params:
+    """A linear node whose weight is read in the wrong way `how`, and its bias too if it can be."""
+    params: Params = {"effective": Effective("bits", (node.params["weight"],), (how,))}
+    bias = node.params.get("bias")
+    if bias and how in {known for known, _, _ in misreadings(scope, bias)}:
+        params["effective_bias"] = Effective("bits", (bias,), (how,))
+    return params
 
 
 def misreadings(scope: Scope, weight: str | None = None) -> Iterator[tuple[str, str, str]]:
