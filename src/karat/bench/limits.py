@@ -109,5 +109,5 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 def _patterns(isas: tuple[str, ...]) -> list[Pattern]:
-    shapes = [(streams, ahead, chunk) for chunk in (0, 1 << 20) for streams in (1, 4, 8) for ahead in (0, 512, 4096)]
+    shapes = [(streams, ahead, chunk) for chunk in (0, 1 << 20) for streams in (1, 2, 4, 8) for ahead in (0, 512, 4096)]
     return [Pattern(isa, *shape) for isa in isas for shape in shapes]
