@@ -20,6 +20,15 @@ inline constexpr bool kPairs = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
+// What is used up so fast that reading ahead comes late: every line besides, so many bytes before.
+template <class Fmt>
+inline constexpr std::size_t kEachAhead = 0;
+template <>
+inline constexpr std::size_t kEachAhead<F32> = 512;
+template <>
+inline constexpr std::size_t kEachAhead<BF16> = 1024;
+template <>
+inline constexpr std::size_t kEachAhead<Q8_0> = 1024;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -84,6 +93,7 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
 #if defined(KARAT_TWO_PORTS)
         w.fetch_page(0, w.kStep);
+        if constexpr (kEachAhead<Fmt> > 0) w.fetch(kEachAhead<Fmt>, w.kStep);
 #else
         w.fetch(kPrefetch, w.kStep);
 #endif
@@ -122,6 +132,7 @@ KARAT_INLINE void prefetch_sub_block(const Panels<Fmt, G>& w, int sub) {
     [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
 #if defined(KARAT_TWO_PORTS)
     w.fetch_page(at, share);
+    if constexpr (kEachAhead<Fmt> > 0) w.fetch(kEachAhead<Fmt> + at, share);
 #elif defined(KARAT_AVX512)
     if (sub == 0) w.fetch(kPrefetch, step);
 #else
