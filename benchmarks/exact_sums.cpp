@@ -212,6 +212,7 @@ bool amx_begin() {
         std::uint16_t row_bytes[16] = {32, 32, 32, 64, 64, 64, 64};
         std::uint8_t rows[16] = {16, 16, 16, 8, 16, 16, 16};
     } config;
+    __asm__ volatile("" ::"r"(&config) : "memory");  // all of it is read, which compilers are not told
     _tile_loadconfig(&config);
     return true;
 }

@@ -57,5 +57,5 @@ def test_a_base_is_found_however_often_and_which_way_a_head_is_turned(
 ) -> None:
     bases = {
         params["rope"].theta for params in _found(beside, {"rope": RopeConfig(theta=theta)}, seed) if "rope" in params
-    }  # type: ignore[attr-defined]
+    }
     assert theta in bases
