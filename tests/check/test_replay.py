@@ -95,6 +95,20 @@ def test_a_mistakes_floor_is_that_of_a_checkpoint_with_its_weights(stored: str) 
     assert np.median(floor / mistaken.floor((name,), mistaken.run((name,)))) > 1.5
 
 
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+def test_weights_of_any_size_have_a_floor(stored: str) -> None:
+    """Bytes in the wrong order make numbers whose products overflow float32."""
+    subject = draw(f"{SEED}-swapped-{stored}", stored=stored)
+    name = "model.layers.0.self_attn.q_proj"
+    wrong = Effective("bits", (subject.graph.nodes[name].params["weight"],), ("swapped",))
+    edits = {name: {"effective": wrong}}
+    replay = Replay(subject.graph, subject.weights, _karat(subject, ReferenceOps("float32")))
+    expected = replay.run((name,), edits)
+    floor = np.broadcast_to(replay.floor((name,), expected, edits), expected.shape)
+    huge = np.isfinite(expected) & (np.abs(expected) > 1e30)
+    assert huge.any() and (floor[huge] > 0).all()
+
+
 @pytest.mark.parametrize("index", range(6))
 def test_one_changed_weight_is_seen_where_it_is_used(index: int) -> None:
     subject = draw(f"{SEED}-element-{index}")
