@@ -6,22 +6,36 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// (sum, total, top) of `sum` and those of `count` (at most 16) later splits in turn, together in `sum`. The factors are all
-// made at once.
-void merge(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
-    float before[kLanes] = {}, own[kLanes] = {}, top = sum[padded + 1];
-    for (std::size_t i = 0; i < count; ++i) {
-        const float next = parts[i * part_stride + padded + 1], largest = top < next ? next : top;
-        before[i] = top - largest;
-        own[i] = next - largest;
+// What scales a sum, and what scales the part that is added to it, by the larger of their tops: sixteen pairs at once.
+struct Factors {
+    float of_sum[kLanes] = {}, of_part[kLanes] = {};
+
+    void set(std::size_t i, float& top, float next) {  // `top` becomes the larger one
+        const float largest = top < next ? next : top;
+        of_sum[i] = top - largest;
+        of_part[i] = next - largest;
         top = largest;
     }
-    store(before, exp_of_no_positive(load(before)));
-    store(own, exp_of_no_positive(load(own)));
+    void finish() {
+        f32x16 both[] = {load(of_sum), load(of_part)};
+        exp_of_no_positive(both);
+        store(of_sum, both[0]);
+        store(of_part, both[1]);
+    }
+    KARAT_INLINE f32x16 added(std::size_t i, f32x16 sum, const float* part) const {
+        return fma(sum, broadcast(of_sum + i), load(part) * broadcast(of_part + i));
+    }
+};
+
+// (sum, total, top) of one row and those of `count` (at most 16) later splits in turn, together in `sum`.
+void merge_splits(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
+    Factors factors;
+    float top = sum[padded + 1];
+    for (std::size_t i = 0; i < count; ++i) factors.set(i, top, parts[i * part_stride + padded + 1]);
+    factors.finish();
     for (std::size_t d = 0; d < padded + kLanes; d += kLanes) {
         f32x16 value = load(sum + d);
-        for (std::size_t i = 0; i < count; ++i)
-            value = fma(value, set1(before[i]), load(parts + i * part_stride + d) * set1(own[i]));
+        for (std::size_t i = 0; i < count; ++i) value = factors.added(i, value, parts + i * part_stride + d);
         store(sum + d, value);
     }
     sum[padded + 1] = top;
@@ -31,11 +45,50 @@ void copy(float* to, const float* from, std::size_t n) {
     for (std::size_t i = 0; i < n; i += kLanes) store(to + i, load(from + i));
 }
 
+// The parts of a split to the sums of its rows, where `is_first` says that there is none yet.
+template <class IsFirst>
+void add_parts(const Scratch& s, std::size_t count, IsFirst is_first) {
+    for (std::size_t base = 0; base < count; base += kLanes) {
+        const std::size_t end = least(base + kLanes, count);
+        Factors factors;
+        float tops[kLanes] = {};
+        for (std::size_t r = base; r < end; ++r) {
+            if (s.from[r] == s.to[r] || is_first(r)) continue;
+            tops[r - base] = s.sum_of(r)[s.padded + 1];
+            factors.set(r - base, tops[r - base], s.part_of(r)[s.padded + 1]);
+        }
+        factors.finish();
+        for (std::size_t r = base; r < end; ++r) {
+            if (s.from[r] == s.to[r]) continue;
+            float* sum = s.sum_of(r);
+            const float* part = s.part_of(r);
+            if (is_first(r)) {
+                copy(sum, part, s.padded + kStats);
+                continue;
+            }
+            for (std::size_t d = 0; d < s.padded + kLanes; d += kLanes)
+                store(sum + d, factors.added(r - base, load(sum + d), part + d));
+            sum[s.padded + 1] = tops[r - base];
+        }
+    }
+}
+
 void gather_queries(const Rows& rows, std::size_t first, std::size_t count, const Scratch& s) {
     for (std::size_t r = 0; r < count; ++r) {
         const float* q = rows.a.q + rows.offset(first + r);
         for (std::size_t d = 0; d < s.dim; ++d) s.q[r * s.padded + d] = q[d];
     }
+}
+
+// N vectors of scores to weights, in place; their sum after `total`.
+template <int N>
+f32x16 weigh(float* scores, f32x16 top, f32x16 total) {
+    f32x16 x[N];
+    for (int i = 0; i < N; ++i) x[i] = load(scores + i * kLanes) - top;
+    exp_of_no_positive(x);
+    for (int i = 0; i < N; ++i) store(scores + i * kLanes, x[i]);
+    for (int i = 0; i < N; ++i) total = total + x[i];
+    return total;
 }
 
 void write_out(const Rows& rows, std::size_t row, const float* sum, std::size_t padded) {
@@ -48,34 +101,27 @@ void write_out(const Rows& rows, std::size_t row, const float* sum, std::size_t 
 
 }  // namespace
 
-void soften(const Scratch& s, std::size_t row) {
-    const std::size_t from = s.from[row], to = s.to[row];
-    float* weights = s.weights + row * kSplitKeys;
-    // What is not visible at both ends counts as the lowest score, and then as weight 0.
-    const auto visible = [&](std::size_t j, f32x16 value, float other) {
-        if (from <= j && j + kLanes <= to) return value;
-        float lanes[kLanes];
-        store(lanes, value);
-        for (std::size_t i = 0; i < kLanes; ++i)
-            if (j + i < from || to <= j + i) lanes[i] = other;
-        return load(lanes);
-    };
-    f32x16 tops = set1(kNegInf);
-    for (std::size_t j = from / kLanes * kLanes; j < to; j += kLanes) {
-        const f32x16 score = visible(j, load(weights + j), kNegInf);
-        tops = select(tops < score, score, tops);
+void soften(const Scratch& s, std::size_t rows) {
+    for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t from = s.from[r], to = s.to[r], begin = from / kLanes * kLanes;
+        float* weights = s.weights + r * kSplitKeys;
+        // What is not visible at both ends counts as the lowest score, which becomes weight 0.
+        for (std::size_t j = begin; j < from; ++j) weights[j] = kNegInf;
+        for (std::size_t j = to; j % kLanes; ++j) weights[j] = kNegInf;
+        f32x16 tops = set1(kNegInf);
+        for (std::size_t j = begin; j < to; j += kLanes) tops = larger(load(weights + j), tops);
+        s.part_of(r)[s.padded + 1] = largest_of(tops);
     }
-    float lanes[kLanes], top = kNegInf;
-    store(lanes, tops);
-    for (const float lane : lanes) top = top < lane ? lane : top;
-    f32x16 total = zero();
-    for (std::size_t j = from / kLanes * kLanes; j < to; j += kLanes) {
-        const f32x16 weight = visible(j, exp_of_no_positive(load(weights + j) - set1(top)), 0.0f);
-        store(weights + j, weight);
-        total = total + weight;
+    for (std::size_t r = 0; r < rows; ++r) {
+        const std::size_t to = s.to[r], begin = s.from[r] / kLanes * kLanes;
+        float *weights = s.weights + r * kSplitKeys, *stats = s.part_of(r) + s.padded;
+        const f32x16 top = set1(stats[1]);
+        f32x16 total = zero();
+        std::size_t j = begin;
+        for (; j + 4 * kLanes <= to; j += 4 * kLanes) total = weigh<4>(weights + j, top, total);
+        for (; j < to; j += kLanes) total = weigh<1>(weights + j, top, total);
+        stats[0] = fold(total);
     }
-    s.part_of(row)[s.padded] = fold(total);
-    s.part_of(row)[s.padded + 1] = top;
 }
 
 void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
@@ -104,13 +150,7 @@ void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std
         const std::size_t begin = rows.begin(row) / kSplitKeys, end = (rows.end(row + count - 1) - 1) / kSplitKeys + 1;
         for (std::size_t index = begin; index < end; ++index) {
             tiled_split(rows, keys, row, count, index, s);
-            for (std::size_t r = 0; r < count; ++r) {
-                if (s.from[r] == s.to[r]) continue;
-                if (rows.begin(row + r) / kSplitKeys == index)
-                    copy(s.sum_of(r), s.part_of(r), s.padded + kStats);
-                else
-                    merge(s.sum_of(r), s.part_of(r), 0, 1, s.padded);
-            }
+            add_parts(s, count, [&](std::size_t r) { return rows.begin(row + r) / kSplitKeys == index; });
         }
         for (std::size_t r = 0; r < count; ++r) write_out(rows, row + r, s.sum_of(r), s.padded);
     }
@@ -143,8 +183,8 @@ void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     float* sums = parts + begin * part_stride;  // the first visible split becomes the sum
     for (std::size_t r = 0; r < rows.per_token; ++r) {
         for (std::size_t index = begin + 1; index < num_splits; index += kLanes)
-            merge(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
-                  least(kLanes, num_splits - index), padded);
+            merge_splits(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
+                         least(kLanes, num_splits - index), padded);
         write_out(rows, r, sums + r * stride, padded);
     }
 }

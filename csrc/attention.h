@@ -10,9 +10,9 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-inline constexpr std::size_t kRows = 96;      // rows taken together
-inline constexpr std::size_t kKeys = 64;      // keys unpacked at a time
-inline constexpr std::size_t kStats = 16;     // floats beside a part: total, top, and what fills up a vector
+inline constexpr std::size_t kRows = kAttentionRows;  // rows taken together
+inline constexpr std::size_t kKeys = 64;               // keys unpacked at a time
+inline constexpr std::size_t kStats = 16;              // floats beside a part: total, top, and what fills up a vector
 inline const float kNegInf = float_of(0xff800000);
 
 KARAT_INLINE std::size_t padded_dim(std::size_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
@@ -112,8 +112,8 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                   const Scratch& s);
 
-// Scores of a row to weights, in place; the row's total and top behind its part.
-void soften(const Scratch& s, std::size_t row);
+// Scores of the first rows to weights, in place; the total and top of each behind its part.
+void soften(const Scratch& s, std::size_t rows);
 
 // Scores for an observer, as far as they are visible.
 void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,

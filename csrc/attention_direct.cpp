@@ -123,7 +123,7 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
     const Direct<From> direct{keys, s, start, s.from[0], s.to[0]};
     direct.scores(count);
     show(rows, keys, first, count, start, s);
-    for (std::size_t r = 0; r < count; ++r) soften(s, r);
+    soften(s, count);
     direct.values(count);
 }
 

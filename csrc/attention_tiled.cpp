@@ -131,11 +131,9 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
         }
     }
     show(rows, keys, first, count, start, s);
-    for (std::size_t r = 0; r < count; ++r) {
-        for (std::size_t d = 0; d < s.padded; d += kLanes) store(s.part_of(r) + d, zero());
-        for (std::size_t d = s.padded; d < s.padded + kStats; ++d) s.part_of(r)[d] = 0.0f;
-        soften(s, r);
-    }
+    for (std::size_t r = 0; r < count; ++r)
+        for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
+    soften(s, count);
     for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
         const std::size_t end = least(base + kKeys, highest);
         unpack_values(keys, start + base, end - base, s.unpacked);

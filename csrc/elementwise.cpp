@@ -5,13 +5,31 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
+namespace {
+
+template <int N>
+KARAT_INLINE void silu_mul(const f32x16 (&gate)[N], f32x16 (&up)[N]) {
+    f32x16 e[N];
+    for (int i = 0; i < N; ++i) e[i] = zero() - gate[i];
+    exp(e);
+    for (int i = 0; i < N; ++i) up[i] = gate[i] / (set1(1.0f) + e[i]) * up[i];
+}
+
+}  // namespace
+
 void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
-    const f32x16 one = set1(1.0f);
-    for (std::size_t i = 0; i < n; i += kLanes) {
+    std::size_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        f32x16 result[] = {load(up + i), load(up + i + kLanes)};
+        silu_mul({load(gate + i), load(gate + i + kLanes)}, result);
+        store(out + i, result[0]);
+        store(out + i + kLanes, result[1]);
+    }
+    for (; i < n; i += kLanes) {
         const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
-        const f32x16 g = count == kLanes ? load(gate + i) : load_first(gate + i, count);
-        const f32x16 u = count == kLanes ? load(up + i) : load_first(up + i, count);
-        store_first(out + i, g / (one + exp(zero() - g)) * u, count);
+        f32x16 result[] = {load_first(up + i, count)};
+        silu_mul({load_first(gate + i, count)}, result);
+        store_first(out + i, result[0], count);
     }
 }
 

@@ -137,6 +137,7 @@ struct Kernels {
 };
 
 inline constexpr std::size_t kSplitKeys = 256;
+inline constexpr std::size_t kAttentionRows = 128;  // `attention` unpacks a key once for so many rows, heads of tokens
 
 namespace generic {
 extern const Kernels kernels;

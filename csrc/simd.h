@@ -94,6 +94,11 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
 }
 #endif
 
+#if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
+// a where b < a, else b.
+KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(b < a, a, b); }
+#endif
+
 #if !defined(KARAT_AVX512)
 // All lanes *p.
 KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
@@ -124,13 +129,36 @@ KARAT_INLINE void store_first(float* p, f32x16 a, int n) {
     for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
-// Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
-KARAT_INLINE float fold(f32x16 a) {
+// f of all lanes, in halves: lane[l] = f(lane[l], lane[l + 8]), then of those 4, 2 and 1 apart.
+template <int Lanes, class F>
+KARAT_INLINE float in_halves(const float* lane, F f) {
+    if constexpr (Lanes == 2) {
+        return f(lane[0], lane[1]);
+    } else {
+        using Half __attribute__((vector_size(Lanes / 2 * sizeof(float)))) = float;
+        Half low, high;
+        std::memcpy(&low, lane, sizeof low);
+        std::memcpy(&high, lane + Lanes / 2, sizeof high);
+        low = f(low, high);
+        return in_halves<Lanes / 2>(reinterpret_cast<const float*>(&low), f);
+    }
+}
+template <class F>
+KARAT_INLINE float in_halves(f32x16 a, F f) {
     float lane[kLanes];
     store(lane, a);
-    for (int half = kLanes / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; ++l) lane[l] = lane[l] + lane[l + half];
-    return lane[0];
+    __asm__("" : "+m"(lane));  // or the compiler keeps `a` in memory in the loop that makes it
+    return in_halves<kLanes>(lane, f);
+}
+
+// Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
+KARAT_INLINE float fold(f32x16 a) {
+    return in_halves(a, [](auto x, auto y) { return x + y; });
+}
+
+// The largest lane, where none is NaN.
+KARAT_INLINE float largest_of(f32x16 a) {
+    return in_halves(a, [](auto x, auto y) { return x < y ? y : x; });
 }
 
 // Into the first-level cache, and into the second only.

@@ -64,6 +64,7 @@ KARAT_INLINE f32x16 as_float(i32x16 a) { return {KARAT_BOTH(_mm256_castsi256_ps)
 KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) {
     return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
 }
+KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
 }
