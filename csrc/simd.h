@@ -129,22 +129,21 @@ KARAT_INLINE void store_first(float* p, f32x16 a, int n) {
     for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
-// f of all lanes, in halves: lane[l] = f(lane[l], lane[l + 8]), then of those 4, 2 and 1 apart.
+// All lanes made one, in halves: f(lane[l], lane[l + 8]) changes the first one, then those 4, 2 and 1 apart.
 template <int Lanes, class F>
-KARAT_INLINE float in_halves(const float* lane, F f) {
-    if constexpr (Lanes == 2) {
-        return f(lane[0], lane[1]);
-    } else {
-        using Half __attribute__((vector_size(Lanes / 2 * sizeof(float)))) = float;
-        Half low, high;
-        std::memcpy(&low, lane, sizeof low);
-        std::memcpy(&high, lane + Lanes / 2, sizeof high);
-        low = f(low, high);
-        return in_halves<Lanes / 2>(reinterpret_cast<const float*>(&low), f);
-    }
+KARAT_INLINE float in_halves(const float* lane, const F& f) {
+    using Half __attribute__((vector_size(Lanes / 2 * sizeof(float)))) = float;
+    Half low, high;
+    std::memcpy(&low, lane, sizeof low);
+    std::memcpy(&high, lane + Lanes / 2, sizeof high);
+    f(low, high);
+    float half[Lanes / 2];
+    std::memcpy(half, &low, sizeof half);
+    if constexpr (Lanes == 2) return half[0];
+    else return in_halves<Lanes / 2>(half, f);
 }
 template <class F>
-KARAT_INLINE float in_halves(f32x16 a, F f) {
+KARAT_INLINE float in_halves(f32x16 a, const F& f) {
     float lane[kLanes];
     store(lane, a);
     __asm__("" : "+m"(lane));  // or the compiler keeps `a` in memory in the loop that makes it
@@ -153,12 +152,12 @@ KARAT_INLINE float in_halves(f32x16 a, F f) {
 
 // Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
 KARAT_INLINE float fold(f32x16 a) {
-    return in_halves(a, [](auto x, auto y) { return x + y; });
+    return in_halves(a, [](auto& x, const auto& y) { x = x + y; });
 }
 
 // The largest lane, where none is NaN.
 KARAT_INLINE float largest_of(f32x16 a) {
-    return in_halves(a, [](auto x, auto y) { return x < y ? y : x; });
+    return in_halves(a, [](auto& x, const auto& y) { x = x < y ? y : x; });
 }
 
 // Into the first-level cache, and into the second only.
