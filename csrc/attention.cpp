@@ -82,7 +82,7 @@ void gather_queries(const Rows& rows, std::size_t first, std::size_t count, cons
 
 // N vectors of scores to weights, in place; their sum after `total`.
 template <int N>
-f32x16 weigh(float* scores, f32x16 top, f32x16 total) {
+KARAT_INLINE f32x16 weigh(float* scores, f32x16 top, f32x16 total) {
     f32x16 x[N];
     for (int i = 0; i < N; ++i) x[i] = load(scores + i * kLanes) - top;
     exp_of_no_positive(x);
@@ -118,7 +118,8 @@ void soften(const Scratch& s, std::size_t rows) {
         const f32x16 top = set1(stats[1]);
         f32x16 total = zero();
         std::size_t j = begin;
-        for (; j + 4 * kLanes <= to; j += 4 * kLanes) total = weigh<4>(weights + j, top, total);
+        for (; j + kExpVectors * kLanes <= to; j += kExpVectors * kLanes)
+            total = weigh<kExpVectors>(weights + j, top, total);
         for (; j < to; j += kLanes) total = weigh<1>(weights + j, top, total);
         stats[0] = fold(total);
     }

@@ -7,6 +7,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 namespace {
 
+// up *= silu(gate)
 template <int N>
 KARAT_INLINE void silu_mul(const f32x16 (&gate)[N], f32x16 (&up)[N]) {
     f32x16 e[N];
@@ -19,11 +20,12 @@ KARAT_INLINE void silu_mul(const f32x16 (&gate)[N], f32x16 (&up)[N]) {
 
 void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
     std::size_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        f32x16 result[] = {load(up + i), load(up + i + kLanes)};
-        silu_mul({load(gate + i), load(gate + i + kLanes)}, result);
-        store(out + i, result[0]);
-        store(out + i + kLanes, result[1]);
+    for (; i + kExpVectors * kLanes <= n; i += kExpVectors * kLanes) {
+        f32x16 g[kExpVectors], result[kExpVectors];
+        for (int v = 0; v < kExpVectors; ++v) g[v] = load(gate + i + v * kLanes);
+        for (int v = 0; v < kExpVectors; ++v) result[v] = load(up + i + v * kLanes);
+        silu_mul(g, result);
+        for (int v = 0; v < kExpVectors; ++v) store(out + i + v * kLanes, result[v]);
     }
     for (; i < n; i += kLanes) {
         const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;

@@ -6,7 +6,12 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // All functions take N vectors step by step: one vector's steps wait for each other, and a core does not look far enough
-// ahead to find the next vector's.
+// ahead to find the next vector's. As many as registers hold:
+#if defined(KARAT_AVX512)
+inline constexpr int kExpVectors = 4;
+#else
+inline constexpr int kExpVectors = 2;
+#endif
 
 // What both share: x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial in r (the Taylor terms to r^7, by Horner), and
 // 0x4b400000 + n.
