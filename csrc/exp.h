@@ -50,16 +50,13 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
     }
 }
 
-// The same bits for x <= 0 (and NaN), with less to watch for.
+// The same bits for x <= 0 (and NaN), with less to watch for: what is too small may become anything before it becomes 0.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
-    const f32x16 lowest = set1(-87.33f);
     mask16 is_zero[N];
-    for (int i = 0; i < N; ++i) is_zero[i] = x[i] < lowest;
-    for (int i = 0; i < N; ++i) x[i] = select(is_zero[i], lowest, x[i]);
+    for (int i = 0; i < N; ++i) is_zero[i] = x[i] < set1(-87.33f);
     const PolynomialOfExp<N> p(x);
-    for (int i = 0; i < N; ++i)
-        x[i] = select(is_zero[i], zero(), p.value[i] * as_float((p.shifted[i] << 23) + iset1(127 << 23)));
+    for (int i = 0; i < N; ++i) x[i] = select(is_zero[i], zero(), times_power_of_two(p.value[i], p.shifted[i]));
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
