@@ -75,6 +75,18 @@ def test_limits_only_rise() -> None:
     assert (first.num_runs, last.num_runs, last.num_threads) == (1, 4, 2)
     assert last.fma_by_isa.keys() == set(ISAS) and last.fma_peak == max(last.fma_by_isa.values())
     assert last.pattern.isa in ISAS
+    assert (first.bandwidth_median, first.fma_median) == (first.bandwidth, first.fma_peak)
+    assert 0 < last.bandwidth_median <= last.bandwidth and 0 < last.fma_median <= last.fma_peak
+
+
+def test_the_medians_are_of_what_each_run_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = LimitMeter(1, buffer_bytes=1 << 20)
+    for bandwidth, peak in ((3.0, 5.0), (5.0, 7.0), (4.0, 6.0)):
+        monkeypatch.setattr(meter, "_read_rate", lambda pattern, best=bandwidth: best if pattern.streams == 2 else 1.0)
+        monkeypatch.setattr(meter, "_fma_rate", lambda isa, best=peak: best if isa == ISAS[-1] else 1.0)
+        meter.run()
+    limits = meter.limits()
+    assert (limits.bandwidth, limits.bandwidth_median, limits.fma_peak, limits.fma_median) == (5.0, 4.0, 7.0, 6.0)
 
 
 @pytest.mark.parametrize(("text", "size"), [("32768K\n", 32 << 20), ("2M", 2 << 20), ("", 0), ("odd", 0)])

@@ -12,7 +12,7 @@ from karat.bench.sides import Sample
 from karat.bench.workloads import Series, Workload
 from karat.errors import UsageError
 
-LIMITS = Limits(2, 20e9, Pattern("avx2", 4, 0, 0), 300e9, {"generic": 2e9, "avx2": 300e9}, 7)
+LIMITS = Limits(2, 20e9, Pattern("avx2", 4, 0, 0), 300e9, {"generic": 2e9, "avx2": 300e9}, 18e9, 290e9, 7)
 DECODE = Workload("decode", 128, batch=4, gen_tokens=2)
 
 

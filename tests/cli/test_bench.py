@@ -48,6 +48,8 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True):
     bandwidth_bytes_per_s: float
     fma_peak_flops_per_s: float
     fma_peak_by_build: dict[str, float]
+    bandwidth_median_bytes_per_s: float
+    fma_median_flops_per_s: float
     best_pattern: Pattern
     runs: int
 

@@ -1,5 +1,7 @@
-"""One token over thousands of keys: splits of 256, merged sixteen at a time, have the bits of many tokens in tiles, whose
-rows begin in different splits."""
+"""One token over thousands of keys: splits of 256, merged sixteen at a time, have the bits of many tokens in tiles.
+
+Rows of a tile may begin in different splits.
+"""
 
 from typing import Any
 

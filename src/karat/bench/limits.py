@@ -7,6 +7,7 @@ karat.bench.workloads). The loops are csrc/limits.cpp.
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from karat.errors import CapacityError, ExecutorError
 from karat.ops import native
@@ -31,13 +32,19 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each."""
+    """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each.
+
+    The medians are of what each run reached: a best far above them was a moment, of a clock that rises while little is
+    drawn or of neighbours that were quiet.
+    """
 
     num_threads: int
     bandwidth: float
     pattern: Pattern
     fma_peak: float
     fma_by_isa: dict[str, float]
+    bandwidth_median: float
+    fma_median: float
     num_runs: int
 
 
@@ -64,27 +71,36 @@ class LimitMeter:
             ) from None
         self._bandwidths = dict.fromkeys(_patterns(self._isas), 0.0)
         self._peaks = dict.fromkeys(self._isas, 0.0)
-        self._num_runs = 0
+        self._bandwidth_of_runs: list[float] = []
+        self._peak_of_runs: list[float] = []
 
     def run(self) -> None:
         """One more measurement: of everything the first time, later of what came out best."""
         kept = sorted(self._bandwidths, key=self._bandwidths.__getitem__, reverse=True)
-        for pattern in kept if self._num_runs == 0 else kept[:NUM_KEPT]:
-            seconds, _ = self._native.read(pattern.isa, pattern.streams, pattern.ahead, pattern.chunk)
-            self._bandwidths[pattern] = max(self._bandwidths[pattern], self._native.num_bytes / seconds)
+        is_first = not self._peak_of_runs
+        bandwidths = {pattern: self._read_rate(pattern) for pattern in (kept if is_first else kept[:NUM_KEPT])}
         fastest = sorted(self._peaks, key=self._peaks.__getitem__)[-1]
-        for isa in self._isas if self._num_runs == 0 else (fastest,):
-            self._peaks[isa] = max(self._peaks[isa], self._fma_rate(isa))
-        self._num_runs += 1
+        peaks = {isa: self._fma_rate(isa) for isa in (self._isas if is_first else (fastest,))}
+        self._bandwidths.update({pattern: max(self._bandwidths[pattern], rate) for pattern, rate in bandwidths.items()})
+        self._peaks.update({isa: max(self._peaks[isa], rate) for isa, rate in peaks.items()})
+        self._bandwidth_of_runs.append(max(bandwidths.values()))
+        self._peak_of_runs.append(max(peaks.values()))
 
     def limits(self) -> Limits:
         """The best so far; at least one `run` must have been."""
-        assert self._num_runs, "nothing was measured"
+        assert self._peak_of_runs, "nothing was measured"
         pattern = max(self._bandwidths, key=self._bandwidths.__getitem__)
         return Limits(
             num_threads=self.num_threads, bandwidth=self._bandwidths[pattern], pattern=pattern,
-            fma_peak=max(self._peaks.values()), fma_by_isa=dict(self._peaks), num_runs=self._num_runs,
+            fma_peak=max(self._peaks.values()), fma_by_isa=dict(self._peaks),
+            bandwidth_median=median(self._bandwidth_of_runs), fma_median=median(self._peak_of_runs),
+            num_runs=len(self._peak_of_runs),
         )  # fmt: skip
+
+    def _read_rate(self, pattern: Pattern) -> float:
+        """Bytes/s of reading the buffer once."""
+        seconds, _ = self._native.read(pattern.isa, pattern.streams, pattern.ahead, pattern.chunk)
+        return self._native.num_bytes / seconds
 
     def _fma_rate(self, isa: str) -> float:
         """FLOP/s of a run that is long enough to be timed."""

@@ -73,6 +73,8 @@ def limits_object(limits: Limits) -> dict[str, Any]:
         "bandwidth_bytes_per_s": limits.bandwidth,
         "fma_peak_flops_per_s": limits.fma_peak,
         "fma_peak_by_build": limits.fma_by_isa,
+        "bandwidth_median_bytes_per_s": limits.bandwidth_median,
+        "fma_median_flops_per_s": limits.fma_median,
         "best_pattern": {
             "build": pattern.isa, "streams": pattern.streams, "ahead": pattern.ahead, "chunk": pattern.chunk
         },

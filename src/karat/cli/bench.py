@@ -158,9 +158,17 @@ def as_text(result: dict[str, Any]) -> str:
             ("all-reduce", f"{1e6 * exchange['all_reduce_s']:.1f} µs for {exchange['floats']} numbers, {cores}")
         )
     if limits:
-        peak = f"{limits['fma_peak_flops_per_s'] / 1e9:,.1f} GFLOP/s"
-        bandwidth = f"{limits['bandwidth_bytes_per_s'] / 1e9:,.2f} GB/s"
-        facts.append(("limits", f"{bandwidth} read, {peak}, with {limits['threads']} threads"))
+        read, read_median, fma, fma_median = (
+            f"{limits[key] / 1e9:,.1f}"
+            for key in (
+                "bandwidth_bytes_per_s",
+                "bandwidth_median_bytes_per_s",
+                "fma_peak_flops_per_s",
+                "fma_median_flops_per_s",
+            )
+        )
+        medians = f"best of {limits['runs']} runs, medians {read_median} and {fma_median}"
+        facts.append(("limits", f"{read} GB/s read, {fma} GFLOP/s ({medians}), with {limits['threads']} threads"))
     else:
         facts.append(("limits", "not measured: that needs the native extension"))
     head = ["", "tok/s", "GB/s", "of limit", "GFLOP/s", "of limit", "overhead"]
