@@ -6,7 +6,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What scales a sum, and what scales the part that is added to it, by the larger of their tops: sixteen pairs at once.
+// What scales a sum, and what scales the part that is added to it, for sixteen pairs at once: `set` notes how far each top
+// lies below the larger one, `finish` makes factors of that.
 struct Factors {
     float of_sum[kLanes] = {}, of_part[kLanes] = {};
 

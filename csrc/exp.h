@@ -6,7 +6,7 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // All functions take N vectors step by step: one vector's steps wait for each other, and a core does not look far enough
-// ahead to find the next vector's. As many as registers hold:
+// ahead to find the next vector's. As many as were fastest:
 #if defined(KARAT_AVX512)
 inline constexpr int kExpVectors = 4;
 #else
@@ -50,11 +50,14 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
     }
 }
 
-// The same bits for x <= 0 (and NaN), with less to watch for: what is too small may become anything before it becomes 0.
+// The same bits for x <= 0 (and NaN), with less to watch for. What becomes 0 is clamped before: an operation that underflows
+// takes a core a hundred times as long, whether its result is wanted or not.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
+    const f32x16 lowest = set1(-87.33f);
     mask16 is_zero[N];
-    for (int i = 0; i < N; ++i) is_zero[i] = x[i] < set1(-87.33f);
+    for (int i = 0; i < N; ++i) is_zero[i] = x[i] < lowest;
+    for (int i = 0; i < N; ++i) x[i] = larger(lowest, x[i]);
     const PolynomialOfExp<N> p(x);
     for (int i = 0; i < N; ++i) x[i] = select(is_zero[i], zero(), times_power_of_two(p.value[i], p.shifted[i]));
 }

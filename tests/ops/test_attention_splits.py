@@ -66,7 +66,9 @@ def attended(isa: str, dtype: Any, context: int, window: int | None, group: int,
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("context", "window", "group"), [
-    (256 * 16, None, 7), (256 * 17 + 1, None, 3), (256 * 33 + 100, None, 1), (5000, 4480, 2), (5000, 300, 9),
+    (256 * 16, None, 7), (256 * 17 + 1, None, 3), (256 * 33 + 100, None, 1), (5000, 300, 9),
+    (5000, 4480, 2),  # the first keys of forty tokens are 481 to 520: in two splits
+    (300, None, 150),  # more rows of one token than are taken together
 ])  # fmt: skip
 @pytest.mark.parametrize("factor", [8, 150])  # of 150, most weights are too small for a float
 def test_one_token_has_the_bits_of_many_in_every_build(
@@ -75,3 +77,26 @@ def test_one_token_has_the_bits_of_many_in_every_build(
     outputs = [out for isa in supported_isas() for out in attended(isa, dtype, context, window, group, factor).values()]
     for out in outputs[1:]:
         np.testing.assert_array_equal(out.view(np.uint32), outputs[0].view(np.uint32))
+
+
+def test_what_is_not_a_number_stays_so_in_every_build() -> None:
+    """Rows that see a key of NaN or infinity end in NaN, and others do not."""
+    context, new = 300, 40
+    for isa in supported_isas():
+        for value in (np.nan, np.inf, -np.inf):
+            ops = NativeOps(isa=isa)
+            rng = np.random.default_rng(0)
+            k, v = rng.standard_normal((2, context, 1, DIM)).astype(np.float32)
+            k[280] = value
+            q = np.abs(rng.standard_normal((new, 2, DIM))).astype(np.float32)
+            cache: Any = ops.new_cache(
+                CacheSpec(num_layers=1, num_blocks=19, block_size=BLOCK, num_kv_heads=1, head_dim=DIM, dtype="float32")
+            )
+            ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+            for count in (1, new):
+                batch = ops.begin(last_tokens(context, count))
+                out = ops.read(ops.paged_attention(q[new - count :], cache, 0, batch, scale=1.0, window=None, name="a"))
+                sees = np.arange(context - count, context) >= 280
+                # Of minus infinity the weight is 0, as of any score that is low enough.
+                is_nan = np.repeat(sees & (value != -np.inf), 2 * DIM).reshape(out.shape)
+                np.testing.assert_array_equal(np.isnan(out), is_nan)
