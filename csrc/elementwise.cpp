@@ -4,12 +4,11 @@
 #include "simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
-
 namespace {
 
 // up *= silu(gate)
 template <int N>
-KARAT_INLINE void silu_mul(const f32x16 (&gate)[N], f32x16 (&up)[N]) {
+KARAT_INLINE void times_silu(f32x16 (&up)[N], const f32x16 (&gate)[N]) {
     f32x16 e[N];
     for (int i = 0; i < N; ++i) e[i] = zero() - gate[i];
     exp(e);
@@ -24,13 +23,13 @@ void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
         f32x16 g[kExpVectors], result[kExpVectors];
         for (int v = 0; v < kExpVectors; ++v) g[v] = load(gate + i + v * kLanes);
         for (int v = 0; v < kExpVectors; ++v) result[v] = load(up + i + v * kLanes);
-        silu_mul(g, result);
+        times_silu(result, g);
         for (int v = 0; v < kExpVectors; ++v) store(out + i + v * kLanes, result[v]);
     }
     for (; i < n; i += kLanes) {
         const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
         f32x16 result[] = {load_first(up + i, count)};
-        silu_mul({load_first(gate + i, count)}, result);
+        times_silu(result, {load_first(gate + i, count)});
         store_first(out + i, result[0], count);
     }
 }

@@ -51,7 +51,7 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
 }
 
 // The same bits for x <= 0 (and NaN), with less to watch for. What becomes 0 is clamped before: an operation that underflows
-// takes a core a hundred times as long, whether its result is wanted or not.
+// takes a core many times as long, whether its result is wanted or not.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
     const f32x16 lowest = set1(-87.33f);

@@ -14,7 +14,7 @@ void nearest_levels(const float* values, std::size_t groups, const float* levels
 
 KARAT_INLINE f32x16 magnitude(f32x16 a) { return as_float(as_int(a) & iset1(0x7fffffff)); }
 KARAT_INLINE f32x16 least(f32x16 a, f32x16 b) { return select(b < a, b, a); }
-KARAT_INLINE f32x16 most(f32x16 a, f32x16 b) { return select(a < b, b, a); }
+KARAT_INLINE f32x16 most(f32x16 a, f32x16 b) { return larger(b, a); }
 
 // The value at each place of sixteen groups [groups, size]; groups that are not there are zero.
 template <int kSize>

@@ -54,10 +54,10 @@ KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add
 KARAT_INLINE void finish(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
     const std::size_t left = a.weight->rows - row;
     const int n = left < kLanes ? static_cast<int>(left) : kLanes;
-    if (a.bias) sum = sum + (n == kLanes ? load(a.bias + row) : load_first(a.bias + row, n));
+    if (a.bias) sum = sum + load_first(a.bias + row, n);
     if (a.residual) {
         const float* residual = a.residual + token * a.out_stride + row;
-        sum = sum + (n == kLanes ? load(residual) : load_first(residual, n));
+        sum = sum + load_first(residual, n);
     }
     store_first(a.out + token * a.out_stride + row, sum, n);
 }

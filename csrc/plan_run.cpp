@@ -6,6 +6,7 @@
 #include "plan_ops.h"
 
 namespace karat {
+
 std::size_t Plan::rows(Register reg) const {
     return registers_.at(static_cast<std::size_t>(reg)).rows == Rows::tokens ? num_tokens_ : num_wanted_;
 }

@@ -121,6 +121,7 @@ KARAT_INLINE f32x16 zero() { return set1(0.0f); }
 
 // The first n lanes; the others are read as 0, and not written.
 KARAT_INLINE f32x16 load_first(const float* p, int n) {
+    if (n >= kLanes) return load(p);
     float all[kLanes] = {};
     for (int i = 0; i < n; ++i) all[i] = p[i];
     return load(all);
