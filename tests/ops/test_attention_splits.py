@@ -100,3 +100,22 @@ def test_what_is_not_a_number_stays_so_in_every_build() -> None:
                 # Of minus infinity the weight is 0, as of any score that is low enough.
                 is_nan = np.repeat(sees & (value != -np.inf), 2 * DIM).reshape(out.shape)
                 np.testing.assert_array_equal(np.isnan(out), is_nan)
+
+
+def test_a_weight_too_small_for_a_float_is_none() -> None:
+    """Keys a hundred below the largest score count for nothing, in any split, however large their values."""
+    context, new = 300, 40
+    k, v = np.zeros((context, 1, DIM), np.float32), np.full((context, 1, DIM), 1e36, np.float32)
+    k[0, :, 0], v[0] = 100, 1
+    q = np.zeros((new, 2, DIM), np.float32)
+    q[:, :, 0] = 1
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa)
+        cache: Any = ops.new_cache(
+            CacheSpec(num_layers=1, num_blocks=19, block_size=BLOCK, num_kv_heads=1, head_dim=DIM, dtype="float32")
+        )
+        ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+        for count in (1, new):
+            batch = ops.begin(last_tokens(context, count))
+            out = ops.read(ops.paged_attention(q[:count], cache, 0, batch, scale=1.0, window=None, name="a"))
+            np.testing.assert_array_equal(out, 1)
