@@ -92,6 +92,9 @@ struct Kernels {
     // Panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
+    // The same of two matrices with the same rows, columns, x and leaves.
+    void (*linear_both)(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+
     // out[i] = x[16 i] … x[16 i + 15] folded in halves, for `count` groups of 16. A sum over 32 columns is that of two.
     void (*sums_of_16)(const float* x, float* out, std::size_t count);
 

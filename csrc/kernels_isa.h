@@ -9,6 +9,7 @@ std::size_t linear_scratch_floats();
 std::size_t attention_scratch_floats(std::size_t head_dim);
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 void sums_of_16(const float* x, float* out, std::size_t count);
 void embedding(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
 void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);

@@ -19,6 +19,12 @@ void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* 
     many_tokens(args, first, last, scratch);
 }
 
+void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
+    if (a.tokens == 1) return one_token_of_both(a, b, first, last);
+    linear(a, first, last, scratch);
+    linear(b, first, last, scratch);
+}
+
 void sums_of_16(const float* x, float* out, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) out[i] = fold(load(x + 16 * i));
 }

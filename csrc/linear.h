@@ -16,6 +16,7 @@ inline constexpr std::size_t kFewTokens = 0;
 
 // Panels first … last - 1 of a layer; `few_tokens`: panels of kPanelGroups.
 void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
+void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 

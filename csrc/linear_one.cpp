@@ -20,15 +20,15 @@ inline constexpr bool kPairs = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
-// What is used up so fast that reading ahead comes late: every line besides, so many bytes before.
+// What they read ahead by themselves comes too late for the rest: every line is asked for so many bytes before.
 template <class Fmt>
-inline constexpr std::size_t kEachAhead = 0;
+inline constexpr std::size_t kLinesAhead = 2048;
 template <>
-inline constexpr std::size_t kEachAhead<F32> = 512;
+inline constexpr std::size_t kLinesAhead<F32> = 512;
 template <>
-inline constexpr std::size_t kEachAhead<BF16> = 1024;
+inline constexpr std::size_t kLinesAhead<F16> = 0;  // not at all
 template <>
-inline constexpr std::size_t kEachAhead<Q8_0> = 1024;
+inline constexpr std::size_t kLinesAhead<BF16> = 1024;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -57,8 +57,9 @@ struct Panels {
     static constexpr int kStreams = G / kEach;
     static constexpr std::size_t kStep = static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next block
     const std::uint8_t* w;
-    const std::uint8_t* end;  // of the (first) panel
-    std::size_t apart = 0;    // the second panel from the first, and the next two from these
+    const std::uint8_t* end;   // of the (first) panel
+    std::ptrdiff_t apart = 0;  // the second panel from the first
+    std::size_t skipped = 0;   // between the end of a panel and the one that is read after it
 
     KARAT_INLINE const std::uint8_t* stream(int g) const { return g < kEach ? w : w + apart; }
     KARAT_INLINE Block block(int g) const { return block_of<Fmt>(stream(g), g % kEach, kEach); }
@@ -67,10 +68,9 @@ struct Panels {
         for (std::size_t line = 0; line < bytes; line += 64)
             for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + at + line);
     }
-    KARAT_INLINE void fetch_far(std::size_t at, std::size_t bytes) const {  // as fetch, into the second-level cache
-        for (std::size_t line = 0; line < bytes; line += 64)
-            for (int i = 0; i < kStreams; ++i) prefetch_far(stream(i * kEach) + at + line);
-    }
+
+    // What lies `bytes` on in the streams: beyond the end of a panel comes the one that is read after it.
+    KARAT_INLINE std::size_t ahead(std::size_t bytes) const { return w + bytes < end ? bytes : bytes + skipped; }
 
     // Where the next `bytes` of a stream lead into a new page of 4 KiB, kPageAhead further on, its first lines come near; as
     // do those of the panel that is read after this one.
@@ -78,8 +78,8 @@ struct Panels {
         for (int i = 0; i < kStreams; ++i) {
             const std::uint8_t* ahead = stream(i * kEach) + at + kPageAhead;
             const std::uint8_t* const last = end + i * apart;
-            const std::uint8_t* first = last + apart;
-            if (ahead >= last) ahead += apart;
+            const std::uint8_t* first = last + skipped;
+            if (ahead >= last) ahead += skipped;
             const std::uint8_t* const page = ahead - reinterpret_cast<std::uintptr_t>(ahead) % 4096;
             if (ahead < first || page > first) first = page;
             if (static_cast<std::size_t>(ahead - first) < bytes)
@@ -93,7 +93,7 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
 #if defined(KARAT_TWO_PORTS)
         w.fetch_page(0, w.kStep);
-        if constexpr (kEachAhead<Fmt> > 0) w.fetch(kEachAhead<Fmt>, w.kStep);
+        if constexpr (kLinesAhead<Fmt> > 0) w.fetch(kLinesAhead<Fmt>, w.kStep);
 #else
         w.fetch(kPrefetch, w.kStep);
 #endif
@@ -102,14 +102,15 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     }
 }
 
-// A sub-block's chains, of `code(g, j)` for its column j.
-template <class Fmt, int G, class Code>
-KARAT_INLINE void chain_of_codes(const float* x, const Code& code, f32x16 (&part)[G]) {
+// A sub-block's chains, of `code(g, j)` for its column j; `done(j)` comes after each.
+template <class Fmt, int G, class Code, class Done>
+KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& done, f32x16 (&part)[G]) {
     for (int g = 0; g < G; ++g) part[g] = zero();
     KARAT_UNROLL_SUB_BLOCK
     for (int j = 0; j < Fmt::kSub; ++j) {
         const f32x16 value = broadcast(x + j);
         for (int g = 0; g < G; ++g) part[g] = fma(code(g, j), value, part[g]);
+        done(j);
         if (Fmt::kSub == Fmt::kColumns && !kBytesBefore<Fmt> && j % 4 == 3) keep_in_registers(part);
     }
 }
@@ -127,12 +128,11 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x
 
 // Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
 template <class Fmt, int G>
-KARAT_INLINE void prefetch_sub_block(const Panels<Fmt, G>& w, int sub) {
+KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, int sub) {
     constexpr std::size_t step = Panels<Fmt, G>::kStep, share = step * Fmt::kSub / Fmt::kColumns;
     [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
 #if defined(KARAT_TWO_PORTS)
-    w.fetch_page(at, share);
-    if constexpr (kEachAhead<Fmt> > 0) w.fetch(kEachAhead<Fmt> + at, share);
+    if constexpr (Fmt::kColumns == Fmt::kSub) w.fetch_page(at, share);
 #elif defined(KARAT_AVX512)
     if (sub == 0) w.fetch(kPrefetch, step);
 #else
@@ -140,18 +140,22 @@ KARAT_INLINE void prefetch_sub_block(const Panels<Fmt, G>& w, int sub) {
 #endif
 }
 
-// Most formats read a word of a block of 256 columns for several sub-blocks, and ask for nothing new in between. Where cores
-// read ahead by themselves they are given something to fetch before each four columns: what comes a block later, or a
-// quarter of one with Q4_K, whose words serve 64 columns.
+// After each column j of a sub-block, its part of the lines ahead: asked for all at once they would take the buffers that
+// loads need. Most formats read the words of a block of 256 columns in no order, so it is a block that they need, and a
+// larger cache has room for it.
 template <class Fmt, int G>
-KARAT_INLINE void prefetch_four([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
+KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
 #if defined(KARAT_TWO_PORTS)
-    constexpr std::size_t step = Panels<Fmt, G>::kStep, four = step * 4 / Fmt::kColumns;
-    const std::size_t at = static_cast<std::size_t>(sub * Fmt::kSub + j) / 4 * four;
-    if constexpr (std::is_same_v<Fmt, Q4_K>)
-        w.fetch(step / 4 + at, four);
-    else if constexpr (Fmt::kColumns > Fmt::kSub && !std::is_same_v<Fmt, IQ4_XS>)  // which reads each word once
-        w.fetch_far(step + at, four);
+    using P = Panels<Fmt, G>;
+    constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
+    constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
+    const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead<Fmt>) + static_cast<std::size_t>(sub) * share;
+    const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
+    for (std::size_t i = before(j); i < before(j + 1); ++i) {
+        const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
+        block_ahead ? prefetch_far(line) : prefetch(line);
+    }
+    __asm__ volatile("");  // compilers gather prefetches otherwise
 #endif
 }
 
@@ -163,11 +167,9 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
             prefetch_sub_block(w, sub);
             f32x16 part[G];
-            const auto code = [&](int g, int j) {
-                if (g == 0 && j % 4 == 0) prefetch_four(w, sub, j);
-                return codes.code(w.block(g), sub, j / 4, j % 4);
-            };
-            chain_of_codes<Fmt>(x + k, code, part);
+            chain_of_codes<Fmt>(
+                x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); },
+                [&](int j) { prefetch_column(w, sub, j); }, part);
             end_sub_block(w, sub, x_sums, k, part, sum);
         }
 }
@@ -203,16 +205,33 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
                         const Block of_group{nullptr, from.words + g * 4 * kGroupRows, from.stride};
                         return stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias);
                     },
-                    part);
+                    [](int) {}, part);
                 end_sub_block(w, sub, x_sums, k, part, sum);
             }
     }
 }
 
+struct Place {
+    const LinearArgs& args;
+    std::size_t panel;
+
+    const std::uint8_t* begin() const { return args.weight->panel(panel); }
+    const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
+    std::size_t row(int group) const {
+        return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
+    }
+};
+
+// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two.
 template <class Fmt, int G>
-void panels_of_one(const LinearArgs& a, std::size_t panel) {
-    Panels<Fmt, G> w{a.weight->panel(panel), a.weight->panel(panel + 1)};
-    if constexpr (Panels<Fmt, G>::kStreams == 2) w.apart = static_cast<std::size_t>(w.end - w.w);
+void panels_of_one(const Place& one, const Place& other) {
+    const LinearArgs& a = one.args;
+    Panels<Fmt, G> w{one.begin(), one.end()};
+    constexpr int each = Panels<Fmt, G>::kEach;
+    if constexpr (G > each) {
+        w.apart = other.begin() - w.w;
+        if (&a == &other.args) w.skipped = static_cast<std::size_t>(w.apart);
+    }
     f32x16 levels[3][G], sum[G];
     std::size_t start = 0;
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
@@ -234,10 +253,18 @@ void panels_of_one(const LinearArgs& a, std::size_t panel) {
                 for (int g = 0; g < G; ++g) levels[level][g] = sum[g];
             });
     }
-    const std::size_t row = a.weight->first_group(panel) * kGroupRows;
-    for (int g = 0; g < G; ++g) finish(a, 0, row + static_cast<std::size_t>(g * kLanes), sum[g]);
+    for (int g = 0; g < G; ++g)
+        g < each ? finish(a, 0, one.row(g), sum[g]) : finish(other.args, 0, other.row(g - each), sum[g]);
 }
 
+template <class Fmt>
+void single_panels(const LinearArgs& a, std::size_t first, std::size_t last) {
+    for (std::size_t panel = first; panel < last; ++panel)
+        a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups>({a, panel}, {a, panel})
+                                                      : panels_of_one<Fmt, 1>({a, panel}, {a, panel});
+}
+
+// Panels first … last - 1 of a matrix.
 struct Run {
     const LinearArgs& a;
     std::size_t first, last;
@@ -246,10 +273,22 @@ struct Run {
         std::size_t panel = first;
         if constexpr (kPairs)
             for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
-                panels_of_one<Fmt, 2 * kPanelGroups>(a, panel);
-        for (; panel < last; ++panel)
-            a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups>(a, panel)
-                                                          : panels_of_one<Fmt, 1>(a, panel);
+                panels_of_one<Fmt, 2 * kPanelGroups>({a, panel}, {a, panel + 1});
+        single_panels<Fmt>(a, panel, last);
+    }
+};
+
+// Those of two matrices, side by side.
+struct RunBoth {
+    const LinearArgs &a, &b;
+    std::size_t first, last;
+    template <class Fmt>
+    void run() const {
+        std::size_t panel = first;
+        for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel < end; ++panel)
+            panels_of_one<Fmt, 2 * kPanelGroups>({a, panel}, {b, panel});
+        single_panels<Fmt>(a, panel, last);
+        single_panels<Fmt>(b, panel, last);
     }
 };
 
@@ -257,6 +296,12 @@ struct Run {
 
 void one_token(const LinearArgs& a, std::size_t first, std::size_t last) {
     with_format(a.weight->format, Run{a, first, last});
+}
+
+void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last) {
+    if (kPairs && a.weight->format == b.weight->format) return with_format(a.weight->format, RunBoth{a, b, first, last});
+    one_token(a, first, last);
+    one_token(b, first, last);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -135,8 +135,8 @@ void SelectOp::run(StepContext& s, int thread) {
                     width * sizeof(float));
 }
 
-void LinearOp::panels(StepContext& s, std::size_t which, StepContext::Range range, float* scratch) const {
-    const LinearArgs args{
+LinearArgs LinearOp::args(const StepContext& s, std::size_t which) const {
+    return {
         .weight = &weights[which]->matrix,
         .x = s.data(x),
         .x_stride = s.width(x),
@@ -149,7 +149,6 @@ void LinearOp::panels(StepContext& s, std::size_t which, StepContext::Range rang
         .num_leaves = leaf_ends.size(),
         .x_sums = x_sums < 0 ? nullptr : s.data(x_sums),
     };
-    s.kernels.linear(args, range.first, range.last, scratch);
 }
 
 void LinearOp::run(StepContext& s, int thread) {
@@ -159,8 +158,7 @@ void LinearOp::run(StepContext& s, int thread) {
     if (act >= 0) {  // gate and up, panel by panel, and what is made of them
         const Matrix& gate = weights[0]->matrix;
         while (s.take(index, gate.num_panels(), thread, range)) {
-            panels(s, 0, range, scratch);
-            panels(s, 1, range, scratch);
+            s.kernels.linear_both(args(s, 0), args(s, 1), range.first, range.last, scratch);
             const std::size_t width = s.width(act), first = gate.first_group(range.first) * kGroupRows;
             const std::size_t end = gate.first_group(range.last) * kGroupRows;
             const std::size_t count = (end < width ? end : width) - first;
@@ -179,7 +177,7 @@ void LinearOp::run(StepContext& s, int thread) {
             const std::size_t count = weights[which]->matrix.num_panels();
             const std::size_t first = range.first > before ? range.first - before : 0;
             const std::size_t last = range.last > before ? (range.last - before < count ? range.last - before : count) : 0;
-            if (first < last) panels(s, which, {first, last}, scratch);
+            if (first < last) s.kernels.linear(args(s, which), first, last, scratch);
             before += count;
         }
     }

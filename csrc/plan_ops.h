@@ -180,7 +180,7 @@ struct LinearOp final : Op {
     void run(StepContext& s, int thread) override;
 
 private:
-    void panels(StepContext& s, std::size_t which, StepContext::Range range, float* scratch) const;
+    LinearArgs args(const StepContext& s, std::size_t which) const;
 };
 
 struct AttentionOp : Op {

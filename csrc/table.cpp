@@ -14,6 +14,7 @@ std::size_t scratch_bytes(std::size_t head_dim) {
 const Kernels kernels = {
     .scratch_bytes = scratch_bytes,
     .linear = linear,
+    .linear_both = linear_both,
     .sums_of_16 = sums_of_16,
     .embedding = embedding,
     .rms_norm = rms_norm,

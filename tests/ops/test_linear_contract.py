@@ -4,6 +4,7 @@ The contract is written out below in NumPy, one operation a rounding, with an em
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,46 @@ def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
         np.testing.assert_array_equal(got, table.to_array(np.dtype(np.float32))[ids])
 
 
+def run_plan(plan: Any, register: int, out: int, x: F32) -> F32:
+    """What a recorded plan without attention makes of x: a copy of `out`."""
+    tokens = len(x)
+    plan.finish(tokens, 0, 1, 1, [out])
+    plan.write(register, np.ascontiguousarray(x))
+    zeros = np.zeros(tokens, np.int32)
+    plan.run(zeros, zeros, zeros, np.array([0, tokens], np.int32), np.array([1], np.int32), np.zeros((1, 1), np.int32),
+             zeros[:0], 1)  # fmt: skip
+    result: F32 = plan.read(out).copy()
+    return result
+
+
+@settings(max_examples=60)
+@given(
+    stored=st.tuples(st.sampled_from(native().formats()), st.sampled_from(native().formats())), alike=st.booleans(),
+    rows=st.sampled_from([1, 16, 17, 63, 64, 65, 128, 200, 450]), tokens=st.sampled_from([1, 1, 2, 9, 40]),
+    seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_gate_and_up_together_have_the_bits_of_each(
+    stored: tuple[str, str], alike: bool, rows: int, tokens: int, seed: int
+) -> None:
+    """Taken into one op with silu_mul, two matrices are read side by side where they are stored alike."""
+    rng = np.random.default_rng(seed)
+    weights = [random_blocks(s, rows, 512, rng) for s in (stored[0], stored[0] if alike else stored[1])]
+    biases = [rng.standard_normal(rows).astype(np.float32) for _ in range(2)]
+    x = rng.standard_normal((tokens, 512)).astype(np.float32)
+    results = {}
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa, threads=1 + seed % 3)
+        loaded = [ops.load(weight) for weight in weights]
+        vectors = [ops.load(Weight("bias", "F32", b.shape, b.view(np.uint8), Path("in-memory"))) for b in biases]
+        gate, up = (ops.linear(x, w, b, name="op") for w, b in zip(loaded, vectors, strict=True))
+        plan = native().Plan(isa, 1 + seed % 3)
+        register = plan.input(512)
+        both = plan.linear(register, loaded, vectors, [512])
+        results[isa] = run_plan(plan, register, plan.silu_mul(*both), x)
+        np.testing.assert_array_equal(results[isa], ops.silu_mul(gate, up, name="op"), err_msg=isa)
+        np.testing.assert_array_equal(results[isa], results["generic"], err_msg=isa)
+
+
 @given(units=st.integers(1, 300), unit=st.integers(1, 300))
 def test_leaves_cover_the_columns_evenly_and_cut_no_unit(units: int, unit: int) -> None:
     ends = leaf_ends(units * unit, unit)
@@ -191,12 +232,7 @@ def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int)
             register = plan.input(end - start)
             own = [leaf_end - start for leaf_end in ends[rank * per_rank : (rank + 1) * per_rank]]
             (out,) = plan.linear(register, [shard], [None], own)
-            plan.finish(tokens, 0, 1, 1, [out])
-            plan.write(register, np.ascontiguousarray(x[:, start:end]))
-            zeros = np.zeros(tokens, np.int32)
-            plan.run(zeros, zeros, zeros, np.array([0, tokens], np.int32), np.array([1], np.int32),
-                     np.zeros((1, 1), np.int32), zeros[:0], 1)  # fmt: skip
-            sums.append(plan.read(out).copy())
+            sums.append(run_plan(plan, register, out, x[:, start:end]))
         while len(sums) > 1:
             sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
         np.testing.assert_array_equal(sums[0], whole)
