@@ -207,9 +207,9 @@ struct FiveBits {
     Bits<5, kBias> bits;
     static KARAT_INLINE FiveBits make() { return {Bits<5, kBias>::make()}; }
 #if defined(KARAT_TWO_PORTS)
-    KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-        const i32x16 low = b.word(kHighBits + 1 + c % 4) >> (8 * j + nibble_in_byte(c));
-        return look_up(bits.lut, bits_of_two(low, rotate_right(b.word(kHighBits), 4 * c + j - 4), 15), 0, 0);
+    KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {  // four at a time put together
+        const i32x16 low = b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c);
+        return bits.byte(bits_of_two(low, bytes_of_bits(b.word(kHighBits), c), 0x0f0f0f0f), j);
     }
 #elif defined(KARAT_AVX512)
     static KARAT_INLINE i32x16 move_bit(i32x16 v, int from, int to) { return from >= to ? v >> (from - to) : v << (to - from); }

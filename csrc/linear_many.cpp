@@ -145,12 +145,13 @@ struct FirstTile : TileArgs {
             for (std::size_t k = 0; k < count; ++k) {
                 if (k % 32 == 0) fetch_next<T>(*this, k);
                 const std::uint8_t* const at = from + k * (G * kLanes * Fmt::kBytes);
-                column<T>(acc, [&](int g) { return Fmt::read(at + g * kLanes * Fmt::kBytes); }, k);
+                column<T>(acc, s.chunk, [&](int g) { return Fmt::read(at + g * kLanes * Fmt::kBytes); }, k);
             }
             for (int t = 0; t < T; ++t)
                 for (int g = 0; g < G; ++g) store(sums + t * kWide + g * kLanes, acc[t][g]);
         } else {
             const auto codes = Fmt::Codes::make();
+            float* __restrict const chunk = s.chunk;
             constexpr std::size_t kBlock = std::size_t{G} * kGroupRows * Fmt::kBytes;
             for (std::size_t k = 0; k < count; k += Fmt::kSub) {
                 const std::size_t column_of_first = first % Fmt::kColumns + k;
@@ -167,7 +168,7 @@ struct FirstTile : TileArgs {
 #pragma GCC unroll 4
                         for (int j = 0; j < 4; ++j)
                             column<T>(
-                                acc, [&](int g) { return codes.code(group(g), sub, half * 4 + static_cast<int>(c), j); },
+                                acc, chunk, [&](int g) { return codes.code(group(g), sub, half * 4 + static_cast<int>(c), j); },
                                 start + 4 * c + static_cast<std::size_t>(j));
                     }
                 };
@@ -195,9 +196,9 @@ private:
 
     // Column k of the chunk, of which weight(g) is group g.
     template <int T, class Weight>
-    KARAT_INLINE void column(f32x16 (&acc)[T][G], const Weight& weight, std::size_t k) const {
+    KARAT_INLINE void column(f32x16 (&acc)[T][G], float* __restrict chunk, const Weight& weight, std::size_t k) const {
         f32x16 of_group[G];
-        for (int g = 0; g < G; ++g) of_group[g] = kept(s.chunk + k * (G * kLanes) + g * kLanes, weight(g));
+        for (int g = 0; g < G; ++g) of_group[g] = kept(chunk + k * (G * kLanes) + g * kLanes, weight(g));
         for (int t = 0; t < T; ++t) {
             const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * x_stride + k);
             for (int g = 0; g < G; ++g) acc[t][g] = fma(of_group[g], value, acc[t][g]);
