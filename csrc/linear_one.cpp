@@ -126,9 +126,20 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x
     }
 }
 
+// Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads need;
+// but where arithmetic is what a core waits for (AVX2, all formats but one), they cost more than they bring.
+template <class Fmt>
+#if defined(KARAT_TWO_PORTS)
+inline constexpr bool kEvenly = true;
+#elif defined(KARAT_AVX2)
+inline constexpr bool kEvenly = std::is_same_v<Fmt, Q8_0>;
+#else
+inline constexpr bool kEvenly = false;
+#endif
+
 // Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
 template <class Fmt, int G>
-KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, int sub) {
+KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub) {
     constexpr std::size_t step = Panels<Fmt, G>::kStep, share = step * Fmt::kSub / Fmt::kColumns;
     [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
 #if defined(KARAT_TWO_PORTS)
@@ -136,27 +147,26 @@ KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, i
 #elif defined(KARAT_AVX512)
     if (sub == 0) w.fetch(kPrefetch, step);
 #else
-    w.fetch(kPrefetch + at, share);
+    if constexpr (!kEvenly<Fmt>) w.fetch(kPrefetch + at, share);
 #endif
 }
 
-// After each column j of a sub-block, its part of the lines ahead: asked for all at once they would take the buffers that
-// loads need. Most formats read the words of a block of 256 columns in no order, so it is a block that they need, and a
-// larger cache has room for it.
+// After each column j of a sub-block, its part of the lines ahead. Most formats read the words of a block of 256 columns in
+// no order, so it is a whole block that they need, and the second-level cache has room for it.
 template <class Fmt, int G>
 KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
-#if defined(KARAT_TWO_PORTS)
-    using P = Panels<Fmt, G>;
-    constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
-    constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
-    const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead<Fmt>) + static_cast<std::size_t>(sub) * share;
-    const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
-    for (std::size_t i = before(j); i < before(j + 1); ++i) {
-        const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
-        block_ahead ? prefetch_far(line) : prefetch(line);
+    if constexpr (kEvenly<Fmt>) {
+        using P = Panels<Fmt, G>;
+        constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
+        constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
+        const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead<Fmt>) + static_cast<std::size_t>(sub) * share;
+        const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
+        for (std::size_t i = before(j); i < before(j + 1); ++i) {
+            const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
+            block_ahead ? prefetch_far(line) : prefetch(line);
+        }
+        __asm__ volatile("");  // compilers gather prefetches otherwise
     }
-    __asm__ volatile("");  // compilers gather prefetches otherwise
-#endif
 }
 
 template <class Fmt, int G>
