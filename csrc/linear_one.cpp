@@ -20,7 +20,8 @@ inline constexpr bool kPairs = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
-// What they read ahead by themselves comes too late for the rest: every line is asked for so many bytes before.
+// And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats with
+// blocks of several sub-blocks, a block before).
 template <class Fmt>
 inline constexpr std::size_t kLinesAhead = 2048;
 template <>
@@ -221,6 +222,7 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
     }
 }
 
+// A panel of a layer.
 struct Place {
     const LinearArgs& args;
     std::size_t panel;
@@ -309,7 +311,8 @@ void one_token(const LinearArgs& a, std::size_t first, std::size_t last) {
 }
 
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last) {
-    if (kPairs && a.weight->format == b.weight->format) return with_format(a.weight->format, RunBoth{a, b, first, last});
+    if constexpr (kPairs)
+        if (a.weight->format == b.weight->format) return with_format(a.weight->format, RunBoth{a, b, first, last});
     one_token(a, first, last);
     one_token(b, first, last);
 }
