@@ -128,7 +128,7 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x
 }
 
 // Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads need;
-// but where arithmetic is what a core waits for (AVX2, all formats but one), they cost more than they bring.
+// but where arithmetic is what a core waits for (AVX2, most formats), they cost more than they bring.
 template <class Fmt>
 #if defined(KARAT_TWO_PORTS)
 inline constexpr bool kEvenly = true;
