@@ -6,6 +6,21 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
+// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly: a line
+// or none before each four columns, or before each column of stored floats.
+class Ahead {
+public:
+    Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps) : at_(lines), due_(lines), step_(bytes / steps) {}
+    KARAT_INLINE void step() {
+        due_ += step_;
+        for (; at_ < due_; at_ += 64) prefetch_far(at_);
+    }
+
+private:
+    const std::uint8_t *at_, *due_;
+    std::size_t step_;
+};
+
 // Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
 template <class Fmt, int G, int DG>
 struct FewTokens {
@@ -13,6 +28,7 @@ struct FewTokens {
     std::size_t panel, token;
     int group;
     const Scratch& s;
+    Ahead next;
 
     template <int T>
     KARAT_INLINE void run() const {
@@ -20,6 +36,7 @@ struct FewTokens {
         const float* x = a.x + token * a.x_stride;
         const std::size_t stride = a.x_stride;
         float* sums = s.sums;
+        Ahead ahead = next;
         std::size_t start = 0;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t end = a.leaf_ends[leaf];
@@ -29,15 +46,14 @@ struct FewTokens {
                 constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
                 for (; start < end; start += Fmt::kColumns, w += step)
                     for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
-                        if (group == 0 && sub == 0)
-                            for (std::size_t line = 0; line < step; line += 64) prefetch(w + kPrefetch + line);
                         f32x16 part[T][DG];
                         for (int t = 0; t < T; ++t)
                             for (int g = 0; g < DG; ++g) part[t][g] = zero();
                         const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
                         // Halves of 16 columns, of which the compiler knows which it is.
                         const auto sixteen = [&](auto half) {
-                            for (int word = 0; word < 4; ++word)
+                            for (int word = 0; word < 4; ++word) {
+                                ahead.step();
 #pragma GCC unroll 4
                                 for (int j = 0; j < 4; ++j) {
                                     f32x16 weight[DG];
@@ -49,6 +65,7 @@ struct FewTokens {
                                         for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
                                     }
                                 }
+                            }
                         };
                         sixteen(std::integral_constant<int, 0>());
                         if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
@@ -59,9 +76,9 @@ struct FewTokens {
                                     a.x_sums + (token + static_cast<std::size_t>(t)) * (a.weight->columns / 16),
                                     start / Fmt::kSub + static_cast<std::size_t>(sub));
                         for (int g = 0; g < DG; ++g) {
-                            const f32x16 factor = Fmt::scale(block_of<Fmt>(w, group + g, G), sub);
+                            const f32x16 factor = scale_of<Fmt>(block_of<Fmt>(w, group + g, G), sub);
                             f32x16 minimum;
-                            if constexpr (Fmt::kHasMinimum) minimum = Fmt::minimum(block_of<Fmt>(w, group + g, G), sub);
+                            if constexpr (Fmt::kHasMinimum) minimum = minimum_of<Fmt>(block_of<Fmt>(w, group + g, G), sub);
                             for (int t = 0; t < T; ++t) {
                                 float* const of_group = sums + (t * DG + g) * kLanes;
                                 f32x16 sum = fma(part[t][g], factor, load(of_group));
@@ -77,6 +94,7 @@ struct FewTokens {
                     for (int g = 0; g < DG; ++g) sum[t][g] = zero();
                 constexpr std::size_t step = G * kLanes * Fmt::kBytes;
                 for (; start < end; ++start, w += step) {
+                    ahead.step();
                     f32x16 weight[DG];
                     for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + (group + g) * kLanes * Fmt::kBytes);
                     for (int t = 0; t < T; ++t) {
@@ -108,12 +126,16 @@ struct FewTokens {
 
 template <class Fmt>
 void panel_of_few(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    const std::size_t tiles = (a.tokens + kDirectTokens - 1) / kDirectTokens;
+    const std::size_t tiles = (a.tokens + kDirectTokens - 1) / kDirectTokens, passes = tiles * (kPanelGroups / kDirectGroups);
+    const std::uint8_t* const next = a.weight->panel(panel + 1);
+    const std::size_t bytes = static_cast<std::size_t>(next - a.weight->panel(panel)), share = bytes / passes;
+    const std::size_t steps = kIsBlock<Fmt> ? a.weight->columns / 4 : a.weight->columns;
+    std::size_t pass = 0;
     for (int group = 0; group < static_cast<int>(kPanelGroups); group += kDirectGroups)
-        for (std::size_t i = 0; i < tiles; ++i) {
+        for (std::size_t i = 0; i < tiles; ++i, ++pass) {
             const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
-            with_height<kDirectTokens, 2>(
-                last - first, FewTokens<Fmt, kPanelGroups, kDirectGroups>{a, panel, first, group, s});
+            with_height<kDirectTokens, 2>(last - first, FewTokens<Fmt, kPanelGroups, kDirectGroups>{
+                                                            a, panel, first, group, s, {next + pass * share, share, steps}});
         }
 }
 
