@@ -4,15 +4,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Where what is not in the caches comes from: the next groups of K and V, into the nearest cache; or, on Intel's cores, V
-// while scores are made, and K of the next split while values are summed, into the second level, evenly and long before.
-#if defined(KARAT_TWO_PORTS)
-inline constexpr bool kAcross = true;
-#else
-inline constexpr bool kAcross = false;
-#endif
-
-// All rows see the same keys.
+// All rows see the same keys. What is not in the caches comes into the second level, evenly and long before: V while scores
+// are made, and K of the next split while values are summed.
 template <class From>
 struct Direct {
     using Stored = typename From::Stored;
@@ -34,8 +27,7 @@ struct Direct {
                 const Stored *in[kDirectGroups], *next[kDirectGroups];
                 for (std::size_t g = 0; g < kDirectGroups; ++g) {
                     in[g] = k + d.place(least(group + g, last - 1)) * dim * kLanes;
-                    next[g] = kAcross ? v + d.place(least(group + g, last - 1)) * d.s.padded * kLanes
-                                      : k + d.place(least(group + g + kDirectGroups, last - 1)) * dim * kLanes;
+                    next[g] = v + d.place(least(group + g, last - 1)) * d.s.padded * kLanes;
                 }
                 f32x16 acc[T][kDirectGroups];
                 for (int t = 0; t < T; ++t)
@@ -44,10 +36,7 @@ struct Direct {
                     f32x16 key[kDirectGroups];
                     for (int g = 0; g < kDirectGroups; ++g) {
                         key[g] = From::read(in[g] + i * kLanes);
-                        if (!kAcross)
-                            prefetch(next[g] + i * kLanes);
-                        else if (i * kLanes * sizeof(Stored) % 64 == 0)
-                            prefetch_far(next[g] + i * kLanes);
+                        if (i * kLanes * sizeof(Stored) % 64 == 0) prefetch_far(next[g] + i * kLanes);
                     }
                     for (int t = 0; t < T; ++t) {
                         const f32x16 q = broadcast(d.s.q + static_cast<std::size_t>(t) * d.s.padded + i);
@@ -75,22 +64,15 @@ struct Direct {
                 for (int g = 0; g < DG; ++g) acc[t][g] = zero();
             for (std::size_t group = d.from / kLanes; group * kLanes < d.to; ++group) {
                 const Stored* in = v + d.place(group) * kLanes * padded + dims;
-                const std::size_t after = (group + 1) * kLanes < d.to ? group + 1 : group;
-                const Stored* next = v + d.place(after) * kLanes * padded + dims;
-                if (kAcross) {
-                    const std::size_t later = least(d.start + kSplitKeys + group * kLanes, d.keys.context - 1);
-                    next = k + (d.keys.place(d.keys.slot(later)) * d.s.dim + dims) * kLanes;
-                }
+                const std::size_t later = least(d.start + kSplitKeys + group * kLanes, d.keys.context - 1);
+                const Stored* next = k + (d.keys.place(d.keys.slot(later)) * d.s.dim + dims) * kLanes;
                 const std::size_t first = most(d.from, group * kLanes), last = least(d.to, (group + 1) * kLanes);
                 for (std::size_t j = first; j < last; ++j) {
                     f32x16 value[DG];
                     for (int g = 0; g < DG; ++g)
                         value[g] = From::read(in + (j - group * kLanes) * padded + g * kLanes);
-                    if (!kAcross)
-                        prefetch(next + (j - group * kLanes) * padded);
-                    else
-                        for (std::size_t i = 0; i < DG * kLanes; i += 64 / sizeof(Stored))
-                            prefetch_far(next + (j - group * kLanes) * DG * kLanes + i);
+                    for (std::size_t i = 0; i < DG * kLanes; i += 64 / sizeof(Stored))
+                        prefetch_far(next + (j - group * kLanes) * DG * kLanes + i);
                     for (int t = 0; t < T; ++t) {
                         const f32x16 weight = broadcast(d.s.weights + static_cast<std::size_t>(t) * kSplitKeys + j);
                         for (int g = 0; g < DG; ++g) acc[t][g] = fma(value[g], weight, acc[t][g]);
