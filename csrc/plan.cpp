@@ -120,7 +120,9 @@ Plan::Register Plan::silu_mul(Register gate, Register up) {
     auto* last = ops_.empty() ? nullptr : dynamic_cast<LinearOp*>(ops_.back().get());
     if (last && last->out == std::vector<Register>{gate, up} && last->act < 0) {
         last->act = out;
-        registers_[static_cast<std::size_t>(out)].born -= 1;
+        const std::size_t own = ops_.size() - 1;
+        registers_[static_cast<std::size_t>(out)].born = own;
+        for (const Register reg : {gate, up}) registers_[static_cast<std::size_t>(reg)].last_used = own;
         return out;
     }
     auto op = std::make_unique<SiluMulOp>();
@@ -251,6 +253,11 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
         registers_[static_cast<std::size_t>(sum->out)].born = i - 1;
         ops_[i].reset();
     }
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+        if (auto* layer = dynamic_cast<LinearOp*>(ops_[i].get()); layer && layer->act >= 0)
+            layer->passing = std::ranges::all_of(layer->out, [&](Register reg) {
+                return registers_[static_cast<std::size_t>(reg)].last_used == i;
+            });
     for (const Rows rows : {Rows::tokens, Rows::wanted}) {
         const std::size_t most = rows == Rows::tokens ? max_tokens : max_wanted;
         require(!group_ || product({most, slot_widths_[static_cast<int>(rows)], sizeof(float)}) <= group_->slot_bytes,

@@ -176,10 +176,12 @@ struct LinearOp final : Op {
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
     Plan::Register residual = -1, act = -1, x_sums = -1;
+    bool passing = false;          // out is read for act alone
     std::int64_t collective = -1;  // into this rank's slot, not into out
     void run(StepContext& s, int thread) override;
 
 private:
+    void gate_and_up(StepContext& s, int thread, StepContext::Range range) const;
     LinearArgs args(const StepContext& s, std::size_t which) const;
 };
 
