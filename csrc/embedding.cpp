@@ -23,11 +23,11 @@ void row_of(const Matrix& table, std::size_t row, float* out) {
         for (std::size_t k = 0; k < table.columns; k += Fmt::kColumns, w += step) {
             const Block block = block_of<Fmt>(w, g, groups);
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
-                const f32x16 scale = Fmt::scale(block, sub);
+                const f32x16 scale = scale_of<Fmt>(block, sub);
                 for (int j = 0; j < Fmt::kSub; ++j) {
                     const f32x16 code = codes.code(block, sub, j / 4, j % 4);
                     if constexpr (Fmt::kHasMinimum)
-                        store(lanes, fma(code, scale, Fmt::minimum(block, sub)));
+                        store(lanes, fma(code, scale, minimum_of<Fmt>(block, sub)));
                     else
                         store(lanes, code * scale);
                     *out++ = lanes[lane];

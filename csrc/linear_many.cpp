@@ -23,10 +23,10 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
                 for (int j = 0; j < 4; ++j)
                     for (int g = 0; g < G; ++g, out += kLanes)
                         store(out, codes.code(block_of<Fmt>(block, g, G), sub, word, j));
-            for (int g = 0; g < G; ++g, scale += kLanes) store(scale, Fmt::scale(block_of<Fmt>(block, g, G), sub));
+            for (int g = 0; g < G; ++g, scale += kLanes) store(scale, scale_of<Fmt>(block_of<Fmt>(block, g, G), sub));
             if constexpr (Fmt::kHasMinimum)
                 for (int g = 0; g < G; ++g, minimum += kLanes)
-                    store(minimum, Fmt::minimum(block_of<Fmt>(block, g, G), sub));
+                    store(minimum, minimum_of<Fmt>(block_of<Fmt>(block, g, G), sub));
         }
     }
 }
@@ -177,10 +177,10 @@ struct FirstTile : TileArgs {
                 const std::size_t at = k / Fmt::kSub * (G * kLanes);
                 end_sub_block<Fmt::kSub, Fmt::kHasMinimum>(
                     *this, sums, k, acc,
-                    [&](int g) { return kept(s.scales + at + g * kLanes, Fmt::scale(group(g), sub)); },
+                    [&](int g) { return kept(s.scales + at + g * kLanes, scale_of<Fmt>(group(g), sub)); },
                     [&](int g) {
                         if constexpr (Fmt::kHasMinimum)
-                            return kept(s.minima + at + g * kLanes, Fmt::minimum(group(g), sub));
+                            return kept(s.minima + at + g * kLanes, minimum_of<Fmt>(group(g), sub));
                         else
                             return zero();
                     });

@@ -116,21 +116,40 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& d
     }
 }
 
+// Whether the scales of a block have several sub-blocks to serve.
+template <class Fmt>
+inline constexpr bool kManyScales = Fmt::kColumns > Fmt::kSub;
+
+// What the scales of a block are made of, for each group: once for all its sub-blocks.
+template <class Fmt, int G>
+struct ScalesOf {
+    typename Fmt::Scales each[kManyScales<Fmt> ? G : 1];
+
+    explicit KARAT_INLINE ScalesOf(const Panels<Fmt, G>& w) {
+        if constexpr (kManyScales<Fmt>)
+            for (int g = 0; g < G; ++g) each[g] = Fmt::Scales::of(w.block(g));
+    }
+    KARAT_INLINE typename Fmt::Scales of(const Panels<Fmt, G>& w, int g) const {
+        if constexpr (kManyScales<Fmt>) return each[g];
+        return Fmt::Scales::of(w.block(g));
+    }
+};
+
 // Scales and minima of a sub-block, after its codes.
 template <class Fmt, int G>
-KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, int sub, const float* x_sums, std::size_t column,
-                                const f32x16 (&part)[G], f32x16 (&sum)[G]) {
-    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], Fmt::scale(w.block(g), sub), sum[g]);
+KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, const ScalesOf<Fmt, G>& scales, int sub, const float* x_sums,
+                                std::size_t column, const f32x16 (&part)[G], f32x16 (&sum)[G]) {
+    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], scales.of(w, g).scale(w.block(g), sub), sum[g]);
     if constexpr (Fmt::kHasMinimum) {
         const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, column / Fmt::kSub));
-        for (int g = 0; g < G; ++g) sum[g] = fma(total, Fmt::minimum(w.block(g), sub), sum[g]);
+        for (int g = 0; g < G; ++g) sum[g] = fma(total, scales.of(w, g).minimum(w.block(g), sub), sum[g]);
     }
 }
 
 // Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads need;
 // but where arithmetic is what a core waits for (AVX2, most formats), they cost more than they bring.
 template <class Fmt>
-#if defined(KARAT_TWO_PORTS)
+#if defined(KARAT_AVX512)
 inline constexpr bool kEvenly = true;
 #elif defined(KARAT_AVX2)
 inline constexpr bool kEvenly = std::is_same_v<Fmt, Q8_0>;
@@ -138,15 +157,13 @@ inline constexpr bool kEvenly = std::is_same_v<Fmt, Q8_0>;
 inline constexpr bool kEvenly = false;
 #endif
 
-// Before each sub-block. Zen 4 takes the lines of a whole block at once, Zen 3 would wait for 144 of them.
+// Before each sub-block.
 template <class Fmt, int G>
 KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub) {
-    constexpr std::size_t step = Panels<Fmt, G>::kStep, share = step * Fmt::kSub / Fmt::kColumns;
+    constexpr std::size_t share = Panels<Fmt, G>::kStep * Fmt::kSub / Fmt::kColumns;
     [[maybe_unused]] const std::size_t at = static_cast<std::size_t>(sub) * share;
 #if defined(KARAT_TWO_PORTS)
     if constexpr (Fmt::kColumns == Fmt::kSub) w.fetch_page(at, share);
-#elif defined(KARAT_AVX512)
-    if (sub == 0) w.fetch(kPrefetch, step);
 #else
     if constexpr (!kEvenly<Fmt>) w.fetch(kPrefetch + at, share);
 #endif
@@ -174,15 +191,20 @@ template <class Fmt, int G>
 KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float* x_sums, std::size_t count,
                                  f32x16 (&sum)[G]) {
     const auto codes = Fmt::Codes::make();
-    for (std::size_t k = 0; k < count; w.w += w.kStep)
+    for (std::size_t k = 0; k < count; w.w += w.kStep) {
+        const ScalesOf<Fmt, G> scales(w);
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
+#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+            if constexpr (kManyScales<Fmt>) settle();  // or it holds words of all sub-blocks, in memory
+#endif
             prefetch_sub_block(w, sub);
             f32x16 part[G];
             chain_of_codes<Fmt>(
                 x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); },
                 [&](int j) { prefetch_column(w, sub, j); }, part);
-            end_sub_block(w, sub, x_sums, k, part, sum);
+            end_sub_block(w, scales, sub, x_sums, k, part, sum);
         }
+    }
 }
 
 // The same with bytes first, of up to kBytesFirst columns.
@@ -207,7 +229,8 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
                         istore(to, codes.bytes(ahead.block(g), sub, c));
             }
         Block from{nullptr, bytes, 4 * lanes};
-        for (const std::size_t end = k + columns; k < end; w.w += w.kStep)
+        for (const std::size_t end = k + columns; k < end; w.w += w.kStep) {
+            const ScalesOf<Fmt, G> scales(w);
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub, from.words += Fmt::kSub * lanes) {
                 f32x16 part[G];
                 chain_of_codes<Fmt>(
@@ -217,8 +240,9 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
                         return stored_field<8>(of_group, j / 4, j % 4, 0, Fmt::Codes::kBytesBias);
                     },
                     [](int) {}, part);
-                end_sub_block(w, sub, x_sums, k, part, sum);
+                end_sub_block(w, scales, sub, x_sums, k, part, sum);
             }
+        }
     }
 }
 

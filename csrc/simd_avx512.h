@@ -35,7 +35,8 @@ KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v,
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-#if defined(KARAT_TWO_PORTS)  // a shift by a number in a register takes both ports, by numbers of each lane one
+// A shift by a number in a register would take ports of the multiply-add (Intel: both, Zen 4: those alone), by numbers of
+// each lane it does not.
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) {
     return {__builtin_constant_p(n) ? _mm512_slli_epi32(a.v, static_cast<unsigned>(n))
                                     : _mm512_sllv_epi32(a.v, _mm512_set1_epi32(n))};
@@ -44,10 +45,6 @@ KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
     return {__builtin_constant_p(n) ? _mm512_srli_epi32(a.v, static_cast<unsigned>(n))
                                     : _mm512_srlv_epi32(a.v, _mm512_set1_epi32(n))};
 }
-#else
-KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {_mm512_slli_epi32(a.v, static_cast<unsigned>(n))}; }
-KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {_mm512_srli_epi32(a.v, static_cast<unsigned>(n))}; }
-#endif
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
 KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) {  // by one instruction; see simd.h
     return {_mm512_scalef_ps(a.v, _mm512_sub_ps(_mm512_castsi512_ps(n.v), _mm512_set1_ps(0x1.8p23f)))};
@@ -66,7 +63,7 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mas
 struct NibbleLut { __m512 v; };
 struct Lut { __m512 low, high; };
 struct WideLut;
-inline constexpr int kLookUpBits = 5;  // wider codes are fields (formats.h)
+inline constexpr int kLookUpBits = 5;  // wider codes are fields (codes.h)
 template <class L>
 KARAT_INLINE L make_lut(const float* values) {
     if constexpr (std::is_same_v<L, NibbleLut>) return {_mm512_loadu_ps(values)};
@@ -79,28 +76,38 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
     return {_mm512_permutex2var_ps(lut.low, (word >> (16 * half + at)).v, lut.high)};
 }
 #else
-// As bfloat16, of which one look-up finds those of both halves.
-struct Lut { __m512i v; };
-struct WideLut { Lut low, high; };
-using NibbleLut = Lut;
+// Each look-up takes one instruction: of low halves one of 32 bits, of high halves one of 16, as bfloat16, by whose mask the
+// low halves become 0. Both may read the same shifted word.
+struct NibbleLut { __m512 low; __m512i high; };
+struct Lut { __m512 low[2]; __m512i high; };
+struct WideLut { __m512i v[2]; };
 inline constexpr int kLookUpBits = 6;
+inline constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
+KARAT_INLINE __m512i as_bf16(const float* values) {  // 32 of them
+    const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
+                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1);
+}
 template <class L>
 KARAT_INLINE L make_lut(const float* values) {
-    if constexpr (std::is_same_v<L, WideLut>) return {make_lut<Lut>(values), make_lut<Lut>(values + 32)};
-    else {
-        const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
-        return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
-                                   _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1)};
-    }
+    if constexpr (std::is_same_v<L, WideLut>) return {{as_bf16(values), as_bf16(values + 32)}};
+    else if constexpr (std::is_same_v<L, Lut>)
+        return {{_mm512_loadu_ps(values), _mm512_loadu_ps(values + 16)}, as_bf16(values)};
+    else return {_mm512_loadu_ps(values), as_bf16(values)};
 }
-KARAT_INLINE f32x16 wanted_half(__m512i both, int half) {  // looked up at once, by the compiler if both are wanted
-    return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
+KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
+    const __m512i shifted = (word >> at).v;
+    return {half ? _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kHighHalves, shifted, lut.high))
+                 : _mm512_permutexvar_ps(shifted, lut.low)};
 }
 KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    return wanted_half(_mm512_permutexvar_epi16((word >> at).v, lut.v), half);
+    const __m512i shifted = (word >> at).v;
+    return {half ? _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kHighHalves, shifted, lut.high))
+                 : _mm512_permutex2var_ps(lut.low[0], shifted, lut.low[1])};
 }
-KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {
-    return wanted_half(_mm512_permutex2var_epi16(lut.low.v, (word >> at).v, lut.high.v), half);
+KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {  // looked up at once, by the compiler if both are wanted
+    const __m512i both = _mm512_permutex2var_epi16(lut.v[0], (word >> at).v, lut.v[1]);
+    return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
 }
 #endif
 
