@@ -1,6 +1,7 @@
 """A result that carries no information gets no name, and is called what it is."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,18 @@ def test_it_gets_no_name(right: Trace, make: Callable[[np.ndarray], np.ndarray],
     alone = {name: make(np.array(right.arrays[name]))}
     bugs, text = _said(right, alone)
     assert f"{word}: {name}, token" in text and "verdict: bug" in text and not bugs, text
+
+
+@pytest.mark.parametrize("name", ["scores", "weights"])
+def test_attention_without_a_number_gets_no_name(right: Trace, name: str) -> None:
+    """Two steps: what fills up the first one's rows, for keys that come later, is nobody's result."""
+    name = f"model.layers.1.self_attn.{name}"
+    filled = np.array(right.arrays[name])
+    filled[:, :2, 2] = -np.inf if name.endswith("scores") else 0
+    filled[:, :2, :2] = filled[:, 2] = np.nan
+    info = replace(right.info, steps=(0, 2))
+    bugs, text = _said(Trace(info, {}), {name: filled})
+    assert f"not finite: {name}, head 0, token" in text and "verdict: bug" in text and not bugs, text
 
 
 def test_partial_traces_say_from_where_and_how_far(right: Trace) -> None:

@@ -241,8 +241,7 @@ def visible(params: Mapping[str, Any], tokens: Tokens) -> NDArray[np.bool_]:
     if (window := params["window"]) is not None:
         seen &= key > query - window
     # Nobody sees what has not been computed: keys beyond the end of the step.
-    end = (tokens.step_start + tokens.step_len)[:, None]
-    seen = seen & (key < end)
+    seen = seen & tokens.in_step
     if params.get("alone"):  # who sees nothing sees itself
         seen |= (key == query) & ~seen.any(axis=1, keepdims=True)
     return seen
@@ -270,8 +269,7 @@ def _scores(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dty
         scores = np.tanh(scores / cap) * dtype.type(cap)
     seen = visible(params, tokens)
     if params.get("mask") == "nan":
-        end = (tokens.step_start + tokens.step_len)[:, None]
-        scores = np.where(np.arange(tokens.context)[None, :] < end, np.nan, scores)
+        scores = np.where(tokens.in_step, np.nan, scores)
     if params.get("late_cache_hidden"):
         late = (np.arange(tokens.context)[None, :] >= tokens.step_start[:, None]) & (tokens.steps[:, None] > 0)
         seen = seen & ~late
@@ -282,7 +280,7 @@ def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dt
     (scores,) = inputs
     tokens, axis = context.tokens, node.params.get("axis", -1)
     if axis != -1:
-        return _softmax_elsewhere(scores, axis, tokens, node.params.get("empty", "nan"))
+        return _softmax_elsewhere(scores, axis, node.params, tokens)
     largest = scores.max(axis=-1, keepdims=True)
     powers = np.exp(scores - np.where(np.isneginf(largest), 0, largest))
     total = powers.sum(axis=-1, keepdims=True)
@@ -292,14 +290,16 @@ def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: np.dt
         case "zero":
             return powers / np.where(total == 0, 1, total)
         case "uniform":  # a large negative number instead of infinity: the keys of the step, seen or not
-            end = (tokens.step_start + tokens.step_len)[None, :, None]
-            reach = (np.arange(scores.shape[-1])[None, None, :] < end) / end
+            reach = tokens.in_step / tokens.step_end[:, None]
             return np.where(total == 0, reach, powers / np.where(total == 0, 1, total))
     raise AssertionError(node.params)
 
 
-def _softmax_elsewhere(scores: Array, axis: int, tokens: Tokens, empty: str) -> Array:
-    """Over heads (0) or queries (-2), within each step and sequence; keys that a step does not have stay 0."""
+def _softmax_elsewhere(scores: Array, axis: int, params: Mapping[str, Any], tokens: Tokens) -> Array:
+    """Over heads (0) or queries (-2), within each step and sequence; keys that a step does not have stay 0.
+
+    "window_cache": a cache of sliding windows, which has dropped the keys that no query of the step sees.
+    """
     out = np.zeros_like(scores)
     for rows in tokens.chunks:
         end = int(tokens.positions[rows[-1]]) + 1
@@ -307,7 +307,9 @@ def _softmax_elsewhere(scores: Array, axis: int, tokens: Tokens, empty: str) -> 
         largest = part.max(axis=axis, keepdims=True)
         powers = np.exp(part - np.where(np.isneginf(largest), 0, largest))
         total = powers.sum(axis=axis, keepdims=True)
-        out[:, rows, :end] = powers / (total if empty == "nan" else np.where(total == 0, 1, total))
+        weights = powers / (total if params.get("empty", "nan") == "nan" else np.where(total == 0, 1, total))
+        dropped = np.isneginf(part).all(axis=(0, 1)) & bool(params.get("window_cache"))
+        out[:, rows, :end] = np.where(dropped, 0, weights)
     return out
 
 

@@ -12,12 +12,14 @@ def emptiness(replay: Replay, name: str) -> str | None:
     """What a recorded result is, if too little to tell one mistake from another: "all zero", "constant", "not finite",
     or of so few values; None for any other.
 
-    A pattern of NaN among other values does tell, and so do masked scores beside others: masks alone do not.
+    A pattern of NaN among other values does tell, and so do masked scores beside others: masks alone do not, nor does
+    what stands for keys that a token's step has not.
     """
     recorded, kind = replay.recorded[name], replay.graph.nodes[name].kind
-    values = recorded.values
-    if recorded.present is not None:
-        values = values[np.broadcast_to(recorded.present, values.shape)]
+    there = np.ones(1, bool) if recorded.present is None else recorded.present
+    if kind in ("scores", "softmax"):
+        there = there & replay.tokens.in_step
+    values = recorded.values[np.broadcast_to(there, recorded.values.shape)]
     odd = np.isnan(values) | np.isinf(values)
     if kind == "scores" and not (np.isnan(values) | np.isposinf(values)).any():
         values = values[~odd]

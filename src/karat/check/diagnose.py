@@ -19,7 +19,7 @@ from karat.check.named import Diagnosis, Explanation, Wrong, diagnosis_of
 from karat.check.other_head import fitted_head, tokens_wanted
 from karat.check.reach import reach
 from karat.check.replay import Array, Edits, Finding, Replay
-from karat.check.search import searched
+from karat.check.search import same_by_factor, searched
 from karat.check.theory import Theory, merged
 from karat.check.trace import Trace
 from karat.check.variants import Enumeration
@@ -78,7 +78,18 @@ class Diagnoser:
             if not item.explanations and self._is_tied_head(item.finding):
                 item.hint = tokens_wanted(self.replay)
             self._theory.add(item.finding.name, item.explanations)
+        for item in wrong:
+            self._complete(item)
         return findings, wrong
+
+    def _complete(self, item: Wrong) -> None:
+        """Add what was found elsewhere and reproduces this result as well: fewer mistakes explain more then."""
+        if not item.explanations or len(item.finding.segment) == 1:
+            return
+        own = {explanation.key for explanation in item.explanations}
+        known = [v for v in self._theory.singly(item.finding.segment) if len(v) == 1]
+        tried = [self._try(item.finding, v) for v in known if ((v[0].bug, v[0].detail),) not in own]
+        item.explanations = sorted(item.explanations + [e for e in tried if e], key=lambda e: e.ratio)
 
     def _follows(self, item: Wrong) -> bool:
         """Whether a result is wrong as those are that it is computed through, of which only some rows are recorded.
@@ -110,8 +121,10 @@ class Diagnoser:
             for variant in self._singles(names, finding.name)
             if (explanation := self._try(finding, (variant,)))
         ]
-        if not found and len(names) > 1:
-            found = [e for variant in searched(self.replay, finding) if (e := self._try(finding, (variant,)))]
+        if len(names) > 1:
+            alone = [variant for e in found for variant in e.variants]
+            others = same_by_factor(self.replay, finding, alone) if alone else searched(self.replay, finding)
+            found += [e for variant in others if (e := self._try(finding, (variant,)))]
         if not found:
             found = self._pairs(finding)
         if not found and self._is_tied_head(finding):

@@ -4,7 +4,7 @@ The first tokens are looked at first: they depend on nothing after them, and a w
 the search does not end in a false valley.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,13 +31,13 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
         for value in _rounded(theta, rope.theta):
             yield Variant("rope-theta", f"theta {value:g} instead of {rope.theta:g}", bases(value), fitted=True)
     for node in nodes:
-        if node.kind == "embedding":  # a norm behind it makes another eps of a factor, which is named too then
+        if node.kind == "embedding":
 
             def factors(factor: float, name: str = node.name) -> Edits:
-                return {name: {"output_factor": factor}}
+                return _scaled(name, factor).edits
 
             for value in _rounded(_minimum(replay, finding, factors, 1 / 300, 300, 36), 1.0):
-                yield Variant("embed-scale", f"multiplied by {value:.6g}", factors(value), fitted=True)
+                yield _scaled(node.name, value)
         if node.kind == "scores":
 
             def scales(scale: float, name: str = node.name) -> Edits:
@@ -57,6 +57,27 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
                 yield Variant(
                     "norm-eps", f"{node.role}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True
                 )
+
+
+def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:
+    """The embedding with the factor that does what these mistakes do to what reads it, where it is not recorded.
+
+    Another eps of a norm does what a factor before the norm does, and so does a residual that counts twice.
+    """
+    inside = {name for name in finding.segment if replay.graph.nodes[name].kind == "embedding"}
+    for mistake in mistakes:
+        for name, params in mistake.edits.items():
+            node = replay.graph.nodes[name]
+            if inside.isdisjoint(node.inputs[:1]):
+                continue
+            if node.kind == "norm" and params.keys() == {"eps"} and params["eps"] > 0:
+                yield _scaled(node.inputs[0], (node.params["eps"] / params["eps"]) ** 0.5)
+            elif node.kind == "add" and params.keys() == {"factors"} and (factor := params["factors"][0]) not in (0, 1):
+                yield _scaled(node.inputs[0], float(factor))
+
+
+def _scaled(embedding: str, factor: float) -> Variant:
+    return Variant("embed-scale", f"multiplied by {factor:.6g}", {embedding: {"output_factor": factor}}, fitted=True)
 
 
 def _minimum(

@@ -88,6 +88,16 @@ class Tokens:
         counts: NDArray[np.int64] = np.bincount(self._chunk)[self._chunk]
         return counts
 
+    @property
+    def step_end(self) -> NDArray[np.int64]:
+        """[tokens]: the position behind the last token of the same sequence and step."""
+        return self.step_start + self.step_len
+
+    @cached_property
+    def in_step(self) -> NDArray[np.bool_]:
+        """[tokens, context]: whether a step has the key of a position, visible or not, when it computes a token."""
+        return np.arange(self.context) < self.step_end[:, None]
+
     @cached_property
     def chunks(self) -> list[NDArray[np.int64]]:
         """The tokens of each pair of sequence and step."""
@@ -128,7 +138,7 @@ class Tokens:
             case "slot-early":
                 shifted = np.concatenate((right[:, 1:], np.full((count, 1), NOBODY)), axis=1)
                 # The slot after the newest one has nobody yet.
-                newest = (start + self.step_len[:, None]) - 1
+                newest = self.step_end[:, None] - 1
                 return np.where(position >= newest, NOBODY, shifted)
         return self._replayed(fault)
 

@@ -50,6 +50,9 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
         yield "softcap", f"scores capped at {cap:g}", {s: {"score_cap": cap}}
     for axis, name in ((-2, "queries"), (0, "heads")):
         yield "softmax-axis", f"over {name}", {"self_attn.weights": {"axis": axis}}
+        if any(window is not None for window in config.layer_windows):
+            yield "softmax-axis", f"over {name}, of the keys in a cache of the window", {
+                "self_attn.weights": {"axis": axis, "window_cache": True}}  # fmt: skip
 
 
 def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
