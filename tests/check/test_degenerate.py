@@ -61,6 +61,16 @@ def test_attention_without_a_number_gets_no_name(right: Trace, name: str) -> Non
     assert f"not finite: {name}, head 0, token" in text and "verdict: bug" in text and not bugs, text
 
 
+def test_what_may_have_overflowed_tells_no_mistake_from_another(right: Trace) -> None:
+    """float16, and inputs so large that any wrong weights would do: every value may be NaN or either infinity."""
+    rng = np.random.default_rng(2)
+    act, down = (f"model.layers.2.mlp.{part}" for part in ("act", "down_proj"))
+    large = 3e4 * rng.choice([-1.0, 1.0], right.arrays[act].shape)
+    odd = rng.choice([np.nan, np.inf, -np.inf], right.arrays[down].shape)
+    bugs, text = _said(Trace(replace(right.info, dtype="float16"), {}), {act: large, down: odd})
+    assert f"unexplained: {down}, token 0" in text and not bugs, text
+
+
 def test_partial_traces_say_from_where_and_how_far(right: Trace) -> None:
     """Logits alone, with noise: nothing is said of lm_head that is not said of everything before it."""
     rng = np.random.default_rng(1)

@@ -13,12 +13,13 @@ import numpy as np
 
 from karat.check.catalogue import Variant
 from karat.check.degenerate import emptiness
+from karat.check.distances import distance
 from karat.check.fits import fits
 from karat.check.graph import Graph
 from karat.check.named import Diagnosis, Explanation, Wrong, diagnosis_of
 from karat.check.other_head import fitted_head, tokens_wanted
 from karat.check.reach import reach
-from karat.check.replay import Array, Edits, Finding, Replay
+from karat.check.replay import LIMIT, Array, Edits, Finding, Replay
 from karat.check.search import same_by_factor, searched
 from karat.check.theory import Theory, merged
 from karat.check.trace import Trace
@@ -188,9 +189,19 @@ class Diagnoser:
             return None
         left = self.replay.judge(finding.name, finding.segment, expected, edits)
         gain = FIT_GAIN if any(variant.fitted for variant in variants) else GAIN
-        if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio:
+        if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
         return Explanation(variants, left.ratio, left.error)
+
+    def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
+        """Whether anything wrong is left to reproduce, besides what may have overflowed under these mistakes."""
+        beyond = self.replay.overflowed(finding.name, expected, edits)
+        if not beyond.any():
+            return True
+        recorded, right = self.replay.recorded[finding.name], self.replay.run(finding.segment)
+        there: Any = True if recorded.present is None else recorded.present
+        error = np.where(there & ~beyond, distance(recorded.values, right), 0)
+        return bool((error > LIMIT * self.replay.floor(finding.segment, right)).any())
 
     def _is_close(self, finding: Finding, expected: Array, edits: Edits) -> bool:
         """A cheap look, before the floor of a mistake is measured."""
