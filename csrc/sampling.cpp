@@ -45,40 +45,58 @@ inline double exp_of(double x) {
     return sum * power(half) * power(k - half);
 }
 
-}  // namespace
+struct Largest {
+    std::size_t index;
+    bool is_finite;  // all values; true where nobody asked
+};
 
-bool all_finite(const float* x, std::size_t n) {
-    constexpr std::uint32_t kExponent = 0x7f800000;
-    std::uint32_t bad = 0;
-    for (std::size_t i = 0; i < n; ++i) bad |= (bits_as<std::uint32_t>(x[i]) & kExponent) == kExponent;
-    return !bad;
-}
-
-std::size_t argmax(const float* x, std::size_t n) {
+// The first of the largest values, and in the same pass, if kCheck, whether there is infinity or NaN: x - x is 0 but for them.
+template <bool kCheck>
+Largest first_largest(const float* x, std::size_t n) {
     constexpr std::size_t kBlock = 1024;
     std::size_t best = 0;  // where the block begins that had the largest value first
     float top = x[0];
+    Lanes odd[4] = {};
+    float odd_rest = 0;
     for (std::size_t start = 0; start < n; start += kBlock) {
         const std::size_t end = std::min(n, start + kBlock);
         Lanes tops[4];
         for (Lanes& lanes : tops) lanes = Lanes{} + x[start];
         std::size_t i = start;
-        for (; i + kStep <= end; i += kStep)
+        for (; i + kStep <= end; i += kStep) {
+            __builtin_prefetch(x + i + kBlock);  // of a step's logits little is in this core's caches
             for (std::size_t j = 0; j < std::size(tops); ++j) {
                 Lanes values;
                 std::memcpy(&values, x + i + j * 4, sizeof values);
                 tops[j] = values > tops[j] ? values : tops[j];
+                if constexpr (kCheck) odd[j] += values - values;
             }
+        }
         float largest = x[start];
         for (const Lanes& lanes : tops)
             for (int lane = 0; lane < 4; ++lane) largest = std::max(largest, lanes[lane]);
-        for (; i < end; ++i) largest = std::max(largest, x[i]);
+        for (; i < end; ++i) {
+            largest = std::max(largest, x[i]);
+            if constexpr (kCheck) odd_rest += x[i] - x[i];
+        }
         if (top < largest) {
             top = largest;
             best = start;
         }
     }
-    return static_cast<std::size_t>(std::find(x + best, x + n, top) - x);
+    for (const Lanes& lanes : odd)
+        for (int lane = 0; lane < 4; ++lane) odd_rest += lanes[lane];
+    if (odd_rest != 0) return {0, false};  // NaN
+    return {static_cast<std::size_t>(std::find(x + best, x + n, top) - x), true};
+}
+
+}  // namespace
+
+std::size_t argmax(const float* x, std::size_t n) { return first_largest<false>(x, n).index; }
+
+std::ptrdiff_t finite_argmax(const float* x, std::size_t n) {
+    const Largest largest = first_largest<true>(x, n);
+    return largest.is_finite ? static_cast<std::ptrdiff_t>(largest.index) : -1;
 }
 
 template <class T>

@@ -9,10 +9,11 @@
 
 namespace karat {
 
-bool all_finite(const float* x, std::size_t n);
-
 // The first of the largest of n > 0 values, none of them NaN.
 std::size_t argmax(const float* x, std::size_t n);
+
+// The same of any values; -1 unless all are finite.
+std::ptrdiff_t finite_argmax(const float* x, std::size_t n);
 
 // The indices of the k largest of n >= k > 0 values, ascending; of equal ones the first. T is float or double.
 template <class T>

@@ -17,6 +17,11 @@ namespace {
 template <class T>
 using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+const float* some(const Row<float>& row) {
+    if (row.shape(0) == 0) throw std::invalid_argument("a row of no values");
+    return row.data();
+}
+
 // A NumPy array that owns `values`.
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T>&& values) {
@@ -42,12 +47,9 @@ auto weights_of(Row<T> row, double top, double temperature) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    m.def("all_finite", [](Row<float> row) { return all_finite(row.data(), row.shape(0)); },
+    m.def("argmax", [](Row<float> row) { return argmax(some(row), row.shape(0)); }, nb::arg("row").noconvert());
+    m.def("finite_argmax", [](Row<float> row) { return finite_argmax(some(row), row.shape(0)); },
           nb::arg("row").noconvert());
-    m.def("argmax", [](Row<float> row) {
-        if (row.shape(0) == 0) throw std::invalid_argument("a row of no values");
-        return argmax(row.data(), row.shape(0));
-    }, nb::arg("row").noconvert());
     m.def("largest", &largest_of<float>, nb::arg("row").noconvert(), nb::arg("num"));
     m.def("largest", &largest_of<double>, nb::arg("row").noconvert(), nb::arg("num"));
     m.def("exp_weights", &weights_of<float>, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));

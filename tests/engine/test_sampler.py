@@ -211,10 +211,12 @@ def test_nothing_left_to_choose_from_is_an_error() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_are_named(bad: float) -> None:
     logits = np.zeros(VOCAB, np.float32)
-    sampler.require_finite(logits, 17)
+    assert sampler.finite_argmax(logits, 17) == 0
     logits[[4, 9]] = bad
     with pytest.raises(NumericsError, match=rf"position 17 .*{bad} at token id 4 \(2 of 12"):
-        sampler.require_finite(logits, 17)
+        sampler.finite_argmax(logits, 17)
+    with pytest.raises(NumericsError, match="position 2 "):
+        choose(logits.tolist(), SamplingParams(temperature=0), token_ids=(1, 2, 3))
 
 
 def test_the_draw_depends_on_seed_choice_and_position_and_nothing_else() -> None:

@@ -301,7 +301,7 @@ void fits(const FitKernels& kernels) {
 void sampling() {
     const std::vector<float> x = numbers(5003, 72);
     const float top = x[argmax(x.data(), x.size())];
-    std::vector<float> found{top, all_finite(x.data(), x.size()) ? 1.0f : 0.0f};
+    std::vector<float> found{top, static_cast<float>(finite_argmax(x.data(), x.size()))};
     for (const std::int64_t index : largest(x.data(), x.size(), 40)) found.push_back(static_cast<float>(index));
     print("sampling, searches", found.data(), found.size());
     std::vector<double> weights(x.size() + 1);

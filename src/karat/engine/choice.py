@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.engine.logprobs import token_logprobs
-from karat.engine.sampler import choose, require_finite
+from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError, NumericsError
 from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
@@ -71,13 +71,12 @@ class Choice:
         k, reported = self._request.params.prompt_logprobs, self._prompt_logprobs
         assert k is not None and len(reported) == first + 1, "prompt logits out of order"
         for position, row in enumerate(rows, start=first):
-            require_finite(row, position)
+            finite_argmax(row, position)
             token_id = self._request.prompt_token_ids[position + 1]
             reported.append(token_logprobs(row, token_id, k, self._decode_one))
 
     def read_last(self, row: NDArray[np.floating]) -> bool:
         params, token_ids = self._request.params, self.sequence.token_ids
-        require_finite(row, len(token_ids) - 1)
         token_id = choose(
             row, params, token_ids=token_ids, prompt_len=self.sequence.prompt_len, seed=self._request.seed,
             choice=self.index, barred=self._stop_ids if self.num_tokens < params.min_tokens else (),

@@ -20,14 +20,15 @@ Float64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-def require_finite(logits: NDArray[np.floating], position: int) -> None:
-    """Raise NumericsError unless the logits [vocab] of the token at `position` are all finite."""
-    if not rows.all_finite(logits):
-        bad = np.flatnonzero(~np.isfinite(logits))
-        raise NumericsError(
-            f"the logits after the token at position {position} are not finite: {logits[bad[0]]} at token id {bad[0]} "
-            f"({len(bad)} of {len(logits)} values); the weights are damaged, or a value overflowed on the way"
-        )
+def finite_argmax(logits: NDArray[np.floating], position: int) -> int:
+    """The first of the largest logits [vocab] of the token at `position`; NumericsError unless all are finite."""
+    if (found := rows.finite_argmax(logits)) is not None:
+        return found
+    bad = np.flatnonzero(~np.isfinite(logits))
+    raise NumericsError(
+        f"the logits after the token at position {position} are not finite: {logits[bad[0]]} at token id {bad[0]} "
+        f"({len(bad)} of {len(logits)} values); the weights are damaged, or a value overflowed on the way"
+    )
 
 
 def choose(
@@ -36,16 +37,16 @@ def choose(
 ) -> int:  # fmt: skip
     """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
 
-    `logits` [vocab] are the model's own and must be finite; `barred` tokens are never chosen. NumericsError if nothing
-    is left to choose from.
+    `logits` [vocab] are the model's own; `barred` tokens are never chosen. NumericsError unless all logits are finite,
+    and if nothing is left to choose from.
     """
-    scores = logits
+    scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
     if barred or _adjusts(params):
         scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
         if barred and not np.isfinite(scores.max()):
             raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:
-        return rows.argmax(scores)
+        return top if scores is logits else rows.argmax(scores)
     token_ids_left, weights = candidates(scores, params)
     return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
 

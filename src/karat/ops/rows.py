@@ -25,18 +25,19 @@ _LOWEST = -746.0  # exp of it is 0
 _NUM_SUMS = 8
 
 
-def all_finite(row: NDArray[np.floating]) -> bool:
-    """Whether no value of the row [vocab] is infinite or NaN."""
-    if (values := _plain(row)) is not None:
-        return _native.all_finite(values)
-    return bool(np.isfinite(row).all())
-
-
 def argmax(row: NDArray[np.floating]) -> int:
     """The first of the largest values of a row [vocab] without NaN."""
     if (values := _plain(row)) is not None:
         return _native.argmax(values)
     return int(np.argmax(row))
+
+
+def finite_argmax(row: NDArray[np.floating]) -> int | None:
+    """The first of the largest values of a row [vocab] if all of them are finite, in one pass over them; else None."""
+    if (values := _plain(row)) is not None:
+        found = _native.finite_argmax(values)
+        return None if found < 0 else found
+    return int(np.argmax(row)) if np.isfinite(row).all() else None
 
 
 def largest(row: NDArray[np.floating], num: int) -> Ids:
