@@ -22,14 +22,7 @@ inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
 // And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats with
 // blocks of several sub-blocks, a block before).
-template <class Fmt>
 inline constexpr std::size_t kLinesAhead = 2048;
-template <>
-inline constexpr std::size_t kLinesAhead<F32> = 512;
-template <>
-inline constexpr std::size_t kLinesAhead<F16> = 0;  // not at all
-template <>
-inline constexpr std::size_t kLinesAhead<BF16> = 1024;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -94,7 +87,7 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
 #if defined(KARAT_TWO_PORTS)
         w.fetch_page(0, w.kStep);
-        if constexpr (kLinesAhead<Fmt> > 0) w.fetch(kLinesAhead<Fmt>, w.kStep);
+        w.fetch(kLinesAhead, w.kStep);
 #else
         w.fetch(kPrefetch, w.kStep);
 #endif
@@ -177,7 +170,7 @@ KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[ma
         using P = Panels<Fmt, G>;
         constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
         constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
-        const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead<Fmt>) + static_cast<std::size_t>(sub) * share;
+        const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead) + static_cast<std::size_t>(sub) * share;
         const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
         for (std::size_t i = before(j); i < before(j + 1); ++i) {
             const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
