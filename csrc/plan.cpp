@@ -14,7 +14,6 @@ constexpr std::size_t kAlign = 16;            // floats
 constexpr std::size_t kMaxCount = 0x7fffffff;  // of what a step counts in int32
 constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no memory has them, and no sum overflows
 
-
 }  // namespace
 
 OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads,

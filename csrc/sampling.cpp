@@ -50,7 +50,7 @@ struct Largest {
     bool is_finite;  // all values; true where nobody asked
 };
 
-// The first of the largest values; in the same pass, if kCheck, whether any is infinity or NaN (x - x is 0 but for them).
+// The first of the largest values; in the same pass, if kCheck, whether any is not finite (x - x is 0 for all others).
 template <bool kCheck>
 Largest first_largest(const float* x, std::size_t n) {
     constexpr std::size_t kBlock = 1024;
