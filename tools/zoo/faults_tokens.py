@@ -28,6 +28,7 @@ from tools.zoo.run import Case
 Ids = list[int]
 _WORDS = "the a fox river saw loved kite small and under lantern because 你好 Ünï 🍎 42 , . !".split()
 _BOS = "<|endoftext|>"
+_END = 2
 _SYSTEMS = ("You are a helpful assistant.", "Be brief.", "Answer in rhymes.")
 
 
@@ -149,6 +150,8 @@ def _written(model: Any, prompt: Ids, rng: random.Random, bug: str | None) -> tu
     best = _continued(model, prompt, 8, lambda logits: int(logits.argmax()))
     ends = [_other_than(best)]
     if bug == "eos":  # of several end tokens, one is not known to the engine
+        if len(best) < 3:
+            return None, ends
         token = best[rng.randrange(len(best) - 2)]
         return best, [token, *ends]
     if bug != "greedy":
@@ -175,9 +178,10 @@ def _other_than(chosen: Ids) -> int:
 
 
 def _continued(model: Any, prompt: Ids, count: int, choose: Callable[[torch.Tensor], int]) -> Ids:
+    """Up to `count` tokens; the model's own end token is the last: going on behind it is another mistake."""
     ids = list(prompt)
     with torch.no_grad():
-        for _ in range(count):
+        while len(ids) < len(prompt) + count and ids[len(prompt) :][-1:] != [_END]:
             ids.append(choose(model(torch.tensor([ids])).logits[0, -1]))
     return ids[len(prompt) :]
 
@@ -185,7 +189,7 @@ def _continued(model: Any, prompt: Ids, count: int, choose: Callable[[torch.Tens
 def _write(folder: Path, rng: random.Random) -> Any:
     """A random model with the embedded model's tokenizer, of which some add a token at the beginning."""
     raw = random_models.draw_config(rng, rng.choice(random_models.FAMILIES))
-    raw |= {"vocab_size": 4100, "eos_token_id": 2}
+    raw |= {"vocab_size": 4100, "eos_token_id": _END}
     model = random_models.build(raw, rng.randrange(2**31))
     model.save_pretrained(folder)
     model.config.save_pretrained(folder)
