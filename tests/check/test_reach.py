@@ -119,11 +119,16 @@ def test_a_wrong_run_gets_no_wrong_name_whatever_is_left_of_its_trace(
     assert case.outcome != "wrong", f"KARAT_SEED={SEED}: {case}"
 
 
+def doubled(subject: Subject) -> None:
+    subject.hf.model.embed_tokens.register_forward_hook(lambda _module, _args, out: out * 2)
+
+
 @pytest.mark.parametrize(
     ("row", "without"),
     [
         # A factor of the embedding is another eps of a norm as well, but one bug explains both of its readers.
         (next(row for row in ROWS if row.bug == "embed-scale"), "model.embed_tokens"),
+        (Row("embed-scale", lambda subject, _: doubled(subject), {}), "model.embed_tokens"),  # or a residual
         # What none of a step's queries sees has been dropped from the cache, and is no row of nothing.
         (Row("softmax-axis", partial(patch_attention, axis=-2),
              {"family": "mistral", "steps": "chunks", "changes": {"sliding_window": 7}}), ".weights"),

@@ -79,18 +79,7 @@ class Diagnoser:
             if not item.explanations and self._is_tied_head(item.finding):
                 item.hint = tokens_wanted(self.replay)
             self._theory.add(item.finding.name, item.explanations)
-        for item in wrong:
-            self._complete(item)
         return findings, wrong
-
-    def _complete(self, item: Wrong) -> None:
-        """Add what was found elsewhere and reproduces this result as well: fewer mistakes explain more then."""
-        if not item.explanations or len(item.finding.segment) == 1:
-            return
-        own = {explanation.key for explanation in item.explanations}
-        known = [v for v in self._theory.singly(item.finding.segment) if len(v) == 1]
-        tried = [self._try(item.finding, v) for v in known if ((v[0].bug, v[0].detail),) not in own]
-        item.explanations = sorted(item.explanations + [e for e in tried if e], key=lambda e: e.ratio)
 
     def _follows(self, item: Wrong) -> bool:
         """Whether a result is wrong as those are that it is computed through, of which only some rows are recorded.

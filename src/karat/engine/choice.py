@@ -71,7 +71,7 @@ class Choice:
         k, reported = self._request.params.prompt_logprobs, self._prompt_logprobs
         assert k is not None and len(reported) == first + 1, "prompt logits out of order"
         for position, row in enumerate(rows, start=first):
-            finite_argmax(row, position)
+            finite_argmax(row, position)  # or it raises
             token_id = self._request.prompt_token_ids[position + 1]
             reported.append(token_logprobs(row, token_id, k, self._decode_one))
 
