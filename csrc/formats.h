@@ -155,12 +155,20 @@ struct Q5_1 {  // word 0: scale and minimum
 
 struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
-    static constexpr bool kHasMinimum = true;
+    static constexpr bool kHasMinimum = true, kInPairs = true;
     struct Codes {
         Bits<2, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, 4 + 8 * (s / 8) + 4 * (s % 2) + c, j, 2 * (s % 8 / 2));
+            return bits.stored(b, 4 + s, j, 2 * c);
+        }
+        // The codes of (c, j) and (c + 1, j), c even, are the lowest four bits of each lane.
+        static KARAT_INLINE i32x16 pair(const Block& b, int s, int c, int j) {
+#if defined(KARAT_TWO_PORTS)
+            return b.word(4 + s) >> (8 * j + 2 * c);
+#else
+            return b.from_byte(4 + s, j) >> (2 * c);
+#endif
         }
     };
     struct Scales {
@@ -169,32 +177,32 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
             return {f16_of_low_halves(b.word(20)), zero() - f16_of_low_halves(b.word(20) >> 16)};
         }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            return value * to_float((b.word(s / 4) >> (8 * (s % 4))) & iset1(15));
+            return value * to_float(b.from_byte(s / 4, s % 4) & iset1(15));
         }
         KARAT_INLINE f32x16 minimum(const Block& b, int s) const {
-            return fma(negated, to_float((b.word(s / 4) >> (8 * (s % 4) + 4)) & iset1(15)), zero());
+            return fma(negated, to_float((b.from_byte(s / 4, s % 4) >> 4) & iset1(15)), zero());
         }
     };
 };
 
-struct Q3_K {  // 32 bytes of third bits, 64 of two bits, 12 of scales
+struct Q3_K {  // 96 bytes of codes, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        static constexpr int kBytesBias = 4;
-        Bits<3, kBytesBias> bits;
-        static KARAT_INLINE Codes make() { return {Bits<3, kBytesBias>::make()}; }
-        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
-            const int n = s / 8, r = s % 8 / 2, part = s % 2;
-            return joined<2, 1>(b.word(8 + 8 * n + 4 * part + c) >> (2 * r), b.word(4 * part + c), 4 * n + r);
+        Bits<3, 4> bits;
+        static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            const int part = s % 2, own = s / 2 * 3 + part, last = s / 2 * 3 + 2;
+            if (c < 2) return bits.stored(b, own, j, 3 * c);
+            if (c == 2) return bits.stored(b, last, j, 3 * part);
+            return bits.byte(joined<2, 1>(b.word(own) >> 6, b.word(last), 6 + part), j);
         }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     struct Scales {
         f32x16 value;
         static KARAT_INLINE Scales of(const Block& b) { return {load_f16(b.scales)}; }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            const i32x16 low = b.word(24 + s % 8 / 4) >> (8 * (s % 4) + 4 * (s / 8));
+            const i32x16 low = b.from_byte(24 + s % 8 / 4, s % 4) >> (4 * (s / 8));
             return value * field<6>(joined<4, 2>(low, b.word(26), 8 * (s % 4) + 2 * (s / 4)), 0, 32);
         }
     };
@@ -212,9 +220,9 @@ struct SixBitScales {
 private:
     template <int kMinimum>
     static KARAT_INLINE f32x16 six_bits(const Block& b, int s) {
-        const i32x16 own = b.word(1 + kMinimum / 4);
-        if (s < 4) return to_float((own >> (8 * s)) & iset1(63));
-        const i32x16 low = b.word(3) >> (8 * (s - 4) + kMinimum), high = own >> (8 * (s - 4) + 2);
+        const i32x16 own = b.from_byte(1 + kMinimum / 4, s % 4);
+        if (s < 4) return to_float(own & iset1(63));
+        const i32x16 low = b.from_byte(3, s % 4) >> kMinimum, high = own >> 2;
         return to_float((low & iset1(15)) | (high & iset1(48)));
     }
 };
@@ -264,7 +272,7 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
         f32x16 value;
         static KARAT_INLINE Scales of(const Block& b) { return {load_f16(b.scales)}; }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            return value * to_float(shift_signed(b.word(48 + s / 4) << (24 - 8 * (s % 4)), 24));
+            return value * to_float(shift_signed(b.from_byte(48 + s / 4, s % 4) << 24, 24));
         }
     };
 };

@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 2 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 3 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
@@ -31,6 +31,8 @@ inline constexpr std::size_t kMaxLeaves = 8;
 //   stored floats    sum = fma(w[k], x[k], sum)
 //   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
 //                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
+//   Q2_K             the chain over k = 0, 1, 2, 3 of each eight columns is that of
+//                    part = part + fma(code[k + 4], x[k + 4], code[k] * x[k])
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart

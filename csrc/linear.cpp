@@ -9,7 +9,7 @@ std::size_t linear_scratch_floats() { return Scratch::kFloats; }
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last);
     if constexpr (kFewTokens > 0)
-        if (args.tokens <= kFewTokens) {
+        if (args.tokens <= kFewTokens && !args.weight->info().in_pairs) {
             const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
             if (first < end) {
                 few_tokens(args, first, end, scratch);
@@ -21,6 +21,7 @@ void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* 
 
 void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
     if (a.tokens == 1) return one_token_of_both(a, b, first, last);
+    if (a.weight->info().in_pairs) return many_tokens_of_both(a, b, first, last, scratch);
     linear(a, first, last, scratch);
     linear(b, first, last, scratch);
 }

@@ -19,6 +19,7 @@ void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void many_tokens_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 
 inline constexpr std::size_t kChunk = 128;       // columns
 inline constexpr std::size_t kTokenBlock = 516;  // tokens that one unpacked chunk serves
@@ -26,20 +27,46 @@ inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
 inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
 inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
 
-// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves; and of half a
+// chunk, the products that pairs are looked up in.
 struct Scratch {
     float* chunk;   // [kChunk, lanes of the panel]
     float* scales;  // [kChunk / kMinSub, lanes]
     float* minima;  // as scales
     float* sums;    // [kTokenBlock, kWide]
     float* levels;  // [3, kTokenBlock, kWide]
+    float* products;  // [kChunk / 4, kTileTokens, 16]
 
     static constexpr std::size_t kFloats =
-        kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
+        kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide + kChunk / 4 * kTileTokens * kLanes;
     explicit Scratch(float* base)
         : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
           sums(minima + kChunk / kMinSub * kWide),
-          levels(sums + kTokenBlock * kWide) {}
+          levels(sums + kTokenBlock * kWide),
+          products(levels + 3 * kTokenBlock * kWide) {}
+
+    // Part p of all but the products, in `parts`: for half a chunk and half a token block, if there are two.
+    Scratch part(std::size_t p, std::size_t parts) const {
+        Scratch s = *this;
+        s.chunk += p * (kChunk / parts * kWide);
+        s.scales += p * (kChunk / parts / kMinSub * kWide);
+        s.minima += p * (kChunk / parts / kMinSub * kWide);
+        s.sums += p * (kTokenBlock / parts * kWide);
+        s.levels += p * (kTokenBlock / parts * kWide);
+        return s;
+    }
+};
+
+// A panel of a layer.
+struct Place {
+    const LinearArgs& args;
+    std::size_t panel;
+
+    const std::uint8_t* begin() const { return args.weight->panel(panel); }
+    const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
+    std::size_t row(int group) const {
+        return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
+    }
 };
 
 // The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to the
@@ -71,6 +98,10 @@ inline constexpr bool kHasMinimum = [] {
     if constexpr (kIsBlock<Fmt>) return Fmt::kHasMinimum;
     return false;
 }();
+
+// Whether sums run over pairs of columns.
+template <class Fmt>
+inline constexpr bool kInPairs = requires { Fmt::kInPairs; };
 
 // The sum of x over sub-block `index`, of sums over 16 columns.
 template <int kSub>

@@ -109,6 +109,28 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& d
     }
 }
 
+// The same where sums run over pairs of columns, four apart: the products of a pair are looked up, in a table that is made of
+// its two numbers for all rows, or computed.
+template <class Fmt, int G, class Done>
+KARAT_INLINE void chain_of_pairs(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done, f32x16 (&part)[G]) {
+    for (int g = 0; g < G; ++g) part[g] = zero();
+    KARAT_UNROLL_SUB_BLOCK
+    for (int i = 0; i < Fmt::kSub / 2; ++i) {
+        const int c = i / 4 * 2, j = i % 4;
+        const f32x16 first = broadcast(x + 4 * c + j), second = broadcast(x + 4 * c + 4 + j);
+#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
+        const PairLut products = products_of_pair(first, second);
+        for (int g = 0; g < G; ++g) part[g] = part[g] + look_up(products, Fmt::Codes::pair(w.block(g), sub, c, j));
+#else
+        const auto codes = Fmt::Codes::make();
+        for (int g = 0; g < G; ++g)
+            part[g] = part[g] + fma(codes.code(w.block(g), sub, c + 1, j), second, codes.code(w.block(g), sub, c, j) * first);
+#endif
+        done(2 * i);
+        done(2 * i + 1);
+    }
+}
+
 // Whether the scales of a block have several sub-blocks to serve.
 template <class Fmt>
 inline constexpr bool kManyScales = Fmt::kColumns > Fmt::kSub;
@@ -183,7 +205,7 @@ KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[ma
 template <class Fmt, int G>
 KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float* x_sums, std::size_t count,
                                  f32x16 (&sum)[G]) {
-    const auto codes = Fmt::Codes::make();
+    [[maybe_unused]] const auto codes = Fmt::Codes::make();
     for (std::size_t k = 0; k < count; w.w += w.kStep) {
         const ScalesOf<Fmt, G> scales(w);
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
@@ -192,9 +214,12 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
 #endif
             prefetch_sub_block(w, sub);
             f32x16 part[G];
-            chain_of_codes<Fmt>(
-                x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); },
-                [&](int j) { prefetch_column(w, sub, j); }, part);
+            const auto done = [&](int j) { prefetch_column(w, sub, j); };
+            if constexpr (kInPairs<Fmt>)
+                chain_of_pairs(w, sub, x + k, done, part);
+            else
+                chain_of_codes<Fmt>(
+                    x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); }, done, part);
             end_sub_block(w, scales, sub, x_sums, k, part, sum);
         }
     }
@@ -238,18 +263,6 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
         }
     }
 }
-
-// A panel of a layer.
-struct Place {
-    const LinearArgs& args;
-    std::size_t panel;
-
-    const std::uint8_t* begin() const { return args.weight->panel(panel); }
-    const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
-    std::size_t row(int group) const {
-        return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
-    }
-};
 
 // A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two.
 template <class Fmt, int G>

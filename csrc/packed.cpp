@@ -1,6 +1,9 @@
 #include "packed.h"
 
+#include <array>
 #include <cstring>
+#include <span>
+#include <vector>
 
 namespace karat {
 
@@ -51,6 +54,81 @@ void walk(const Matrix& shape, const StoredRows& stored, std::size_t first_panel
     }
 }
 
+// Bits of a word of a stored block, and where a packed one has them: `left` further up, or down.
+struct Move {
+    std::size_t from, to;
+    int left;
+    std::uint32_t bits;  // as stored
+};
+
+constexpr Move move_bytes(int from, int from_bit, int to, int to_bit, int width) {  // the same bits of all four bytes
+    return {static_cast<std::size_t>(from), static_cast<std::size_t>(to), to_bit - from_bit,
+            (((1u << width) - 1) << from_bit) * 0x01010101u};
+}
+
+// Q2_K: the codes of a sub-block, which are a quarter of each of four words, become one word.
+constexpr auto kMovesQ2K = [] {
+    std::array<Move, 64> moves{};
+    for (int sub = 0, i = 0; sub < 16; ++sub)
+        for (int c = 0; c < 4; ++c)
+            moves[i++] = move_bytes(4 + 8 * (sub / 8) + 4 * (sub % 2) + c, sub % 8 / 2 * 2, 4 + sub, 2 * c, 2);
+    return moves;
+}();
+
+// Q3_K: the codes of two sub-blocks become three words: (0, j) and (1, j) of the first, of the second, (2, j) of both. The
+// bits that these leave have (3, j), the third bits in the last word.
+constexpr auto kMovesQ3K = [] {
+    std::array<Move, 128> moves{};
+    for (int sub = 0, i = 0; sub < 16; ++sub)
+        for (int c = 0; c < 4; ++c) {
+            const int part = sub % 2, own = sub / 2 * 3 + part, last = sub / 2 * 3 + 2;
+            const int to = c == 2 ? last : own, at = c == 2 ? 3 * part : 3 * c - c / 3 * 3;
+            moves[i++] = move_bytes(8 + 8 * (sub / 8) + 4 * part + c, sub % 8 / 2 * 2, to, at, 2);
+            moves[i++] = move_bytes(4 * part + c, sub / 2, c == 3 ? last : to, c == 3 ? 6 + part : at + 2, 1);
+        }
+    return moves;
+}();
+
+// How the words of a block are arranged, if not as they are stored: all of `words` from `first` on.
+struct Arrangement {
+    std::span<const Move> moves;
+    std::size_t first = 0, words = 0;
+};
+constexpr std::size_t kMostWords = 24;
+
+Arrangement arrangement_of(Format format) {
+    if (format == Format::q2_k) return {kMovesQ2K, 4, 16};
+    if (format == Format::q3_k) return {kMovesQ3K, 0, 24};
+    return {};
+}
+
+// Arranges the words of packed panels' blocks, or puts them `back`.
+void arrange(const Matrix& shape, std::size_t first_panel, std::size_t last_panel, std::uint8_t* packed, bool back) {
+    const Arrangement of_block = arrangement_of(shape.format);
+    if (of_block.moves.empty()) return;
+    const std::size_t block_bytes = shape.info().block_bytes, num_blocks = shape.columns / shape.info().block_columns;
+    for (std::size_t panel = first_panel; panel < last_panel; ++panel) {
+        const std::size_t lanes = shape.panel_groups(panel) * kGroupRows;
+        std::uint8_t* block = packed + shape.first_group(panel) * shape.group_bytes();
+        for (std::size_t i = 0; i < num_blocks; ++i, block += block_bytes * lanes) {
+            std::uint32_t before[kMostWords * kPanelGroups * kGroupRows], after[kMostWords * kPanelGroups * kGroupRows] = {};
+            std::uint8_t* const words = block + (block_bytes % 4 + 4 * of_block.first) * lanes;
+            const std::size_t bytes = 4 * of_block.words * lanes;
+            std::memcpy(before, words, bytes);
+            for (const Move& move : of_block.moves) {
+                const std::size_t from = (move.from - of_block.first) * lanes, to = (move.to - of_block.first) * lanes;
+                const int right = move.left < 0 ? -move.left : 0, left = move.left > 0 ? move.left : 0;  // one of them is 0
+                for (std::size_t lane = 0; lane < lanes; ++lane)
+                    if (back)
+                        after[from + lane] |= before[to + lane] << right >> left & move.bits;
+                    else
+                        after[to + lane] |= (before[from + lane] & move.bits) << left >> right;
+            }
+            std::memcpy(words, after, bytes);
+        }
+    }
+}
+
 }  // namespace
 
 void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
@@ -64,12 +142,15 @@ void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t firs
     walk(shape, stored, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
         bytes == 2 ? std::memcpy(packed + to, stored.data + from, 2) : std::memcpy(packed + to, stored.data + from, 4);
     });
+    arrange(shape, first_panel, last_panel, packed, false);
 }
 
 void unpack(const Matrix& matrix, std::uint8_t* stored) {
     const StoredRows rows{stored, matrix.columns / matrix.info().block_columns * matrix.info().block_bytes};
+    std::vector<std::uint8_t> plain(matrix.data, matrix.data + matrix.packed_bytes());
+    arrange(matrix, 0, matrix.num_panels(), plain.data(), true);
     walk(matrix, rows, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
-        std::memcpy(stored + to, matrix.data + from, bytes);
+        std::memcpy(stored + to, plain.data() + from, bytes);
     });
 }
 

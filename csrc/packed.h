@@ -2,11 +2,12 @@
 //
 // Rows are taken in groups of 16 (the last one filled up with zeros) and groups in panels of four; groups that are left
 // over are panels of one. A panel holds all columns of its rows, block by block. A block is what the format stores for
-// `block_columns` columns of one row, and is packed without change, transposed over the 16 rows of each group:
+// `block_columns` columns of one row, transposed over the 16 rows of each group:
 //   the 16-bit scale, in formats whose blocks are no multiple of 4 bytes    [group][row] 16 bits
 //   then each 32-bit word of the block in turn                              [word][group][row] 32 bits
 // So the packed matrix has the bytes of the stored one (and those of rows that fill up a group), and any format of ggml
-// is packed by one routine.
+// is packed by one routine. Of Q2_K and Q3_K, whose codes lie in as many words as they have bits to put together, the bits
+// of these words are arranged anew (packed.cpp).
 #pragma once
 
 #include <cstddef>
@@ -31,6 +32,7 @@ struct FormatInfo {
     std::size_t block_bytes;
     std::size_t scale_at;       // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
     bool has_minimum = false;   // weight = scale * code + minimum
+    bool in_pairs = false;      // sums run over pairs of columns (kernels.h)
 };
 
 inline constexpr FormatInfo kFormats[kNumFormats] = {
@@ -42,7 +44,7 @@ inline constexpr FormatInfo kFormats[kNumFormats] = {
     {"Q4_1", 32, 20, 0, true},
     {"Q5_0", 32, 22, 0},
     {"Q5_1", 32, 24, 0, true},
-    {"Q2_K", 256, 84, 0, true},
+    {"Q2_K", 256, 84, 0, true, true},
     {"Q3_K", 256, 110, 108},
     {"Q4_K", 256, 144, 0, true},
     {"Q5_K", 256, 176, 0, true},

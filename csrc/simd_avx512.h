@@ -30,6 +30,7 @@ KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b
 KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 KARAT_INLINE i32x16 iset1(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 KARAT_INLINE i32x16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+KARAT_INLINE void istore(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
@@ -110,6 +111,18 @@ KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {  // lo
     return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
 }
 #endif
+
+// Products of a pair of columns with two numbers of 2 bits, looked up by the lowest four bits of each lane.
+struct PairLut { f32x16 all; };
+KARAT_INLINE PairLut products_of_pair(f32x16 first, f32x16 second) {
+    const __m512 low = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+    const __m512 high = _mm512_setr_ps(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return {{_mm512_fmadd_ps(high, second.v, _mm512_mul_ps(low, first.v))}};
+}
+KARAT_INLINE f32x16 look_up(PairLut lut, i32x16 pair) { return {_mm512_permutexvar_ps(pair.v, lut.all.v)}; }
+// The sum is made before what comes next is read. (A compiler would look up everything first, and keep it in memory.)
+template <class T>
+KARAT_INLINE void before(f32x16 sum, T*& from) { __asm__ volatile("" : "+r"(from) : "v"(sum.v)); }
 
 // Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
 KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
