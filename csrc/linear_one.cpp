@@ -21,8 +21,9 @@ inline constexpr bool kPairs = false;
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
 // And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats with
-// blocks of several sub-blocks, a block before).
+// blocks of several sub-blocks, so many blocks).
 inline constexpr std::size_t kLinesAhead = 2048;
+inline constexpr std::size_t kBlocksAhead = kPairs ? 1 : 2;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -185,14 +186,14 @@ KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [
 }
 
 // After each column j of a sub-block, its part of the lines ahead. Most formats read the words of a block of 256 columns in
-// no order, so it is a whole block that they need, and the second-level cache has room for it.
+// no order, so it is whole blocks that they need, and the second-level cache has room for them.
 template <class Fmt, int G>
 KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
     if constexpr (kEvenly<Fmt>) {
         using P = Panels<Fmt, G>;
         constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
         constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
-        const std::size_t at = w.ahead(block_ahead ? P::kStep : kLinesAhead) + static_cast<std::size_t>(sub) * share;
+        const std::size_t at = w.ahead(block_ahead ? kBlocksAhead * P::kStep : kLinesAhead) + static_cast<std::size_t>(sub) * share;
         const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
         for (std::size_t i = before(j); i < before(j + 1); ++i) {
             const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
