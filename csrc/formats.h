@@ -150,8 +150,8 @@ struct Q5_1 {  // word 0: scale and minimum
 
 // ---- blocks of 256 columns in sub-blocks -------------------------------------------------------------------------------
 //
-// `s` is the sub-block. Where 16 columns share a scale, sub-block s lies in half n = s / 8 of the block, at bits
-// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32.
+// `s` is the sub-block. Where 16 columns share a scale, a file has sub-block s in half n = s / 8 of the block, at bits
+// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp).
 
 struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;

@@ -7,7 +7,7 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// `few_tokens` is for so many; 0: there is no such kernel here.
+// `few_tokens` is for so many, of formats that sum over single columns; 0: there is no such kernel here.
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
 inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
 #else
@@ -30,11 +30,11 @@ inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-
 // Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves; and of half a
 // chunk, the products that pairs are looked up in.
 struct Scratch {
-    float* chunk;   // [kChunk, lanes of the panel]
-    float* scales;  // [kChunk / kMinSub, lanes]
-    float* minima;  // as scales
-    float* sums;    // [kTokenBlock, kWide]
-    float* levels;  // [3, kTokenBlock, kWide]
+    float* chunk;     // [kChunk, lanes of the panel]
+    float* scales;    // [kChunk / kMinSub, lanes]
+    float* minima;    // as scales
+    float* sums;      // [kTokenBlock, kWide]
+    float* levels;    // [3, kTokenBlock, kWide]
     float* products;  // [kChunk / 4, kTileTokens, 16]
 
     static constexpr std::size_t kFloats =

@@ -146,7 +146,8 @@ struct Run {
     template <class Fmt>
     void run() const {
         const Scratch s(scratch);
-        for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
+        if constexpr (!kInPairs<Fmt>)
+            for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
     }
 };
 

@@ -14,16 +14,16 @@ namespace {
 // Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by themselves,
 // but only to the end of a page: so far ahead the first lines of the next one must be asked for.
 #if defined(KARAT_TWO_PORTS)
-inline constexpr bool kPairs = true;
+inline constexpr bool kTwoStreams = true;
 #else
-inline constexpr bool kPairs = false;
+inline constexpr bool kTwoStreams = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
 // And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats with
 // blocks of several sub-blocks, so many blocks).
 inline constexpr std::size_t kLinesAhead = 2048;
-inline constexpr std::size_t kBlocksAhead = kPairs ? 1 : 2;
+inline constexpr std::size_t kBlocksAhead = kTwoStreams ? 1 : 2;
 
 // Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
 // and codes lie in several words or in a table.
@@ -125,7 +125,8 @@ KARAT_INLINE void chain_of_pairs(const Panels<Fmt, G>& w, int sub, const float* 
 #else
         const auto codes = Fmt::Codes::make();
         for (int g = 0; g < G; ++g)
-            part[g] = part[g] + fma(codes.code(w.block(g), sub, c + 1, j), second, codes.code(w.block(g), sub, c, j) * first);
+            part[g] = part[g] + fma(codes.code(w.block(g), sub, c + 1, j), second,
+                                    codes.code(w.block(g), sub, c, j) * first);
 #endif
         done(2 * i);
         done(2 * i + 1);
@@ -193,7 +194,8 @@ KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[ma
         using P = Panels<Fmt, G>;
         constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
         constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
-        const std::size_t at = w.ahead(block_ahead ? kBlocksAhead * P::kStep : kLinesAhead) + static_cast<std::size_t>(sub) * share;
+        constexpr std::size_t ahead = block_ahead ? kBlocksAhead * P::kStep : kLinesAhead;
+        const std::size_t at = w.ahead(ahead) + static_cast<std::size_t>(sub) * share;
         const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
         for (std::size_t i = before(j); i < before(j + 1); ++i) {
             const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
@@ -314,7 +316,7 @@ struct Run {
     template <class Fmt>
     void run() const {
         std::size_t panel = first;
-        if constexpr (kPairs)
+        if constexpr (kTwoStreams)
             for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
                 panels_of_one<Fmt, 2 * kPanelGroups>({a, panel}, {a, panel + 1});
         single_panels<Fmt>(a, panel, last);
@@ -342,7 +344,7 @@ void one_token(const LinearArgs& a, std::size_t first, std::size_t last) {
 }
 
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last) {
-    if constexpr (kPairs)
+    if constexpr (kTwoStreams)
         if (a.weight->format == b.weight->format) return with_format(a.weight->format, RunBoth{a, b, first, last});
     one_token(a, first, last);
     one_token(b, first, last);
