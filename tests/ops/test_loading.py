@@ -74,8 +74,8 @@ def test_a_file_and_its_packed_form_are_never_in_memory_together(tmp_path: Path)
 
 
 @given(
-    stored=st.sampled_from(["F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"]), rows=st.integers(1, 150),
-    blocks=st.integers(1, 5), data=st.data(), threads=st.integers(1, 2),
+    stored=st.sampled_from(native().formats()), rows=st.integers(1, 150), blocks=st.integers(1, 5), data=st.data(),
+    threads=st.integers(1, 2),
 )  # fmt: skip
 def test_columns_and_rows_in_another_order_are_packed_from_where_they_lie(
     stored: str, rows: int, blocks: int, data: st.DataObject, threads: int
