@@ -328,18 +328,18 @@ private:
         const LinearArgs& a = places[p].args;
         const Scratch own = s.part(p, kPanels);
         const std::size_t x_sums_stride = a.weight->columns / 16;
-        const TileArgs args{a.x + (token + first) * a.x_stride + start,
+        const auto args_from = [&](int g) {  // from group g on
+            return TileArgs{a.x + (token + first) * a.x_stride + start,
                             a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
-                            own.sums + first * kWide, ahead};
+                            own.sums + first * kWide + g * kLanes, ahead};
+        };
         if constexpr (kUnpackInTile<Fmt, G>)
-            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args, packed, start, own});
+            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, own});
         for (int g = 0; g < G; g += TG) {
-            TileArgs of_group = args;
-            of_group.sums += g * kLanes;
             const auto run = [&](auto over) {
                 run_tile(last - first,
                          Tile<kSub, kHasMinimum<Fmt>, over, G * kLanes, TG>{
-                             of_group, own.chunk + g * kLanes, own.scales + g * kLanes, own.minima + g * kLanes, own.products});
+                             args_from(g), own.chunk + g * kLanes, own.scales + g * kLanes, own.minima + g * kLanes, own.products});
             };
             if constexpr (!kInPairs<Fmt>)
                 run(std::integral_constant<Over, Over::columns>());
