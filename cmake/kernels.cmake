@@ -41,7 +41,7 @@ int main() { return 0; }" KARAT_ARM)
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp linear.cpp
-    linear_few.cpp linear_many.cpp linear_one.cpp norm.cpp table.cpp)
+    linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp norm.cpp table.cpp)
 set(other_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
 list(APPEND other_sources limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM kernel_sources PREPEND "${source_dir}/")

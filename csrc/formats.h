@@ -151,36 +151,34 @@ struct Q5_1 {  // word 0: scale and minimum
 // ---- blocks of 256 columns in sub-blocks -------------------------------------------------------------------------------
 //
 // `s` is the sub-block. Where 16 columns share a scale, a file has sub-block s in half n = s / 8 of the block, at bits
-// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp).
+// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp), to be
+// multiplied by nibbles (nibbles.h).
 
 struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
-    static constexpr bool kHasMinimum = true, kInPairs = true;
+    static constexpr bool kHasMinimum = true;
     struct Codes {
+        static constexpr int kWords = 1;  // nibbles.h
+        static constexpr int word_of(int s, int) { return 4 + s; }
+        static constexpr int shift_of(int, int) { return 0; }
         Bits<2, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, 4 + s, j, 2 * c);
-        }
-        // The codes of (c, j) and (c + 1, j), c even, are the lowest four bits of each lane.
-        static KARAT_INLINE i32x16 pair(const Block& b, int s, int c, int j) {
-#if defined(KARAT_TWO_PORTS)
-            return b.word(4 + s) >> (8 * j + 2 * c);
-#else
-            return b.from_byte(4 + s, j) >> (2 * c);
-#endif
+            return bits.stored(b, word_of(s, 0), j, 2 * c);
         }
     };
     struct Scales {
         f32x16 value, negated;
+        static constexpr int kWord = 20;                       // of the block
+        static constexpr int word_of(int s) { return s / 4; }  // of a sub-block
         static KARAT_INLINE Scales of(const Block& b) {
-            return {f16_of_low_halves(b.word(20)), zero() - f16_of_low_halves(b.word(20) >> 16)};
+            return {f16_of_low_halves(b.word(kWord)), zero() - f16_of_low_halves(b.word(kWord) >> 16)};
         }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            return value * to_float(b.from_byte(s / 4, s % 4) & iset1(15));
+            return value * to_float(b.from_byte(word_of(s), s % 4) & iset1(15));
         }
         KARAT_INLINE f32x16 minimum(const Block& b, int s) const {
-            return fma(negated, to_float((b.from_byte(s / 4, s % 4) >> 4) & iset1(15)), zero());
+            return fma(negated, to_float((b.from_byte(word_of(s), s % 4) >> 4) & iset1(15)), zero());
         }
     };
 };
@@ -188,22 +186,24 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
 struct Q3_K {  // 96 bytes of codes, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
-    struct Codes {
+    struct Codes {  // of two sub-blocks three words: low bits of the first, of the second, third bits of both
+        static constexpr int kWords = 2;  // nibbles.h
+        static constexpr int word_of(int s, int n) { return s / 2 * 3 + (n == 0 ? s % 2 : 2); }
+        static constexpr int shift_of(int s, int n) { return n == 0 ? 0 : s % 2 * 4; }
         Bits<3, 4> bits;
         static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            const int part = s % 2, own = s / 2 * 3 + part, last = s / 2 * 3 + 2;
-            if (c < 2) return bits.stored(b, own, j, 3 * c);
-            if (c == 2) return bits.stored(b, last, j, 3 * part);
-            return bits.byte(joined<2, 1>(b.word(own) >> 6, b.word(last), 6 + part), j);
+            return bits.byte(joined<2, 1>(b.word(word_of(s, 0)) >> (2 * c), b.word(word_of(s, 1)), shift_of(s, 1) + c), j);
         }
     };
     struct Scales {
         f32x16 value;
+        static constexpr int kWord = 26;                                // of the block
+        static constexpr int word_of(int s) { return 24 + s % 8 / 4; }  // of a sub-block
         static KARAT_INLINE Scales of(const Block& b) { return {load_f16(b.scales)}; }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            const i32x16 low = b.from_byte(24 + s % 8 / 4, s % 4) >> (4 * (s / 8));
-            return value * field<6>(joined<4, 2>(low, b.word(26), 8 * (s % 4) + 2 * (s / 4)), 0, 32);
+            const i32x16 low = b.from_byte(word_of(s), s % 4) >> (4 * (s / 8));
+            return value * field<6>(joined<4, 2>(low, b.word(kWord), 8 * (s % 4) + 2 * (s / 4)), 0, 32);
         }
     };
 };

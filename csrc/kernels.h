@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 3 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 4 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
@@ -25,14 +25,20 @@ inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 // Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
 inline constexpr std::size_t kMaxLeaves = 8;
 
+// Panels of each of two matrices that kernels take together at best, for many tokens and formats multiplied by nibbles.
+inline constexpr std::size_t kNibblePanels = 8;
+
 // out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
 //   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,
 //   ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
 //   stored floats    sum = fma(w[k], x[k], sum)
 //   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
 //                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
-//   Q2_K             the chain over k = 0, 1, 2, 3 of each eight columns is that of
-//                    part = part + fma(code[k + 4], x[k + 4], code[k] * x[k])
+//   Q2_K and Q3_K    part is a chain over pairs instead: of the first, then of the second eight columns of a sub-block those of
+//                    k = 0, 1, 2, 3,  part = part + fma(low[k + 4], x[k + 4], low[k] * x[k])
+//                    where low is the code, or its low two bits. In Q3_K, where code = low + high (high is 0 or -4), fours of
+//                    k = 0, 1, 2, 3 follow,  part = part + fma(high[k + 12], x[k + 12], fma(high[k + 8], x[k + 8],
+//                                                          fma(high[k + 4], x[k + 4], high[k] * x[k])))
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart

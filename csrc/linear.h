@@ -1,25 +1,26 @@
 // What the linear layers of one, a few and many tokens share (kernels.h, LinearArgs).
 #pragma once
 
-#include "formats.h"
 #include "kernels_isa.h"
+#include "nibbles.h"
 #include "tile.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// `few_tokens` is for so many, of formats that sum over single columns; 0: there is no such kernel here.
+// `few_tokens` is for so many; 0: there is no such kernel here.
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
 inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
 #else
 inline constexpr std::size_t kFewTokens = 0;
 #endif
 
-// Panels first … last - 1 of a layer; `few_tokens`: panels of kPanelGroups.
+// Panels first … last - 1 of a layer; `few_tokens`: panels of kPanelGroups. Both: the same panels of two, or of one twice.
+// `few_tokens` and `many_tokens` are for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
 void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
-void many_tokens_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 
 inline constexpr std::size_t kChunk = 128;       // columns
 inline constexpr std::size_t kTokenBlock = 516;  // tokens that one unpacked chunk serves
@@ -27,33 +28,34 @@ inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
 inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
 inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
 
-// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves; and of half a
-// chunk, the products that pairs are looked up in.
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
 struct Scratch {
-    float* chunk;     // [kChunk, lanes of the panel]
-    float* scales;    // [kChunk / kMinSub, lanes]
-    float* minima;    // as scales
-    float* sums;      // [kTokenBlock, kWide]
-    float* levels;    // [3, kTokenBlock, kWide]
-    float* products;  // [kChunk / 4, kTileTokens, 16]
+    float* chunk;   // [kChunk, lanes of the panel]
+    float* scales;  // [kChunk / kMinSub, lanes]
+    float* minima;  // as scales
+    float* sums;    // [kTokenBlock, kWide]
+    float* levels;  // [3, kTokenBlock, kWide]
 
-    static constexpr std::size_t kFloats =
-        kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide + kChunk / 4 * kTileTokens * kLanes;
+    static constexpr std::size_t kFloats = kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
     explicit Scratch(float* base)
         : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
           sums(minima + kChunk / kMinSub * kWide),
-          levels(sums + kTokenBlock * kWide),
-          products(levels + 3 * kTokenBlock * kWide) {}
+          levels(sums + kTokenBlock * kWide) {}
+};
 
-    // Part p of all but the products, in `parts`: for half a chunk and half a token block, if there are two.
-    Scratch part(std::size_t p, std::size_t parts) const {
-        Scratch s = *this;
-        s.chunk += p * (kChunk / parts * kWide);
-        s.scales += p * (kChunk / parts / kMinSub * kWide);
-        s.minima += p * (kChunk / parts / kMinSub * kWide);
-        s.sums += p * (kTokenBlock / parts * kWide);
-        s.levels += p * (kTokenBlock / parts * kWide);
-        return s;
+// The same by nibbles: a table of products, sums of x over a sub-block, and for some rows sums and finished leaves.
+inline constexpr std::size_t kTable = 24;  // nibbles times vectors of tokens, 1 KiB each
+inline constexpr std::size_t kNibbleTokens = kTable / 8 * kLanes;
+struct NibbleScratch {
+    float* products;  // [kTable, kProducts, kLanes]
+    float* totals;    // [kNibbleTokens]
+    float* sums[4];   // [rows of 2 * kNibblePanels, kNibbleTokens]
+
+    static constexpr std::size_t kTableFloats = kTable * kProducts * kLanes;
+    static constexpr std::size_t kSums = 2 * kNibblePanels * kWide * kNibbleTokens;
+    static constexpr std::size_t kFloats = kTableFloats + kNibbleTokens + 4 * kSums;
+    explicit NibbleScratch(float* base) : products(base), totals(products + kTableFloats) {
+        for (std::size_t i = 0; i < 4; ++i) sums[i] = totals + kNibbleTokens + i * kSums;
     }
 };
 
@@ -64,6 +66,7 @@ struct Place {
 
     const std::uint8_t* begin() const { return args.weight->panel(panel); }
     const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
+    std::size_t groups() const { return args.weight->panel_groups(panel); }
     std::size_t row(int group) const {
         return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
     }
@@ -99,9 +102,9 @@ inline constexpr bool kHasMinimum = [] {
     return false;
 }();
 
-// Whether sums run over pairs of columns.
+// Whether it is multiplied by nibbles (nibbles.h).
 template <class Fmt>
-inline constexpr bool kInPairs = requires { Fmt::kInPairs; };
+inline constexpr bool kByNibbles = requires { Fmt::Codes::kWords; };
 
 // The sum of x over sub-block `index`, of sums over 16 columns.
 template <int kSub>

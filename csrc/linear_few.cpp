@@ -146,7 +146,7 @@ struct Run {
     template <class Fmt>
     void run() const {
         const Scratch s(scratch);
-        if constexpr (!kInPairs<Fmt>)
+        if constexpr (!kByNibbles<Fmt>)
             for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
     }
 };

@@ -1,16 +1,10 @@
-// Linear layers for many tokens: a chunk of columns is unpacked once into a buffer that stays in the second-level cache,
-// and tiles of tokens run over it; accumulators rest in memory between chunks, so the chain is the same.
+// Linear layers for many tokens, of formats that are multiplied column by column: a chunk of columns is unpacked once into
+// a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory between chunks,
+// so the chain is the same.
 #include "linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
-
-// Pairs of codes are unpacked as numbers, or as what their products are looked up by: so many columns side by side.
-#if defined(KARAT_AVX512)
-inline constexpr int kColumnsUnpacked = 2;
-#else
-inline constexpr int kColumnsUnpacked = 1;
-#endif
 
 // Unpack columns first … first + count - 1 of a panel, whose block begins at w: weights (or codes) to chunk
 // [count, lanes], scales and minima to [sub-blocks, lanes].
@@ -25,18 +19,11 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
         for (std::size_t k = first; k < first + count; k += Fmt::kSub) {
             const std::uint8_t* block = w + (k - first / Fmt::kColumns * Fmt::kColumns) / Fmt::kColumns * (G * kGroupRows * Fmt::kBytes);
             const int sub = static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
-            if constexpr (kInPairs<Fmt> && kColumnsUnpacked == 2) {
-#pragma GCC unroll 8
-                for (int i = 0; i < Fmt::kSub / 2; ++i)
-                    for (int g = 0; g < G; ++g, out += kLanes)
-                        istore(out, codes.pair(block_of<Fmt>(block, g, G), sub, i / 4 * 2, i % 4));
-            } else {
-                for (int word = 0; word < Fmt::kSub / 4; ++word)
+            for (int word = 0; word < Fmt::kSub / 4; ++word)
 #pragma GCC unroll 4
-                    for (int j = 0; j < 4; ++j)
-                        for (int g = 0; g < G; ++g, out += kLanes)
-                            store(out, codes.code(block_of<Fmt>(block, g, G), sub, word, j));
-            }
+                for (int j = 0; j < 4; ++j)
+                    for (int g = 0; g < G; ++g, out += kLanes)
+                        store(out, codes.code(block_of<Fmt>(block, g, G), sub, word, j));
             for (int g = 0; g < G; ++g, scale += kLanes) store(scale, scale_of<Fmt>(block_of<Fmt>(block, g, G), sub));
             if constexpr (Fmt::kHasMinimum)
                 for (int g = 0; g < G; ++g, minimum += kLanes)
@@ -46,10 +33,10 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
 }
 
 // Whether the first tile of a chunk unpacks it, in panels of G groups.
-template <class Fmt, int G>
+template <int G>
 inline constexpr bool kUnpackInTile =
 #if defined(KARAT_TWO_PORTS)
-    G == kPanelGroups && !kInPairs<Fmt>;
+    G == kPanelGroups;
 #else
     false;
 #endif
@@ -108,49 +95,10 @@ KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t
     settle();
 }
 
-// What a tile's sums run over: columns, or pairs of them, four apart. With AVX-512 the products of a pair are looked up in a
-// table: made by the tile of one panel, and found by that of the next.
-enum class Over { columns, pairs, pairs_again };
-
-// acc[t][g] = chain of the sums of pairs over columns k = 0 … count - 1.
-template <Over kOver, int T, int G>
-KARAT_INLINE void chain_of_pairs(f32x16 (&acc)[T][G], const float* w, std::size_t w_stride, const float* x,
-                                 std::size_t x_stride, std::size_t count, [[maybe_unused]] float* products) {
-#if defined(KARAT_AVX512)
-    for (std::size_t k = 0; k < count; k += 8)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j, w += w_stride) {
-            i32x16 pair[G];
-            for (int g = 0; g < G; ++g) pair[g] = iload(w + g * kLanes);
-            for (int t = 0; t < T; ++t, products += kLanes) {
-                const float* const at = x + static_cast<std::size_t>(t) * x_stride + k + j;
-                const PairLut lut =
-                    kOver == Over::pairs ? products_of_pair(broadcast(at), broadcast(at + 4)) : PairLut{load(products)};
-                if constexpr (kOver == Over::pairs) store(products, lut.all);
-                for (int g = 0; g < G; ++g) acc[t][g] = acc[t][g] + look_up(lut, pair[g]);
-                for (int g = 0; g < G; ++g) kOver == Over::pairs ? before(acc[t][g], x) : before(acc[t][g], products);
-            }
-        }
-#else
-    for (std::size_t k = 0; k < count; k += 8, w += 8 * w_stride)
-        for (std::size_t j = 0; j < 4; ++j) {
-            f32x16 first[G], second[G];
-            for (int g = 0; g < G; ++g) first[g] = load(w + j * w_stride + g * kLanes);
-            for (int g = 0; g < G; ++g) second[g] = load(w + (j + 4) * w_stride + g * kLanes);
-            for (int t = 0; t < T; ++t) {
-                const float* const at = x + static_cast<std::size_t>(t) * x_stride + k + j;
-                const f32x16 of_first = broadcast(at), of_second = broadcast(at + 4);
-                for (int g = 0; g < G; ++g) acc[t][g] = acc[t][g] + fma(second[g], of_second, first[g] * of_first);
-            }
-        }
-#endif
-}
-
 // The chunk as it is in the buffer. kSub = 0: plain floats.
-template <int kSub, bool kMinimum, Over kOver, int kStride, int TG>
+template <int kSub, bool kMinimum, int kStride, int TG>
 struct Tile : TileArgs {
     const float *w, *scales, *minima;
-    float* products;
 
     template <int T>
     KARAT_INLINE void run() const {
@@ -171,11 +119,7 @@ struct Tile : TileArgs {
                 if (k % 32 == 0) fetch_next<T>(*this, k);
                 for (int t = 0; t < T; ++t)
                     for (int g = 0; g < TG; ++g) acc[t][g] = zero();
-                if constexpr (kOver == Over::columns)
-                    chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, kSub);
-                else
-                    chain_of_pairs<kOver, T, TG>(acc, w + k / kColumnsUnpacked * kStride, kStride, x + k, x_stride, kSub,
-                                                 products + k / 2 * (T * kLanes));
+                chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, kSub);
                 const std::size_t at = k / kSub * kStride;
                 end_sub_block<kSub, kMinimum>(
                     *this, first_sum, k, acc, [&](int g) { return load(first_scale + at + g * kLanes); },
@@ -264,15 +208,15 @@ private:
 };
 
 // Not inline: all formats of a kind share one.
-template <int kSub, bool kMinimum, Over kOver, int kStride, int TG>
-__attribute__((noinline)) void run_tile(std::size_t height, const Tile<kSub, kMinimum, kOver, kStride, TG>& tile) {
+template <int kSub, bool kMinimum, int kStride, int TG>
+__attribute__((noinline)) void run_tile(std::size_t height, const Tile<kSub, kMinimum, kStride, TG>& tile) {
     with_height(height, tile);
 }
 
-// One panel, or two at a time, and some tokens from `token` on. Each tile begins and ends its leaves by itself, while its sums
-// are in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
-template <class Fmt, int G, int kPanels>
-struct PanelsOfMany {
+// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves by itself, while its sums are
+// in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
+template <class Fmt, int G>
+struct PanelOfMany {
     static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
     static constexpr int kSub = [] {
         if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
@@ -284,14 +228,12 @@ struct PanelsOfMany {
         return std::size_t{1};
     }();
     static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
-    static constexpr std::size_t kColumns = kInPairs<Fmt> ? kChunk / 2 : kChunk;  // of a chunk
-    static constexpr std::size_t kTokens = kTokenBlock / kPanels;
-    const Place (&places)[kPanels];
-    std::size_t token, tokens;
+    const LinearArgs& a;
+    std::size_t panel, token, tokens;
     const Scratch& s;
 
     void run() const {
-        const LinearArgs& a = places[0].args;
+        const std::uint8_t* const w = a.weight->panel(panel);
         std::size_t start = 0;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
@@ -300,22 +242,16 @@ struct PanelsOfMany {
                 end_leaf(leaf, 0, tokens);
             }
             for (std::size_t count; start < end; start += count) {
-                count = end - start < kColumns ? end - start : kColumns;
-                const std::size_t at = start / kBlockColumns * kBlockBytes;
-                if constexpr (!kUnpackInTile<Fmt, G>)
-                    for (std::size_t p = 0; p < kPanels; ++p)
-                        unpack<Fmt, G>(places[p].begin() + at, start, count, s.part(p, kPanels));
+                count = end - start < kChunk ? end - start : kChunk;
+                const std::uint8_t* const packed = w + start / kBlockColumns * kBlockBytes;
+                if constexpr (!kUnpackInTile<G>) unpack<Fmt, G>(packed, start, count, s);
                 const std::size_t bytes = count * kBlockBytes / kBlockColumns;  // of the next chunk, if it is as long
                 const std::size_t each = (bytes / 64 + num_tiles(tokens) - 1) / num_tiles(tokens) * 64;
                 for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
                     const std::size_t first = tile_start(tokens, i), last = tile_start(tokens, i + 1);
                     if (start == begin) begin_leaf(first, last);
                     const std::size_t fetched = i * each < bytes ? i * each : bytes;
-                    const std::size_t ahead = fetched < bytes ? each : 0;
-                    for (std::size_t p = 0; p < kPanels; ++p) {
-                        const std::uint8_t* const packed = places[p].begin() + at;
-                        tile(p, first, last, packed, start, count, {packed + bytes + fetched, ahead});
-                    }
+                    tile(first, last, packed, start, count, {packed + bytes + fetched, fetched < bytes ? each : 0});
                     if (start + count == end) end_leaf(leaf, first, last);
                 }
             }
@@ -323,87 +259,50 @@ struct PanelsOfMany {
     }
 
 private:
-    void tile(std::size_t p, std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start,
-              std::size_t count, Ahead ahead) const {
-        const LinearArgs& a = places[p].args;
-        const Scratch own = s.part(p, kPanels);
+    void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count,
+              Ahead ahead) const {
         const std::size_t x_sums_stride = a.weight->columns / 16;
         const auto args_from = [&](int g) {  // from group g on
             return TileArgs{a.x + (token + first) * a.x_stride + start,
                             a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
-                            own.sums + first * kWide + g * kLanes, ahead};
+                            s.sums + first * kWide + g * kLanes, ahead};
         };
-        if constexpr (kUnpackInTile<Fmt, G>)
-            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, own});
-        for (int g = 0; g < G; g += TG) {
-            const auto run = [&](auto over) {
-                run_tile(last - first,
-                         Tile<kSub, kHasMinimum<Fmt>, over, G * kLanes, TG>{
-                             args_from(g), own.chunk + g * kLanes, own.scales + g * kLanes, own.minima + g * kLanes, own.products});
-            };
-            if constexpr (!kInPairs<Fmt>)
-                run(std::integral_constant<Over, Over::columns>());
-            else
-                p == 0 ? run(std::integral_constant<Over, Over::pairs>())
-                       : run(std::integral_constant<Over, Over::pairs_again>());
-        }
+        if constexpr (kUnpackInTile<G>)
+            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, s});
+        for (int g = 0; g < G; g += TG)
+            run_tile(last - first, Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
+                                                                                s.scales + g * kLanes, s.minima + g * kLanes});
     }
 
     void begin_leaf(std::size_t first, std::size_t last) const {
-        for (std::size_t p = 0; p < kPanels; ++p) {
-            float* const sums = s.part(p, kPanels).sums;
-            for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(sums + i, zero());
-        }
+        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(s.sums + i, zero());
     }
 
     void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
-        for (std::size_t p = 0; p < kPanels; ++p) end_leaf(places[p], s.part(p, kPanels), leaf, first, last);
-    }
-
-    void end_leaf(const Place& place, const Scratch& own, std::size_t leaf, std::size_t first, std::size_t last) const {
-        const LinearArgs& a = place.args;
-        const auto level_of = [&](int level) { return own.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide; };
+        const auto level_of = [&](int level) { return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide; };
         climb(
             leaf, a.num_leaves,
             [&](int level) {
                 const float* left = level_of(level);
                 for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
-                    store(own.sums + i, load(left + i) + load(own.sums + i));
+                    store(s.sums + i, load(left + i) + load(s.sums + i));
             },
             [&](int level) {
                 float* left = level_of(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(own.sums + i));
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(s.sums + i));
             });
         if (leaf + 1 < a.num_leaves) return;
+        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
         for (std::size_t t = first; t < last; ++t)
-            for (int g = 0; g < G; ++g)
-                finish(a, token + t, place.row(g), load(own.sums + t * kWide + static_cast<std::size_t>(g) * kLanes));
+            for (std::size_t g = 0; g < G; ++g) finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
 };
 
-template <class Fmt, int G, int kPanels>
-void panels_of_many(const Place (&places)[kPanels], const Scratch& s) {
-    using Panels = PanelsOfMany<Fmt, G, kPanels>;
-    const std::size_t tokens = places[0].args.tokens;
-    for (std::size_t token = 0; token < tokens; token += Panels::kTokens)
-        Panels{places, token, tokens - token < Panels::kTokens ? tokens - token : Panels::kTokens, s}.run();
+template <class Fmt, int G>
+void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock)
+        PanelOfMany<Fmt, G>{a, panel, token, a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock, s}.run();
 }
-
-template <class Fmt>
-void single_panels(const LinearArgs& a, std::size_t first, std::size_t last, const Scratch& s) {
-    for (std::size_t panel = first; panel < last; ++panel)
-        a.weight->panel_groups(panel) == kPanelGroups ? panels_of_many<Fmt, kPanelGroups, 1>({{a, panel}}, s)
-                                                      : panels_of_many<Fmt, 1, 1>({{a, panel}}, s);
-}
-
-// Whether panels are taken by two, for which the products of pairs are made once.
-template <class Fmt>
-inline constexpr bool kByTwo =
-#if defined(KARAT_AVX512)
-    kInPairs<Fmt>;
-#else
-    false;
-#endif
 
 struct Run {
     const LinearArgs& a;
@@ -412,27 +311,10 @@ struct Run {
     template <class Fmt>
     void run() const {
         const Scratch s(scratch);
-        std::size_t panel = first;
-        if constexpr (kByTwo<Fmt>)
-            for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
-                panels_of_many<Fmt, kPanelGroups, 2>({{a, panel}, {a, panel + 1}}, s);
-        single_panels<Fmt>(a, panel, last, s);
-    }
-};
-
-struct RunBoth {
-    const LinearArgs &a, &b;
-    std::size_t first, last;
-    float* scratch;
-    template <class Fmt>
-    void run() const {
-        const Scratch s(scratch);
-        std::size_t panel = first;
-        if constexpr (kByTwo<Fmt>)
-            for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel < end; ++panel)
-                panels_of_many<Fmt, kPanelGroups, 2>({{a, panel}, {b, panel}}, s);
-        single_panels<Fmt>(a, panel, last, s);
-        single_panels<Fmt>(b, panel, last, s);
+        if constexpr (!kByNibbles<Fmt>)
+            for (std::size_t panel = first; panel < last; ++panel)
+                a.weight->panel_groups(panel) == kPanelGroups ? panel_of_many<Fmt, kPanelGroups>(a, panel, s)
+                                                              : panel_of_many<Fmt, 1>(a, panel, s);
     }
 };
 
@@ -440,13 +322,6 @@ struct RunBoth {
 
 void many_tokens(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
     with_format(a.weight->format, Run{a, first, last, scratch});
-}
-
-void many_tokens_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
-    if (a.weight->format == b.weight->format)
-        return with_format(a.weight->format, RunBoth{a, b, first, last, scratch});
-    many_tokens(a, first, last, scratch);
-    many_tokens(b, first, last, scratch);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

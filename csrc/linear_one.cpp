@@ -110,26 +110,17 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& d
     }
 }
 
-// The same where sums run over pairs of columns, four apart: the products of a pair are looked up, in a table that is made of
-// its two numbers for all rows, or computed.
+// The same by nibbles; `done(i)` comes after nibble i.
 template <class Fmt, int G, class Done>
-KARAT_INLINE void chain_of_pairs(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done, f32x16 (&part)[G]) {
+KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done, f32x16 (&part)[G]) {
     for (int g = 0; g < G; ++g) part[g] = zero();
     KARAT_UNROLL_SUB_BLOCK
-    for (int i = 0; i < Fmt::kSub / 2; ++i) {
-        const int c = i / 4 * 2, j = i % 4;
-        const f32x16 first = broadcast(x + 4 * c + j), second = broadcast(x + 4 * c + 4 + j);
-#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
-        const PairLut products = products_of_pair(first, second);
-        for (int g = 0; g < G; ++g) part[g] = part[g] + look_up(products, Fmt::Codes::pair(w.block(g), sub, c, j));
-#else
-        const auto codes = Fmt::Codes::make();
-        for (int g = 0; g < G; ++g)
-            part[g] = part[g] + fma(codes.code(w.block(g), sub, c + 1, j), second,
-                                    codes.code(w.block(g), sub, c, j) * first);
-#endif
-        done(2 * i);
-        done(2 * i + 1);
+    for (int i = 0; i < kNibbles<Fmt>; ++i) {
+        const Nibble n = nibble(i);
+        const auto number = [&](int column) { return broadcast(x + column); };
+        const f32x16 products = product(n, number, [](const float (&values)[kProducts]) { return load(values); });
+        for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles_of<Fmt>(w.block(g), sub, n));
+        done(i);
     }
 }
 
@@ -186,18 +177,18 @@ KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [
 #endif
 }
 
-// After each column j of a sub-block, its part of the lines ahead. Most formats read the words of a block of 256 columns in
-// no order, so it is whole blocks that they need, and the second-level cache has room for them.
-template <class Fmt, int G>
-KARAT_INLINE void prefetch_column([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int j) {
+// After each step of a sub-block (a column, a nibble), its part of the lines ahead. Most formats read the words of a block of
+// 256 columns in no order, so it is whole blocks that they need, and the second-level cache has room for them.
+template <int kSteps, class Fmt, int G>
+KARAT_INLINE void prefetch_step([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int step) {
     if constexpr (kEvenly<Fmt>) {
         using P = Panels<Fmt, G>;
         constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
         constexpr bool block_ahead = Fmt::kColumns > Fmt::kSub;
         constexpr std::size_t ahead = block_ahead ? kBlocksAhead * P::kStep : kLinesAhead;
         const std::size_t at = w.ahead(ahead) + static_cast<std::size_t>(sub) * share;
-        const auto before = [](int column) { return static_cast<std::size_t>(column) * lines / Fmt::kSub; };
-        for (std::size_t i = before(j); i < before(j + 1); ++i) {
+        const auto before = [](int n) { return static_cast<std::size_t>(n) * lines / kSteps; };
+        for (std::size_t i = before(step); i < before(step + 1); ++i) {
             const std::uint8_t* line = w.stream(i % P::kStreams * P::kEach) + at + i / P::kStreams * 64;
             block_ahead ? prefetch_far(line) : prefetch(line);
         }
@@ -217,12 +208,12 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
 #endif
             prefetch_sub_block(w, sub);
             f32x16 part[G];
-            const auto done = [&](int j) { prefetch_column(w, sub, j); };
-            if constexpr (kInPairs<Fmt>)
-                chain_of_pairs(w, sub, x + k, done, part);
+            if constexpr (kByNibbles<Fmt>)
+                chain_of_nibbles(w, sub, x + k, [&](int i) { prefetch_step<kNibbles<Fmt>>(w, sub, i); }, part);
             else
                 chain_of_codes<Fmt>(
-                    x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); }, done, part);
+                    x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); },
+                    [&](int j) { prefetch_step<Fmt::kSub>(w, sub, j); }, part);
             end_sub_block(w, scales, sub, x_sums, k, part, sum);
         }
     }

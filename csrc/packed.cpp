@@ -75,16 +75,14 @@ constexpr auto kMovesQ2K = [] {
     return moves;
 }();
 
-// Q3_K: the codes of two sub-blocks become three words: (0, j) and (1, j) of the first, of the second, (2, j) of both. The
-// bits that these leave have (3, j), the third bits in the last word.
+// Q3_K: those of two sub-blocks become three words: low bits of the first, of the second, third bits of both.
 constexpr auto kMovesQ3K = [] {
     std::array<Move, 128> moves{};
     for (int sub = 0, i = 0; sub < 16; ++sub)
         for (int c = 0; c < 4; ++c) {
-            const int part = sub % 2, own = sub / 2 * 3 + part, last = sub / 2 * 3 + 2;
-            const int to = c == 2 ? last : own, at = c == 2 ? 3 * part : 3 * c - c / 3 * 3;
-            moves[i++] = move_bytes(8 + 8 * (sub / 8) + 4 * part + c, sub % 8 / 2 * 2, to, at, 2);
-            moves[i++] = move_bytes(4 * part + c, sub / 2, c == 3 ? last : to, c == 3 ? 6 + part : at + 2, 1);
+            const int part = sub % 2, first = sub / 2 * 3;
+            moves[i++] = move_bytes(8 + 8 * (sub / 8) + 4 * part + c, sub % 8 / 2 * 2, first + part, 2 * c, 2);
+            moves[i++] = move_bytes(4 * part + c, sub / 2, first + 2, 4 * part + c, 1);
         }
     return moves;
 }();

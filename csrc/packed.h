@@ -32,7 +32,7 @@ struct FormatInfo {
     std::size_t block_bytes;
     std::size_t scale_at;       // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
     bool has_minimum = false;   // weight = scale * code + minimum
-    bool in_pairs = false;      // sums run over pairs of columns (kernels.h)
+    bool by_nibbles = false;    // columns are not summed one by one (kernels.h)
 };
 
 inline constexpr FormatInfo kFormats[kNumFormats] = {
@@ -45,7 +45,7 @@ inline constexpr FormatInfo kFormats[kNumFormats] = {
     {"Q5_0", 32, 22, 0},
     {"Q5_1", 32, 24, 0, true},
     {"Q2_K", 256, 84, 0, true, true},
-    {"Q3_K", 256, 110, 108},
+    {"Q3_K", 256, 110, 108, false, true},
     {"Q4_K", 256, 144, 0, true},
     {"Q5_K", 256, 176, 0, true},
     {"Q6_K", 256, 210, 208},

@@ -1,5 +1,6 @@
 #include "plan_ops.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace karat {
@@ -159,9 +160,12 @@ void LinearOp::run(StepContext& s, int thread) {
         while (s.take(index, weights[0]->matrix.num_panels(), thread, range)) gate_and_up(s, thread, range);
         return;
     }
-    std::size_t total = 0;
-    for (const MatrixRef& weight : weights) total += weight->matrix.num_panels();
-    while (s.take(index, total, thread, range)) {
+    std::size_t total = 0, least = 1;
+    for (const MatrixRef& weight : weights) {
+        total += weight->matrix.num_panels();
+        if (s.rows(x) > 1 && weight->matrix.info().by_nibbles) least = kNibblePanels;
+    }
+    while (s.take(index, total, thread, range, least)) {
         std::size_t before = 0;
         for (std::size_t which = 0; which < weights.size(); ++which) {
             const std::size_t count = weights[which]->matrix.num_panels();
@@ -173,22 +177,25 @@ void LinearOp::run(StepContext& s, int thread) {
     }
 }
 
-// Of many tokens a panel at a time, so that gate and up are found in the second-level cache; and where nothing else reads
-// them, nearly in one place for all panels: rows of a panel's width, so that the next panel lies one such row further on.
+// Of many tokens a panel at a time (or as many as share a table of products), so that gate and up are found in the
+// second-level cache; and where nothing else reads them, nearly in one place for all panels: rows of a panel's width, so that
+// the next panel lies one such row further on.
 void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range range) const {
-    constexpr std::size_t kWide = kPanelGroups * kGroupRows;
     const Matrix& matrix = weights[0]->matrix;
-    const std::size_t width = s.width(act), rows = s.rows(x), each = rows == 1 ? range.size() : 1;
+    const std::size_t width = s.width(act), rows = s.rows(x);
+    const std::size_t each = rows == 1 ? range.size() : matrix.info().by_nibbles ? kNibblePanels : 1;
+    const std::size_t wide = each * kPanelGroups * kGroupRows;
     LinearArgs gate = args(s, 0), up = args(s, 1);
-    if (const std::size_t place = rows * kWide + width; passing && s.num_threads * place <= rows * width) {
+    if (const std::size_t place = rows * wide + width; passing && s.num_threads * place <= rows * width) {
         gate.out += static_cast<std::size_t>(thread) * place;
         up.out += static_cast<std::size_t>(thread) * place;
-        gate.out_stride = up.out_stride = kWide;
+        gate.out_stride = up.out_stride = wide;
     }
-    for (std::size_t panel = range.first; panel < range.last; panel += each) {
+    for (std::size_t panel = range.first, next; panel < range.last; panel = next) {
+        next = std::min(panel + each, range.last);
         const std::size_t first = matrix.first_group(panel) * kGroupRows;
-        const std::size_t end = matrix.first_group(panel + each) * kGroupRows, count = (end < width ? end : width) - first;
-        s.kernels.linear_both(gate, up, panel, panel + each, s.scratch(thread));
+        const std::size_t end = matrix.first_group(next) * kGroupRows, count = (end < width ? end : width) - first;
+        s.kernels.linear_both(gate, up, panel, next, s.scratch(thread));
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t at = row * gate.out_stride + first;
             s.kernels.silu_mul(gate.out + at, up.out + at, s.data(act) + row * width + first, count);

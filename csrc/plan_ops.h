@@ -54,8 +54,8 @@ public:
 
     // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own share, so
     // that what it reads is one stream, and then from the back of what others have left: a third of it, in pairs if it can
-    // (kernels read two panels at once).
-    bool take(std::size_t op, std::size_t count, int thread, Range& range) const {
+    // (kernels read two panels at once), and not less than `least`.
+    bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
         for (std::size_t i = 0; i < num_threads; ++i) {
             const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
             const Range all = share(count, static_cast<int>(owner));
@@ -64,7 +64,7 @@ public:
             for (;;) {
                 const std::size_t front = seen & 0xffffffff, back = seen >> 32, left = all.size() - front - back;
                 if (left == 0) break;
-                const std::size_t third = 1 + (left - 1) / 3, size = left > 1 ? third + third % 2 : 1;
+                const std::size_t third = 1 + (left - 1) / 3, size = std::min(left, std::max(third + third % 2, least));
                 if (!taken.compare_exchange_weak(seen, seen + (i == 0 ? size : size << 32), std::memory_order_relaxed))
                     continue;
                 if (plan.group_) plan.group_->stir(plan.group_->self);

@@ -58,18 +58,15 @@ KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {KARAT_BOTH(_mm256_slli_epi32, n)}; }
 KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srli_epi32, n)}; }
 
-// Products of a pair of columns with two numbers of 2 bits, looked up by the lowest four bits of each lane.
-struct PairLut { __m256 low, high; };
-KARAT_INLINE PairLut products_of_pair(f32x16 first, f32x16 second) {
-    const __m256 of_first = _mm256_mul_ps(_mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3), first.lo);
-    return {_mm256_fmadd_ps(_mm256_setr_ps(0, 0, 0, 0, 1, 1, 1, 1), second.lo, of_first),
-            _mm256_fmadd_ps(_mm256_setr_ps(2, 2, 2, 2, 3, 3, 3, 3), second.lo, of_first)};
+// What makes `a` comes before the next statement of this kind.
+KARAT_INLINE void made(f32x16 a) { __asm__ volatile("" : : "x"(a.lo), "x"(a.hi)); }
+
+// Of `table` the lane that the lowest four bits of each lane of `index` name.
+KARAT_INLINE __m256 pick(f32x16 table, __m256i index) {
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.lo, index), _mm256_permutevar8x32_ps(table.hi, index),
+                            _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
 }
-KARAT_INLINE __m256 look_up(PairLut lut, __m256i pair) {
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(lut.low, pair), _mm256_permutevar8x32_ps(lut.high, pair),
-                            _mm256_castsi256_ps(_mm256_slli_epi32(pair, 28)));
-}
-KARAT_INLINE f32x16 look_up(PairLut lut, i32x16 pair) { return {look_up(lut, pair.lo), look_up(lut, pair.hi)}; }
+KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {pick(table, index.lo), pick(table, index.hi)}; }
 
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srai_epi32, n)}; }
 KARAT_INLINE f32x16 to_float(i32x16 a) { return {KARAT_BOTH(_mm256_cvtepi32_ps)}; }

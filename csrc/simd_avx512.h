@@ -112,17 +112,36 @@ KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {  // lo
 }
 #endif
 
-// Products of a pair of columns with two numbers of 2 bits, looked up by the lowest four bits of each lane.
-struct PairLut { f32x16 all; };
-KARAT_INLINE PairLut products_of_pair(f32x16 first, f32x16 second) {
-    const __m512 low = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    const __m512 high = _mm512_setr_ps(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return {{_mm512_fmadd_ps(high, second.v, _mm512_mul_ps(low, first.v))}};
+// What makes `a` comes before the next statement of this kind.
+KARAT_INLINE void made(f32x16 a) { __asm__ volatile("" : : "v"(a.v)); }
+
+// Of `table` the lane that the lowest four bits of each lane of `index` name.
+KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {_mm512_permutexvar_ps(index.v, table.v)}; }
+
+// Lane i of to[k] = rows[i][k].
+KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLanes]) {
+    __m512 by_two[kLanes], by_four[kLanes];  // [4 g + j]: column 4 l + j of rows 4 g … 4 g + 3 is quarter l
+    for (int i = 0; i < kLanes; i += 2) {
+        const __m512 a = _mm512_loadu_ps(rows[i]), b = _mm512_loadu_ps(rows[i + 1]);
+        by_two[i] = _mm512_unpacklo_ps(a, b);
+        by_two[i + 1] = _mm512_unpackhi_ps(a, b);
+    }
+    for (int i = 0; i < kLanes; i += 4)
+        for (int half = 0; half < 2; ++half) {
+            const __m512d a = _mm512_castps_pd(by_two[i + half]), b = _mm512_castps_pd(by_two[i + 2 + half]);
+            by_four[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+            by_four[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        }
+    for (int j = 0; j < 4; ++j) {
+        const __m512 *a = by_four + j, *b = by_four + 8 + j;
+        const __m512 even_a = _mm512_shuffle_f32x4(a[0], a[4], 0x88), odd_a = _mm512_shuffle_f32x4(a[0], a[4], 0xdd);
+        const __m512 even_b = _mm512_shuffle_f32x4(b[0], b[4], 0x88), odd_b = _mm512_shuffle_f32x4(b[0], b[4], 0xdd);
+        to[j] = {_mm512_shuffle_f32x4(even_a, even_b, 0x88)};
+        to[4 + j] = {_mm512_shuffle_f32x4(odd_a, odd_b, 0x88)};
+        to[8 + j] = {_mm512_shuffle_f32x4(even_a, even_b, 0xdd)};
+        to[12 + j] = {_mm512_shuffle_f32x4(odd_a, odd_b, 0xdd)};
+    }
 }
-KARAT_INLINE f32x16 look_up(PairLut lut, i32x16 pair) { return {_mm512_permutexvar_ps(pair.v, lut.all.v)}; }
-// The sum is made before what comes next is read. (A compiler would look up everything first, and keep it in memory.)
-template <class T>
-KARAT_INLINE void before(f32x16 sum, T*& from) { __asm__ volatile("" : "+r"(from) : "v"(sum.v)); }
 
 // Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
 KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
