@@ -10,51 +10,50 @@ std::size_t linear_scratch_floats() {
 
 namespace {
 
-// So many tokens are as well taken one by one, by nibbles.
+// Of panels first … last - 1 the wide ones; returns the first of the others.
+std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::size_t first, [[maybe_unused]] std::size_t last,
+                               [[maybe_unused]] float* scratch) {
 #if defined(KARAT_AVX512)
-inline constexpr std::size_t kOneByOne = 8;
-#else
-inline constexpr std::size_t kOneByOne = 4;
-#endif
-
-void linear_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
-    if (a.tokens > kOneByOne) return many_tokens_by_nibbles(a, b, first, last, scratch);
-    const auto of_token = [](LinearArgs args, std::size_t token) {
-        args.x += token * args.x_stride;
-        if (args.x_sums) args.x_sums += token * (args.weight->columns / 16);
-        args.out += token * args.out_stride;
-        if (args.residual) args.residual += token * args.out_stride;
-        args.tokens = 1;
-        return args;
-    };
-    for (std::size_t panel = first; panel < last; panel += 2) {  // whose weights stay in the cache
-        const std::size_t end = panel + 2 < last ? panel + 2 : last;
-        for (std::size_t token = 0; token < a.tokens; ++token)
-            &a == &b ? one_token(of_token(a, token), panel, end)
-                     : one_token_of_both(of_token(a, token), of_token(b, token), panel, end);
+    const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
+    if (first < end) {
+        few_tokens(args, first, end, scratch);
+        return end;
     }
+#endif
+    return first;
+}
+
+void token_by_token(const LinearArgs& args, std::size_t first, std::size_t last) {
+    for (std::size_t panel = first; panel < last; ++panel)  // whose weights stay in the cache
+        for (std::size_t token = 0; token < args.tokens; ++token) {
+            LinearArgs one = args;
+            one.x += token * args.x_stride;
+            if (args.x_sums) one.x_sums += token * (args.weight->columns / 16);
+            one.out += token * args.out_stride;
+            if (args.residual) one.residual += token * args.out_stride;
+            one.tokens = 1;
+            one_token(one, panel, panel + 1);
+        }
+}
+
+void linear_by_nibbles(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
+    if (args.tokens > kFewByNibbles) return many_tokens_by_nibbles(args, args, first, last, scratch);
+    token_by_token(args, few_tokens_of_wide(args, first, last, scratch), last);
 }
 
 }  // namespace
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last);
-    if (args.weight->info().by_nibbles) return linear_by_nibbles(args, args, first, last, scratch);
-    if constexpr (kFewTokens > 0)
-        if (args.tokens <= kFewTokens) {
-            const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
-            if (first < end) {
-                few_tokens(args, first, end, scratch);
-                first = end;
-            }
-        }
+    if (args.weight->info().by_nibbles) return linear_by_nibbles(args, first, last, scratch);
+    if (args.tokens <= kFewTokens) first = few_tokens_of_wide(args, first, last, scratch);
     many_tokens(args, first, last, scratch);
 }
 
 void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
     if (a.tokens == 1) return one_token_of_both(a, b, first, last);
-    if (a.weight->info().by_nibbles && a.weight->format == b.weight->format)
-        return linear_by_nibbles(a, b, first, last, scratch);
+    if (a.tokens > kFewByNibbles && a.weight->info().by_nibbles && a.weight->format == b.weight->format)
+        return many_tokens_by_nibbles(a, b, first, last, scratch);
     linear(a, first, last, scratch);
     linear(b, first, last, scratch);
 }

@@ -7,15 +7,21 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// `few_tokens` is for so many; 0: there is no such kernel here.
+// Up to so many tokens are few. Of formats that are multiplied column by column, wide panels have `few_tokens` for them (0: not
+// here). Of those multiplied by nibbles they have, too, with AVX-512; without, and in other panels, each token is taken alone.
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
 inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
 #else
 inline constexpr std::size_t kFewTokens = 0;
 #endif
+#if defined(KARAT_AVX512)
+inline constexpr std::size_t kFewByNibbles = 12;
+#else
+inline constexpr std::size_t kFewByNibbles = 4;
+#endif
 
-// Panels first … last - 1 of a layer; `few_tokens`: panels of kPanelGroups. Both: the same panels of two, or of one twice.
-// `few_tokens` and `many_tokens` are for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
+// Panels first … last - 1 of a layer; `few_tokens`: of kPanelGroups. Both: the same panels of two, or of one twice.
+// `many_tokens` is for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
 void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);

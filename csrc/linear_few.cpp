@@ -2,12 +2,12 @@
 // chains of several tokens.
 #include "linear.h"
 
-#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+#if defined(KARAT_AVX512)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
 // What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly: a line
-// or none before each four columns, or before each column of stored floats.
+// or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
 class Ahead {
 public:
     Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps) : at_(lines), due_(lines), step_(bytes / steps) {}
@@ -20,6 +20,12 @@ private:
     const std::uint8_t *at_, *due_;
     std::size_t step_;
 };
+
+// A pass: so many tokens by so many groups. Those share what is made of a token's numbers for a nibble.
+template <class Fmt>
+inline constexpr int kPassTokens = kByNibbles<Fmt> ? 4 : kDirectTokens;
+template <class Fmt>
+inline constexpr int kPassGroups = kByNibbles<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
 
 // Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
 template <class Fmt, int G, int DG>
@@ -42,7 +48,7 @@ struct FewTokens {
             const std::size_t end = a.leaf_ends[leaf];
             if constexpr (kIsBlock<Fmt>) {
                 for (int i = 0; i < T * DG; ++i) store(sums + i * kLanes, zero());
-                const auto codes = Fmt::Codes::make();
+                [[maybe_unused]] const auto codes = Fmt::Codes::make();
                 constexpr std::size_t step = G * kGroupRows * Fmt::kBytes;
                 for (; start < end; start += Fmt::kColumns, w += step)
                     for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
@@ -50,25 +56,10 @@ struct FewTokens {
                         for (int t = 0; t < T; ++t)
                             for (int g = 0; g < DG; ++g) part[t][g] = zero();
                         const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
-                        // Halves of 16 columns, of which the compiler knows which it is.
-                        const auto sixteen = [&](auto half) {
-                            for (int word = 0; word < 4; ++word) {
-                                ahead.step();
-#pragma GCC unroll 4
-                                for (int j = 0; j < 4; ++j) {
-                                    f32x16 weight[DG];
-                                    for (int g = 0; g < DG; ++g)
-                                        weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, half * 4 + word, j);
-                                    for (int t = 0; t < T; ++t) {
-                                        const float* of_token = at + static_cast<std::size_t>(t) * stride;
-                                        const f32x16 value = broadcast(of_token + half * 16 + 4 * word + j);
-                                        for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
-                                    }
-                                }
-                            }
-                        };
-                        sixteen(std::integral_constant<int, 0>());
-                        if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
+                        if constexpr (kByNibbles<Fmt>)
+                            add_nibbles(w, sub, at, part, ahead);
+                        else
+                            add_codes(codes, w, sub, at, part, ahead);
                         float totals[T];
                         if constexpr (Fmt::kHasMinimum)
                             for (int t = 0; t < T; ++t)
@@ -122,20 +113,68 @@ struct FewTokens {
             for (std::size_t g = 0; g < DG; ++g)
                 finish(a, token + t, row + g * kLanes, load(sums + (t * DG + g) * kLanes));
     }
+
+private:
+    // A sub-block's chains, by column.
+    template <class Codes, int T>
+    KARAT_INLINE void add_codes(const Codes& codes, const std::uint8_t* w, int sub, const float* x, f32x16 (&part)[T][DG],
+                                Ahead& ahead) const {
+        // Halves of 16 columns, of which the compiler knows which it is.
+        const auto sixteen = [&](auto half) {
+            for (int word = 0; word < 4; ++word) {
+                ahead.step();
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) {
+                    f32x16 weight[DG];
+                    for (int g = 0; g < DG; ++g)
+                        weight[g] = codes.code(block_of<Fmt>(w, group + g, G), sub, half * 4 + word, j);
+                    for (int t = 0; t < T; ++t) {
+                        const float* of_token = x + static_cast<std::size_t>(t) * a.x_stride;
+                        const f32x16 value = broadcast(of_token + half * 16 + 4 * word + j);
+                        for (int g = 0; g < DG; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+                    }
+                }
+            }
+        };
+        sixteen(std::integral_constant<int, 0>());
+        if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
+    }
+
+    // The same by nibbles.
+    template <int T>
+    KARAT_INLINE void add_nibbles(const std::uint8_t* w, int sub, const float* x, f32x16 (&part)[T][DG], Ahead& ahead) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < kNibbles<Fmt>; ++i) {
+            const Nibble n = nibble(i);
+            if (i % (kNibbles<Fmt> / 4) == 0) ahead.step();
+            i32x16 bits[DG];
+            for (int g = 0; g < DG; ++g) bits[g] = nibbles_of<Fmt>(block_of<Fmt>(w, group + g, G), sub, n);
+            for (int t = 0; t < T; ++t) {
+                const float* of_token = x + static_cast<std::size_t>(t) * a.x_stride;
+                const f32x16 products = product(
+                    n, [&](int column) { return broadcast(of_token + column); },
+                    [](const float (&values)[kProducts]) { return load(values); });
+                for (int g = 0; g < DG; ++g) part[t][g] = part[t][g] + pick(products, bits[g]);
+            }
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < DG; ++g) made(part[t][g]);
+        }
+    }
 };
 
 template <class Fmt>
 void panel_of_few(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    const std::size_t tiles = (a.tokens + kDirectTokens - 1) / kDirectTokens, passes = tiles * (kPanelGroups / kDirectGroups);
+    constexpr int most = kPassTokens<Fmt>, groups = kPassGroups<Fmt>;
+    const std::size_t tiles = (a.tokens + most - 1) / most, passes = tiles * (kPanelGroups / groups);
     const std::uint8_t* const next = a.weight->panel(panel + 1);
     const std::size_t bytes = static_cast<std::size_t>(next - a.weight->panel(panel)), share = bytes / passes;
     const std::size_t steps = kIsBlock<Fmt> ? a.weight->columns / 4 : a.weight->columns;
     std::size_t pass = 0;
-    for (int group = 0; group < static_cast<int>(kPanelGroups); group += kDirectGroups)
+    for (int group = 0; group < static_cast<int>(kPanelGroups); group += groups)
         for (std::size_t i = 0; i < tiles; ++i, ++pass) {
             const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
-            with_height<kDirectTokens, 2>(last - first, FewTokens<Fmt, kPanelGroups, kDirectGroups>{
-                                                            a, panel, first, group, s, {next + pass * share, share, steps}});
+            with_height<most, 2>(last - first, FewTokens<Fmt, kPanelGroups, groups>{
+                                                   a, panel, first, group, s, {next + pass * share, share, steps}});
         }
 }
 
@@ -146,7 +185,7 @@ struct Run {
     template <class Fmt>
     void run() const {
         const Scratch s(scratch);
-        if constexpr (!kByNibbles<Fmt>)
+        if constexpr (kByNibbles<Fmt> || kFewTokens > 0)
             for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
     }
 };

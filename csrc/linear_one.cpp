@@ -120,6 +120,7 @@ KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float
         const auto number = [&](int column) { return broadcast(x + column); };
         const f32x16 products = product(n, number, [](const float (&values)[kProducts]) { return load(values); });
         for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles_of<Fmt>(w.block(g), sub, n));
+        for (int g = 0; g < G; ++g) made(part[g]);  // or they would be added last, and wait in memory
         done(i);
     }
 }

@@ -44,11 +44,10 @@ KARAT_INLINE f32x16 product(Nibble n, const X& x, const Count& count) {
 template <class Fmt>
 KARAT_INLINE i32x16 nibbles_of(const Block& b, int s, Nibble n) {
     const int word = Fmt::Codes::word_of(s, n.word), shift = Fmt::Codes::shift_of(s, n.word);
-#if defined(KARAT_TWO_PORTS)
-    return b.word(word) >> (n.at + shift);
-#else
-    return b.from_byte(word, n.at / 8) >> (n.at % 8 + shift);
+#if !defined(KARAT_TWO_PORTS)
+    if (n.word == 0) return b.from_byte(word, n.at / 8) >> (n.at % 8 + shift);  // for every second one no shift
 #endif
+    return b.word(word) >> (n.at + shift);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -270,8 +270,8 @@ def test_gate_and_up_together_have_the_bits_of_each(
 @settings(max_examples=15)
 @given(
     rows=st.sampled_from([1, 40, 512, 513, 1024, 1100]),
-    tokens=st.sampled_from([3, 4, 5, 10, 11, 16, 17, 31, 33, 48, 49, 64, 100]), blocks=st.sampled_from([1, 2, 9]),
-    seed=st.integers(0, 2**32 - 1),
+    tokens=st.sampled_from([2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 31, 33, 48, 49, 64, 100]),
+    blocks=st.sampled_from([1, 2, 9]), seed=st.integers(0, 2**32 - 1),
 )  # fmt: skip
 @example(rows=4700, tokens=48, blocks=2, seed=2)  # one thread takes more rows at a time than a table serves
 def test_sums_by_nibbles_of_many_rows_and_tokens_are_those_of_each_token(
