@@ -110,17 +110,35 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& d
     }
 }
 
-// The same by nibbles; `done(i)` comes after nibble i.
+// Nibbles of all groups, asked for in turn.
+template <class Fmt, int G>
+class NibblesInTurn {
+public:
+    KARAT_INLINE i32x16 of(const Panels<Fmt, G>& w, int sub, int i, int g) {
+#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+        // Bytes that nibbles i and i + 4 lie in are kept: loads are what these cores wait for.
+        if (i < 4) bytes_[i][g] = kept(nibbles_of<Fmt>(w.block(g), sub, nibble(i)));
+        if (i < 8) return i < 4 ? bytes_[i][g] : bytes_[i - 4][g] >> 4;
+#endif
+        return nibbles_of<Fmt>(w.block(g), sub, nibble(i));
+    }
+
+private:
+    i32x16 bytes_[4][G];
+};
+
+// The chains by nibbles; `done(i)` comes after nibble i.
 template <class Fmt, int G, class Done>
 KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done, f32x16 (&part)[G]) {
+    NibblesInTurn<Fmt, G> nibbles;
     for (int g = 0; g < G; ++g) part[g] = zero();
     KARAT_UNROLL_SUB_BLOCK
     for (int i = 0; i < kNibbles<Fmt>; ++i) {
-        const Nibble n = nibble(i);
         const auto number = [&](int column) { return broadcast(x + column); };
-        const f32x16 products = product(n, number, [](const float (&values)[kProducts]) { return load(values); });
-        for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles_of<Fmt>(w.block(g), sub, n));
-        for (int g = 0; g < G; ++g) made(part[g]);  // or they would be added last, and wait in memory
+        const f32x16 products = product(nibble(i), number, [](const float (&values)[kProducts]) { return load(values); });
+        for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles.of(w, sub, i, g));
+        if (i % 2)
+            for (int g = 0; g < G; ++g) made(part[g]);  // or they would be added last, and wait in memory
         done(i);
     }
 }

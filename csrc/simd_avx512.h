@@ -115,6 +115,12 @@ KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {  // lo
 // What makes `a` comes before the next statement of this kind.
 KARAT_INLINE void made(f32x16 a) { __asm__ volatile("" : : "v"(a.v)); }
 
+// `a`, which stays in a register. (A compiler would load it again.)
+KARAT_INLINE i32x16 kept(i32x16 a) {
+    __asm__("" : "+v"(a.v));
+    return a;
+}
+
 // Of `table` the lane that the lowest four bits of each lane of `index` name.
 KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {_mm512_permutexvar_ps(index.v, table.v)}; }
 
