@@ -10,20 +10,24 @@ std::size_t linear_scratch_floats() {
 
 namespace {
 
-// Of panels first … last - 1 the wide ones; returns the first of the others.
+// Of panels first … last - 1 the wide ones, if they have `few_tokens` for so many; returns the first that is left.
 std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::size_t first, [[maybe_unused]] std::size_t last,
-                               [[maybe_unused]] float* scratch) {
-#if defined(KARAT_AVX512)
-    const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
-    if (first < end) {
-        few_tokens(args, first, end, scratch);
-        return end;
+                               [[maybe_unused]] std::size_t most, [[maybe_unused]] float* scratch) {
+    if constexpr (kFewTokens > 0 || kFewByNibbles > 0) {
+        const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
+        if (first < end && args.tokens <= most) {
+            few_tokens(args, first, end, scratch);
+            return end;
+        }
     }
-#endif
     return first;
 }
 
-void token_by_token(const LinearArgs& args, std::size_t first, std::size_t last) {
+// By nibbles, so many tokens are as well taken one by one where there are no other kernels for a few: in the panels that are
+// not wide, and without AVX-512 in all.
+inline constexpr std::size_t kOneByOne = kFewByNibbles > 0 ? kFewByNibbles : 4;
+
+void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last) {
     for (std::size_t panel = first; panel < last; ++panel)  // whose weights stay in the cache
         for (std::size_t token = 0; token < args.tokens; ++token) {
             LinearArgs one = args;
@@ -36,23 +40,19 @@ void token_by_token(const LinearArgs& args, std::size_t first, std::size_t last)
         }
 }
 
-void linear_by_nibbles(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
-    if (args.tokens > kFewByNibbles) return many_tokens_by_nibbles(args, args, first, last, scratch);
-    token_by_token(args, few_tokens_of_wide(args, first, last, scratch), last);
-}
-
 }  // namespace
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last);
-    if (args.weight->info().by_nibbles) return linear_by_nibbles(args, first, last, scratch);
-    if (args.tokens <= kFewTokens) first = few_tokens_of_wide(args, first, last, scratch);
-    many_tokens(args, first, last, scratch);
+    if (!args.weight->info().by_nibbles)
+        return many_tokens(args, few_tokens_of_wide(args, first, last, kFewTokens, scratch), last, scratch);
+    if (args.tokens > kOneByOne) return many_tokens_by_nibbles(args, args, first, last, scratch);
+    one_by_one(args, few_tokens_of_wide(args, first, last, kFewByNibbles, scratch), last);
 }
 
 void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
     if (a.tokens == 1) return one_token_of_both(a, b, first, last);
-    if (a.tokens > kFewByNibbles && a.weight->info().by_nibbles && a.weight->format == b.weight->format)
+    if (a.tokens > kOneByOne && a.weight->info().by_nibbles && a.weight->format == b.weight->format)
         return many_tokens_by_nibbles(a, b, first, last, scratch);
     linear(a, first, last, scratch);
     linear(b, first, last, scratch);

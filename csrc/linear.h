@@ -7,9 +7,11 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// Up to so many tokens are few. Of formats that are multiplied column by column, wide panels have `few_tokens` for them (0: not
-// here). Of those multiplied by nibbles they have, too, with AVX-512; without, and in other panels, each token is taken alone.
-#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+// Up to so many tokens wide panels have `few_tokens` for (0: not here): of formats that are multiplied column by column, and of
+// those multiplied by nibbles. (Intel's cores have a first tile for them, many_tokens'.)
+#if defined(KARAT_AVX2)
+inline constexpr std::size_t kFewTokens = 8;
+#elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
 inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
 #else
 inline constexpr std::size_t kFewTokens = 0;
@@ -17,7 +19,7 @@ inline constexpr std::size_t kFewTokens = 0;
 #if defined(KARAT_AVX512)
 inline constexpr std::size_t kFewByNibbles = 12;
 #else
-inline constexpr std::size_t kFewByNibbles = 4;
+inline constexpr std::size_t kFewByNibbles = 0;
 #endif
 
 // Panels first … last - 1 of a layer; `few_tokens`: of kPanelGroups. Both: the same panels of two, or of one twice.

@@ -2,7 +2,7 @@
 // chains of several tokens.
 #include "linear.h"
 
-#if defined(KARAT_AVX512)
+#if defined(__AVX2__)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
@@ -21,11 +21,18 @@ private:
     std::size_t step_;
 };
 
-// A pass: so many tokens by so many groups. Those share what is made of a token's numbers for a nibble.
+// A pass: so many tokens by so many groups. By nibbles, groups share what is made of a token's numbers.
+#if defined(KARAT_AVX512)
 template <class Fmt>
 inline constexpr int kPassTokens = kByNibbles<Fmt> ? 4 : kDirectTokens;
 template <class Fmt>
 inline constexpr int kPassGroups = kByNibbles<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
+#else
+template <class Fmt>
+inline constexpr int kPassTokens = kTileTokens;
+template <class Fmt>
+inline constexpr int kPassGroups = kTileGroups;
+#endif
 
 // Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
 template <class Fmt, int G, int DG>
@@ -185,7 +192,7 @@ struct Run {
     template <class Fmt>
     void run() const {
         const Scratch s(scratch);
-        if constexpr (kByNibbles<Fmt> || kFewTokens > 0)
+        if constexpr (kByNibbles<Fmt> ? kFewByNibbles > 0 : kFewTokens > 0)
             for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
     }
 };
