@@ -25,8 +25,9 @@ inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 // Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
 inline constexpr std::size_t kMaxLeaves = 8;
 
-// Panels of each of two matrices that kernels take together at best, for many tokens and formats multiplied by nibbles.
+// Formats multiplied by nibbles: panels of each of two matrices that kernels take together at best, for more tokens than these.
 inline constexpr std::size_t kNibblePanels = 8;
+inline constexpr std::size_t kNibbleFewTokens = 12;
 
 // out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
 //   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,

@@ -7,8 +7,8 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// Up to so many tokens wide panels have `few_tokens` for (0: not here): of formats that are multiplied column by column, and of
-// those multiplied by nibbles. (Intel's cores have a first tile for them, many_tokens'.)
+// How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied column by
+// column (on Intel's cores many_tokens' first tile is for a few), and of those that are multiplied by nibbles.
 #if defined(KARAT_AVX2)
 inline constexpr std::size_t kFewTokens = 8;
 #elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
@@ -17,7 +17,7 @@ inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
 inline constexpr std::size_t kFewTokens = 0;
 #endif
 #if defined(KARAT_AVX512)
-inline constexpr std::size_t kFewByNibbles = 12;
+inline constexpr std::size_t kFewByNibbles = kNibbleFewTokens;
 #else
 inline constexpr std::size_t kFewByNibbles = 0;
 #endif
@@ -121,25 +121,31 @@ KARAT_INLINE float sum_of_x(const float* sums, std::size_t index) {
     return sums[index];
 }
 
-// Calls f with the format as a type.
+// Calls f with the type that the kernels know a format by.
+template <class Fmt, Format format, class F>
+KARAT_INLINE void run_as(const F& f) {
+    constexpr const FormatInfo& info = kFormats[static_cast<int>(format)];
+    static_assert(Fmt::kBytes == info.block_bytes && kHasMinimum<Fmt> == info.has_minimum && kByNibbles<Fmt> == info.by_nibbles);
+    f.template run<Fmt>();
+}
 template <class F>
 KARAT_INLINE void with_format(Format format, const F& f) {
     switch (format) {
-        case Format::f32: return f.template run<F32>();
-        case Format::f16: return f.template run<F16>();
-        case Format::bf16: return f.template run<BF16>();
-        case Format::q8_0: return f.template run<Q8_0>();
-        case Format::q4_0: return f.template run<Q4_0>();
-        case Format::q4_1: return f.template run<Q4_1>();
-        case Format::q5_0: return f.template run<Q5_0>();
-        case Format::q5_1: return f.template run<Q5_1>();
-        case Format::q2_k: return f.template run<Q2_K>();
-        case Format::q3_k: return f.template run<Q3_K>();
-        case Format::q4_k: return f.template run<Q4_K>();
-        case Format::q5_k: return f.template run<Q5_K>();
-        case Format::q6_k: return f.template run<Q6_K>();
-        case Format::iq4_nl: return f.template run<IQ4_NL>();
-        case Format::iq4_xs: return f.template run<IQ4_XS>();
+        case Format::f32: return run_as<F32, Format::f32>(f);
+        case Format::f16: return run_as<F16, Format::f16>(f);
+        case Format::bf16: return run_as<BF16, Format::bf16>(f);
+        case Format::q8_0: return run_as<Q8_0, Format::q8_0>(f);
+        case Format::q4_0: return run_as<Q4_0, Format::q4_0>(f);
+        case Format::q4_1: return run_as<Q4_1, Format::q4_1>(f);
+        case Format::q5_0: return run_as<Q5_0, Format::q5_0>(f);
+        case Format::q5_1: return run_as<Q5_1, Format::q5_1>(f);
+        case Format::q2_k: return run_as<Q2_K, Format::q2_k>(f);
+        case Format::q3_k: return run_as<Q3_K, Format::q3_k>(f);
+        case Format::q4_k: return run_as<Q4_K, Format::q4_k>(f);
+        case Format::q5_k: return run_as<Q5_K, Format::q5_k>(f);
+        case Format::q6_k: return run_as<Q6_K, Format::q6_k>(f);
+        case Format::iq4_nl: return run_as<IQ4_NL, Format::iq4_nl>(f);
+        case Format::iq4_xs: return run_as<IQ4_XS, Format::iq4_xs>(f);
     }
 }
 

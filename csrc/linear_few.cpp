@@ -2,12 +2,12 @@
 // chains of several tokens.
 #include "linear.h"
 
-#if defined(__AVX2__)
+#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly: a line
-// or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
+// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly: some
+// lines or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
 class Ahead {
 public:
     Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps) : at_(lines), due_(lines), step_(bytes / steps) {}
@@ -47,7 +47,6 @@ struct FewTokens {
     KARAT_INLINE void run() const {
         const std::uint8_t* w = a.weight->panel(panel);
         const float* x = a.x + token * a.x_stride;
-        const std::size_t stride = a.x_stride;
         float* sums = s.sums;
         Ahead ahead = next;
         std::size_t start = 0;
@@ -96,7 +95,7 @@ struct FewTokens {
                     f32x16 weight[DG];
                     for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + (group + g) * kLanes * Fmt::kBytes);
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * stride + start);
+                        const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * a.x_stride + start);
                         for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
                     }
                 }

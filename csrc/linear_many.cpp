@@ -56,7 +56,7 @@ struct TileArgs {
 };
 
 // While a tile runs over columns k … k + 31, a part of the next chunk comes near, and what the next tile reads of x and a line
-// of its sums. (Those on Intel's cores only: they save a tenth of the time and more there, on Zen 4 nothing.)
+// of its sums. (Those on Intel's cores only: they save a tenth of the time and more there, and nothing of a prefill on Zen 4.)
 template <int T>
 KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
 #if defined(KARAT_TWO_PORTS)
@@ -245,13 +245,15 @@ struct PanelOfMany {
                 count = end - start < kChunk ? end - start : kChunk;
                 const std::uint8_t* const packed = w + start / kBlockColumns * kBlockBytes;
                 if constexpr (!kUnpackInTile<G>) unpack<Fmt, G>(packed, start, count, s);
-                const std::size_t bytes = count * kBlockBytes / kBlockColumns;  // of the next chunk, if it is as long
+                // The next chunk, if it is as long; of blocks that are longer, so many of their bytes.
+                const std::size_t bytes = count * kBlockBytes / kBlockColumns;
+                const std::uint8_t* const next = w + (start + count) * kBlockBytes / kBlockColumns;
                 const std::size_t each = (bytes / 64 + num_tiles(tokens) - 1) / num_tiles(tokens) * 64;
                 for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
                     const std::size_t first = tile_start(tokens, i), last = tile_start(tokens, i + 1);
                     if (start == begin) begin_leaf(first, last);
                     const std::size_t fetched = i * each < bytes ? i * each : bytes;
-                    tile(first, last, packed, start, count, {packed + bytes + fetched, fetched < bytes ? each : 0});
+                    tile(first, last, packed, start, count, {next + fetched, fetched < bytes ? each : 0});
                     if (start + count == end) end_leaf(leaf, first, last);
                 }
             }
@@ -262,10 +264,10 @@ private:
     void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count,
               Ahead ahead) const {
         const std::size_t x_sums_stride = a.weight->columns / 16;
-        const auto args_from = [&](int g) {  // from group g on
+        const auto args_from = [&](int g) {  // from group g on; the first asks for what comes next
             return TileArgs{a.x + (token + first) * a.x_stride + start,
                             a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
-                            s.sums + first * kWide + g * kLanes, ahead};
+                            s.sums + first * kWide + g * kLanes, g == 0 ? ahead : Ahead{}};
         };
         if constexpr (kUnpackInTile<G>)
             if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, s});

@@ -1,15 +1,13 @@
 // Linear layers for many tokens of formats that are multiplied by nibbles (nibbles.h): a lane is a token. All products of a
 // sub-block are made once for all rows, in a table that stays in the first-level cache; a row's nibbles say which of them it
 // adds up. One addition stands for one and a third (Q3_K) or two multiply-adds (Q2_K).
-#include <utility>
-
 #include "linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
 // Nibbles and rows are known to the compiler where it has instructions for sixteen lanes; without, code would fill megabytes.
-#if defined(__AVX2__)
+#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
 #define KARAT_UNROLL _Pragma("GCC unroll 16")
 #else
 #define KARAT_UNROLL
@@ -138,7 +136,11 @@ struct TokensByNibbles {
                 [&](int level) {
                     for (std::size_t i = 0; i < size; i += kLanes) store(sums + i, load(levels[level] + i) + load(sums + i));
                 },
-                [&](int level) { std::swap(levels[level], sums); });
+                [&](int level) {  // the two change places
+                    float* const waiting = sums;
+                    sums = levels[level];
+                    levels[level] = waiting;
+                });
         }
         const float* own = sums;
         for (std::size_t i = 0; i < panels.size(); own += panels[i++].groups() * kGroupRows * kLine) end_panel(panels[i], own);

@@ -40,7 +40,7 @@ KARAT_INLINE f32x16 product(Nibble n, const X& x, const Count& count) {
     return sum;
 }
 
-// The nibble of 16 rows, in the lowest four bits of each lane. (The next three are the lowest four bits of its other bytes.)
+// The nibble of 16 rows, in the lowest four bits of each lane. (The three after nibble 0, 4 or 8 are those of its other bytes.)
 template <class Fmt>
 KARAT_INLINE i32x16 nibbles_of(const Block& b, int s, Nibble n) {
     const int word = Fmt::Codes::word_of(s, n.word), shift = Fmt::Codes::shift_of(s, n.word);

@@ -155,16 +155,17 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which) const {
 void LinearOp::run(StepContext& s, int thread) {
     if (s.rows(x) == 0) return;
     float* scratch = s.scratch(thread);
+    // Panels that share a table of products (csrc/linear_nibbles.cpp) are taken together.
+    std::size_t least = 1;
+    for (const MatrixRef& weight : weights)
+        if (s.rows(x) > kNibbleFewTokens && weight->matrix.info().by_nibbles) least = kNibblePanels;
     StepContext::Range range;
     if (act >= 0) {  // gate and up, panel by panel, and what is made of them
-        while (s.take(index, weights[0]->matrix.num_panels(), thread, range)) gate_and_up(s, thread, range);
+        while (s.take(index, weights[0]->matrix.num_panels(), thread, range, least)) gate_and_up(s, thread, range);
         return;
     }
-    std::size_t total = 0, least = 1;
-    for (const MatrixRef& weight : weights) {
-        total += weight->matrix.num_panels();
-        if (s.rows(x) > 1 && weight->matrix.info().by_nibbles) least = kNibblePanels;
-    }
+    std::size_t total = 0;
+    for (const MatrixRef& weight : weights) total += weight->matrix.num_panels();
     while (s.take(index, total, thread, range, least)) {
         std::size_t before = 0;
         for (std::size_t which = 0; which < weights.size(); ++which) {

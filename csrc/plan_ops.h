@@ -1,6 +1,8 @@
 // The ops of a plan: each says how its work is shared out among threads, and leaves the arithmetic to the kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "plan.h"
 
 namespace karat {
