@@ -55,7 +55,7 @@ struct Q8_0 {
 };
 
 // Columns 0 … 15 are the low halves of the 16 bytes of four words, 16 … 31 the high ones.
-KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
+constexpr int nibble_in_byte(int c) { return 4 * (c / 4); }
 
 // Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
 template <int kFirst, int kStep>
@@ -104,34 +104,28 @@ struct Q4_1 {  // word 0: scale and minimum
     static constexpr int kColumns = 32, kBytes = 20, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        Bits<4, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.stored(b, 1 + c % 4, j, nibble_in_byte(c));
+        static constexpr int kWidth = 4;  // subnormal.h
+        static constexpr int word_of(int, int c) { return 1 + c % 4; }
+        static constexpr int bit_of(int, int c) { return nibble_in_byte(c); }
+        Bits<kWidth, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
+        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
+            return bits.stored(b, word_of(s, c), j, bit_of(s, c));
         }
     };
     using Scales = ScaleAndMinimum;
 };
 
-// The fifth bits of all 32 codes are one word, column k at bit k; the nibbles follow it.
+// The fifth bits of all 32 codes are one word, that of column 4 c + j at bit c of byte j (packed.cpp); the nibbles follow it.
 template <int kHighBits, int kBias>
 struct FiveBits {
-    Bits<5, kBias> bits;
-    static KARAT_INLINE FiveBits make() { return {Bits<5, kBias>::make()}; }
-#if defined(KARAT_AVX512)
-    KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {  // four at a time put together
-        const i32x16 low = b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c);
-        return bits.byte(bits_of_two(low, bytes_of_bits(b.word(kHighBits), c), 0x0f0f0f0f), j);
+    static constexpr int kWidth = 5, kBytesBias = kBias;
+    Bits<kWidth, kBias> bits;
+    static KARAT_INLINE FiveBits make() { return {Bits<kWidth, kBias>::make()}; }
+    static KARAT_INLINE i32x16 bytes(const Block& b, int, int c) {
+        return joined<4, 1>(b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c), b.word(kHighBits), c);
     }
-#else
-    KARAT_INLINE i32x16 bytes(const Block& b, int, int c) const {
-        const i32x16 low = (b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c)) & iset1(0x0f0f0f0f);
-        const i32x16 high = bytes_of_bits(b.word(kHighBits), c) & iset1(0x10101010);
-        return low | high;
-    }
-    static constexpr int kBytesBias = kBias;
     KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
-#endif
 };
 
 struct Q5_0 {
@@ -231,10 +225,13 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
     static constexpr int kColumns = 256, kBytes = 144, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        Bits<4, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<4, 0>::make()}; }
+        static constexpr int kWidth = 4;  // subnormal.h
+        static constexpr int word_of(int s, int c) { return 4 + 8 * (s / 2) + c; }
+        static constexpr int bit_of(int s, int) { return 4 * (s % 2); }
+        Bits<kWidth, 0> bits;
+        static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, 4 + 8 * (s / 2) + c, j, 4 * (s % 2));
+            return bits.stored(b, word_of(s, c), j, bit_of(s, c));
         }
     };
     using Scales = SixBitScales;
@@ -244,10 +241,10 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
     static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static constexpr int kBytesBias = 0;
-        Bits<5, kBytesBias> bits;
-        static KARAT_INLINE Codes make() { return {Bits<5, kBytesBias>::make()}; }
-        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
+        static constexpr int kWidth = 5, kBytesBias = 0;
+        Bits<kWidth, kBytesBias> bits;
+        static KARAT_INLINE Codes make() { return {Bits<kWidth, kBytesBias>::make()}; }
+        static KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) {
             return joined<4, 1>(b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2)), b.word(4 + c), s);
         }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }

@@ -66,6 +66,15 @@ constexpr Move move_bytes(int from, int from_bit, int to, int to_bit, int width)
             (((1u << width) - 1) << from_bit) * 0x01010101u};
 }
 
+// Q5_0 and Q5_1: fifth bits, one word, lie in the bytes that their codes have in the words of nibbles.
+template <int kWord>
+constexpr auto kMovesQ5 = [] {
+    std::array<Move, 32> moves{};
+    for (int c = 0; c < 8; ++c)
+        for (int j = 0; j < 4; ++j) moves[4 * c + j] = {kWord, kWord, 8 * j + c - (4 * c + j), 1u << (4 * c + j)};
+    return moves;
+}();
+
 // Q2_K: the codes of a sub-block, which are a quarter of each of four words, become one word.
 constexpr auto kMovesQ2K = [] {
     std::array<Move, 64> moves{};
@@ -95,6 +104,8 @@ struct Arrangement {
 constexpr std::size_t kMostWords = 24;
 
 Arrangement arrangement_of(Format format) {
+    if (format == Format::q5_0) return {kMovesQ5<0>, 0, 1};
+    if (format == Format::q5_1) return {kMovesQ5<1>, 1, 1};
     if (format == Format::q2_k) return {kMovesQ2K, 4, 16};
     if (format == Format::q3_k) return {kMovesQ3K, 0, 24};
     return {};

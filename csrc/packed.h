@@ -6,8 +6,8 @@
 //   the 16-bit scale, in formats whose blocks are no multiple of 4 bytes    [group][row] 16 bits
 //   then each 32-bit word of the block in turn                              [word][group][row] 32 bits
 // So the packed matrix has the bytes of the stored one (and those of rows that fill up a group), and any format of ggml
-// is packed by one routine. In Q2_K and Q3_K the codes of a sub-block, or the bits of a code, are spread over words: those
-// bits are arranged anew (packed.cpp).
+// is packed by one routine. In Q2_K and Q3_K the codes of a sub-block, or the bits of a code, are spread over words, in Q5_0 and
+// Q5_1 fifth bits lie in other bytes than their codes: those bits are arranged anew (packed.cpp).
 #pragma once
 
 #include <cstddef>

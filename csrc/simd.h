@@ -77,13 +77,6 @@ KARAT_INLINE i32x16 byte_of(i32x16 a, int j) { return (a >> (8 * j)) & iset1(255
 // Byte j of each lane alone, where j is a constant.
 KARAT_INLINE i32x16 byte_alone(i32x16 a, int j) { return byte_of(a, j); }
 
-// Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
-KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
-    const i32x16 four = (a >> (4 * c)) & iset1(15);
-    const i32x16 own = (four | (four << 7) | (four << 14) | (four << 21)) & iset1(0x01010101);
-    return (own << 8) - own;
-}
-
 // Each lane's low 16 bits, a half, as float32.
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint32_t words[kLanes];

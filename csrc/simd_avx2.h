@@ -90,12 +90,6 @@ KARAT_INLINE i32x16 move_bytes(i32x16 a, std::uint32_t from) {
 }
 // Byte j of each lane alone, where j is a constant.
 KARAT_INLINE i32x16 byte_alone(i32x16 a, int j) { return move_bytes(a, 0x80808000u + static_cast<std::uint32_t>(j)); }
-// Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
-KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
-    const i32x16 bit = c % 2 ? iset1(static_cast<std::int32_t>(0x80402010)) : iset1(0x08040201);
-    const i32x16 own = move_bytes(a, static_cast<std::uint32_t>(c / 2) * 0x01010101u) & bit;
-    return {_mm256_cmpeq_epi8(own.lo, bit.lo), _mm256_cmpeq_epi8(own.hi, bit.hi)};
-}
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     const i32x16 low = a & iset1(0xffff);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.lo, low.hi), 0xd8);

@@ -149,22 +149,17 @@ KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLa
     }
 }
 
-// Byte j of each lane: all ones where bit 4 c + j of the lane is set, else 0.
-KARAT_INLINE i32x16 bytes_of_bits(i32x16 a, int c) {
-    const auto spread = [](std::uint32_t four) {
-        return static_cast<int>(((four | four << 7 | four << 14 | four << 21) & 0x01010101u) * 255);
-    };
-    const __m512i table = _mm512_setr_epi32(
-        spread(0), spread(1), spread(2), spread(3), spread(4), spread(5), spread(6), spread(7), spread(8), spread(9),
-        spread(10), spread(11), spread(12), spread(13), spread(14), spread(15));
-    return {_mm512_permutexvar_epi32((a >> (4 * c)).v, table)};
-}
-
 KARAT_INLINE i32x16 rotate_right(i32x16 a, int n) { return {_mm512_rorv_epi32(a.v, _mm512_set1_epi32(n))}; }
 
 // Bits of a where mask has ones, of b elsewhere.
 KARAT_INLINE i32x16 bits_of_two(i32x16 a, i32x16 b, std::int32_t mask) {
     return {_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a.v, b.v, 0xca)};
+}
+
+// Whether each lane is zero, or at least `low` and less than `high`, of numbers that are not negative.
+KARAT_INLINE bool zero_or_between(i32x16 a, std::int32_t low, std::int32_t high) {
+    const __m512i above = _mm512_sub_epi32(a.v, _mm512_set1_epi32(low));
+    return !_mm512_mask_cmpge_epu32_mask(_mm512_test_epi32_mask(a.v, a.v), above, _mm512_set1_epi32(high - low));
 }
 
 // (a & mask) ^ bits
