@@ -27,7 +27,7 @@ std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::siz
 // not wide, and without AVX-512 in all.
 inline constexpr std::size_t kOneByOne = kFewByNibbles > 0 ? kFewByNibbles : 4;
 
-void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last) {
+void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     for (std::size_t panel = first; panel < last; ++panel)  // whose weights stay in the cache
         for (std::size_t token = 0; token < args.tokens; ++token) {
             LinearArgs one = args;
@@ -36,22 +36,22 @@ void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last) {
             one.out += token * args.out_stride;
             if (args.residual) one.residual += token * args.out_stride;
             one.tokens = 1;
-            one_token(one, panel, panel + 1);
+            one_token(one, panel, panel + 1, scratch);
         }
 }
 
 }  // namespace
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
-    if (args.tokens == 1) return one_token(args, first, last);
+    if (args.tokens == 1) return one_token(args, first, last, scratch);
     if (!args.weight->info().by_nibbles)
         return many_tokens(args, few_tokens_of_wide(args, first, last, kFewTokens, scratch), last, scratch);
     if (args.tokens > kOneByOne) return many_tokens_by_nibbles(args, args, first, last, scratch);
-    one_by_one(args, few_tokens_of_wide(args, first, last, kFewByNibbles, scratch), last);
+    one_by_one(args, few_tokens_of_wide(args, first, last, kFewByNibbles, scratch), last, scratch);
 }
 
 void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
-    if (a.tokens == 1) return one_token_of_both(a, b, first, last);
+    if (a.tokens == 1) return one_token_of_both(a, b, first, last, scratch);
     if (a.tokens > kOneByOne && a.weight->info().by_nibbles && a.weight->format == b.weight->format)
         return many_tokens_by_nibbles(a, b, first, last, scratch);
     linear(a, first, last, scratch);

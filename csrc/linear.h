@@ -3,6 +3,7 @@
 
 #include "kernels_isa.h"
 #include "nibbles.h"
+#include "subnormal.h"
 #include "tile.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -24,8 +25,8 @@ inline constexpr std::size_t kFewByNibbles = 0;
 
 // Panels first … last - 1 of a layer; `few_tokens`: of kPanelGroups. Both: the same panels of two, or of one twice.
 // `many_tokens` is for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
-void one_token(const LinearArgs& args, std::size_t first, std::size_t last);
-void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last);
+void one_token(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);

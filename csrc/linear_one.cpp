@@ -12,7 +12,8 @@ namespace {
 #endif
 
 // Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by themselves,
-// but only to the end of a page: so far ahead the first lines of the next one must be asked for.
+// but only to the end of a page: so far ahead the first lines of the next one must be asked for. (Codes as subnormal numbers
+// need a second panel besides: the chains of one just fill the multiply-add's latency, and nothing is left for a delay.)
 #if defined(KARAT_TWO_PORTS)
 inline constexpr bool kTwoStreams = true;
 #else
@@ -162,11 +163,15 @@ struct ScalesOf {
     }
 };
 
-// Scales and minima of a sub-block, after its codes.
-template <class Fmt, int G>
+// Scales and minima of a sub-block, after its codes. kScaled: those of scaled x (subnormal.h).
+template <bool kScaled = false, class Fmt, int G>
 KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, const ScalesOf<Fmt, G>& scales, int sub, const float* x_sums,
                                 std::size_t column, const f32x16 (&part)[G], f32x16 (&sum)[G]) {
-    for (int g = 0; g < G; ++g) sum[g] = fma(part[g], scales.of(w, g).scale(w.block(g), sub), sum[g]);
+    for (int g = 0; g < G; ++g) {
+        f32x16 scale = scales.of(w, g).scale(w.block(g), sub);
+        if constexpr (kScaled) scale = scale * set1(kPartScale);
+        sum[g] = fma(part[g], scale, sum[g]);
+    }
     if constexpr (Fmt::kHasMinimum) {
         const f32x16 total = set1(sum_of_x<Fmt::kSub>(x_sums, column / Fmt::kSub));
         for (int g = 0; g < G; ++g) sum[g] = fma(total, scales.of(w, g).minimum(w.block(g), sub), sum[g]);
@@ -215,7 +220,7 @@ KARAT_INLINE void prefetch_step([[maybe_unused]] const Panels<Fmt, G>& w, [[mayb
     }
 }
 
-template <class Fmt, int G>
+template <bool kScaled, class Fmt, int G>
 KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float* x_sums, std::size_t count,
                                  f32x16 (&sum)[G]) {
     [[maybe_unused]] const auto codes = Fmt::Codes::make();
@@ -231,9 +236,13 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
                 chain_of_nibbles(w, sub, x + k, [&](int i) { prefetch_step<kNibbles<Fmt>>(w, sub, i); }, part);
             else
                 chain_of_codes<Fmt>(
-                    x + k, [&](int g, int j) { return codes.code(w.block(g), sub, j / 4, j % 4); },
+                    x + k,
+                    [&](int g, int j) {
+                        if constexpr (kScaled) return subnormal<Fmt>(w.block(g), sub, j / 4, j % 4);
+                        else return codes.code(w.block(g), sub, j / 4, j % 4);
+                    },
                     [&](int j) { prefetch_step<Fmt::kSub>(w, sub, j); }, part);
-            end_sub_block(w, scales, sub, x_sums, k, part, sum);
+            end_sub_block<kScaled>(w, scales, sub, x_sums, k, part, sum);
         }
     }
 }
@@ -278,7 +287,7 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
 }
 
 // A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two.
-template <class Fmt, int G>
+template <class Fmt, int G, bool kScaled>
 void panels_of_one(const Place& one, const Place& other) {
     const LinearArgs& a = one.args;
     Panels<Fmt, G> w{one.begin(), one.end()};
@@ -295,7 +304,7 @@ void panels_of_one(const Place& one, const Place& other) {
         if constexpr (kBytesBefore<Fmt>)
             leaf_of_bytes(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else if constexpr (kIsBlock<Fmt>)
-            leaf_of_blocks(w, a.x + start, a.x_sums + start / 16, end - start, sum);
+            leaf_of_blocks<kScaled>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else
             leaf_of_floats(w, a.x + start, end - start, sum);
         start = end;
@@ -312,24 +321,40 @@ void panels_of_one(const Place& one, const Place& other) {
         g < each ? finish(a, 0, one.row(g), sum[g]) : finish(other.args, 0, other.row(g - each), sum[g]);
 }
 
-template <class Fmt>
+template <class Fmt, bool kScaled>
 void single_panels(const LinearArgs& a, std::size_t first, std::size_t last) {
     for (std::size_t panel = first; panel < last; ++panel)
-        a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups>({a, panel}, {a, panel})
-                                                      : panels_of_one<Fmt, 1>({a, panel}, {a, panel});
+        a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups, kScaled>({a, panel}, {a, panel})
+                                                      : panels_of_one<Fmt, 1, kScaled>({a, panel}, {a, panel});
 }
 
 // Panels first … last - 1 of a matrix.
 struct Run {
     const LinearArgs& a;
     std::size_t first, last;
+    float* scratch;
+
     template <class Fmt>
     void run() const {
+#if defined(KARAT_SUBNORMALS)
+        if constexpr (kAsSubnormals<Fmt>)
+            if (a.weight->columns <= Scratch::kFloats && scale_x<Fmt>(a.x, a.weight->columns, scratch)) {
+                LinearArgs scaled = a;
+                scaled.x = scratch;
+                return panels<Fmt, true>(scaled);
+            }
+#endif
+        panels<Fmt, false>(a);
+    }
+
+private:
+    template <class Fmt, bool kScaled>
+    void panels(const LinearArgs& args) const {
         std::size_t panel = first;
-        if constexpr (kTwoStreams)
-            for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
-                panels_of_one<Fmt, 2 * kPanelGroups>({a, panel}, {a, panel + 1});
-        single_panels<Fmt>(a, panel, last);
+        if constexpr (kTwoStreams || kScaled)
+            for (const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
+                panels_of_one<Fmt, 2 * kPanelGroups, kScaled>({args, panel}, {args, panel + 1});
+        single_panels<Fmt, kScaled>(args, panel, last);
     }
 };
 
@@ -341,23 +366,23 @@ struct RunBoth {
     void run() const {
         std::size_t panel = first;
         for (const std::size_t wide = a.weight->num_wide(), end = wide < last ? wide : last; panel < end; ++panel)
-            panels_of_one<Fmt, 2 * kPanelGroups>({a, panel}, {b, panel});
-        single_panels<Fmt>(a, panel, last);
-        single_panels<Fmt>(b, panel, last);
+            panels_of_one<Fmt, 2 * kPanelGroups, false>({a, panel}, {b, panel});
+        single_panels<Fmt, false>(a, panel, last);
+        single_panels<Fmt, false>(b, panel, last);
     }
 };
 
 }  // namespace
 
-void one_token(const LinearArgs& a, std::size_t first, std::size_t last) {
-    with_format(a.weight->format, Run{a, first, last});
+void one_token(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+    with_format(a.weight->format, Run{a, first, last, scratch});
 }
 
-void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last) {
+void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
     if constexpr (kTwoStreams)
         if (a.weight->format == b.weight->format) return with_format(a.weight->format, RunBoth{a, b, first, last});
-    one_token(a, first, last);
-    one_token(b, first, last);
+    one_token(a, first, last, scratch);
+    one_token(b, first, last, scratch);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

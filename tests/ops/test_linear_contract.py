@@ -205,6 +205,34 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
 
 
 @pytest.mark.parametrize("stored", native().formats())
+@settings(max_examples=40)
+@given(
+    powers=st.sampled_from([(-66, -66), (-67, -66), (-66, -60), (-66, 38), (-66, 39), (30, 38), (38, 39), (-149, 127)]),
+    odd=st.sampled_from([None, None, np.inf, np.nan]), tokens=st.sampled_from([1, 1, 1, 3, 20]),
+    seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_numbers_of_any_size_have_the_same_bits_in_every_build(
+    stored: str, powers: tuple[int, int], odd: float | None, tokens: int, seed: int
+) -> None:
+    """Also where a build scales x (csrc/subnormal.h), at the limits of what it scales and beyond."""
+    rng = np.random.default_rng(seed)
+    weight = random_blocks(stored, 144, 512, rng)
+    shape = (tokens, 512)
+    mantissas = rng.uniform(1, 2, shape).astype(np.float32) * rng.choice(np.array([-1, 0, 1], np.float32), shape)
+    x = np.ldexp(mantissas, rng.integers(*powers, shape, endpoint=True))
+    if odd is not None:
+        x[-1, rng.integers(512)] = odd
+    results = {}
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa)
+        got = results[isa] = ops.linear(x, ops.load(weight), name="op")
+        want = results["generic"]
+        bits = [np.where(np.isnan(r), 0, r.view(np.uint32)) for r in (got, want)]
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=isa)
+        np.testing.assert_array_equal(*bits, err_msg=isa)
+
+
+@pytest.mark.parametrize("stored", native().formats())
 def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
     from karat.batch import ForwardBatch
 
