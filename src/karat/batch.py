@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
+_INT32 = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class ForwardBatch:
         for name in (
             "token_ids", "positions", "slots", "query_starts", "context_lens", "block_tables", "logit_rows",
         ):  # fmt: skip
-            assert getattr(self, name).dtype == np.int32, f"{name} is not int32"
+            assert getattr(self, name).dtype == _INT32, f"{name} is not int32"
         assert self.positions.shape == self.slots.shape == (num_tokens,), "per-token arrays differ in length"
         assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (
             "per-sequence arrays differ in length"
@@ -78,7 +79,8 @@ class ForwardBatch:
             expected = [table[position // size] * size + position % size for position in range(cached, context)]
             assert slots[start:stop] == expected, "slots ≠ block table"
         assert len(set(slots)) == num_tokens, "two tokens go to one slot"
-        assert self.token_ids.min() >= 0 and self.token_ids.max() < vocab_size, "a token id outside the vocabulary"
+        token_ids = self.token_ids.tolist()
+        assert min(token_ids) >= 0 and max(token_ids) < vocab_size, "a token id outside the vocabulary"
         rows = self.logit_rows.tolist()
         assert all(a < b for a, b in pairwise(rows)) and (not rows or (rows[0] >= 0 and rows[-1] < num_tokens)), (
             "logit_rows are not ascending rows of the step"

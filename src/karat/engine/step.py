@@ -1,6 +1,7 @@
 """From the scheduler's chunks to a checked ForwardBatch, and through the model to logits."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -21,10 +22,11 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
     positions: list[int] = []
     slots: list[int] = []
     logit_rows: list[int] = []
-    query_starts, context_lens = [0], []
+    block_tables: list[int] = []
+    query_starts, context_lens, cached_lens = [0], [], []
     tables = [blocks.table(chunk.seq.seq_id) for chunk in chunks]
-    block_tables = np.full((len(chunks), max(map(len, tables))), -1, np.int32)
-    for index, (chunk, table) in enumerate(zip(chunks, tables, strict=True)):
+    width = max(map(len, tables))
+    for chunk, table in zip(chunks, tables, strict=True):
         seq, start = chunk.seq, chunk.seq.num_computed
         stop = start + chunk.num_tokens
         logit_rows += (query_starts[-1] + position - start for position in seq.wanted(chunk.num_tokens))
@@ -33,20 +35,25 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
         slots += blocks.slots(seq.seq_id, start, stop)
         query_starts.append(len(token_ids))
         context_lens.append(stop)
+        cached_lens.append(blocks.cached_len(seq.seq_id))
         num_used = blocks.blocks_for(stop)
-        block_tables[index, :num_used] = table[:num_used]
+        block_tables += table[:num_used]
+        block_tables += [-1] * (width - num_used)
+    # One array for all: a call of NumPy for each would be a good part of what a step of one token costs.
+    parts = (token_ids, positions, slots, query_starts, context_lens, block_tables, logit_rows, cached_lens)
+    flat, ends = np.array([number for part in parts for number in part], np.int32), accumulate(map(len, parts))
+    arrays = [flat[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
     batch = ForwardBatch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        slots=np.array(slots, np.int32),
-        query_starts=np.array(query_starts, np.int32),
-        context_lens=np.array(context_lens, np.int32),
-        block_tables=block_tables,
-        logit_rows=np.array(logit_rows, np.int32),
+        token_ids=arrays[0],
+        positions=arrays[1],
+        slots=arrays[2],
+        query_starts=arrays[3],
+        context_lens=arrays[4],
+        block_tables=arrays[5].reshape(len(chunks), width),
+        logit_rows=arrays[6],
         block_size=blocks.block_size,
     )
-    cached_lens = np.array([blocks.cached_len(chunk.seq.seq_id) for chunk in chunks], np.int32)
-    batch.validate(cached_lens=cached_lens, num_slots=blocks.num_blocks * blocks.block_size, vocab_size=vocab_size)
+    batch.validate(cached_lens=arrays[7], num_slots=blocks.num_blocks * blocks.block_size, vocab_size=vocab_size)
     return batch
 
 

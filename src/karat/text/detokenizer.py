@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that has become certain with `token_id`."""
-        return self._stream.push(token_id) if self._is_visible(token_id) else ""
+        return "" if token_id in self._skipped else self._stream.push(token_id)
 
     def finish(self) -> str:
         """What is left at the end of the stream; a character cut short becomes U+FFFD."""
@@ -44,6 +44,8 @@ class IncrementalDetokenizer:
 
 
 class _Stream(Protocol):
+    """An id without a token adds nothing."""
+
     def follow(self, token_ids: Sequence[int]) -> None: ...
     def push(self, token_id: int) -> str: ...
     def finish(self) -> str: ...
@@ -88,6 +90,8 @@ class _Pieces:
         self._held = list(token_ids[len(token_ids) - num_held :])
 
     def push(self, token_id: int) -> str:
+        if not self._tokenizer.has_token(token_id):
+            return ""
         self._held.append(token_id)
         return "" if self._tokenizer.fallback_byte(token_id) is not None else self.finish()
 

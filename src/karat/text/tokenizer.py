@@ -131,7 +131,7 @@ class Tokenizer:
             return b""
         if self.is_byte_level:
             try:
-                return bytes(_BYTE_OF_CHAR[char] for char in token)
+                return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
             except KeyError:  # an added token, spelled as it is
                 return token.encode()
         byte = self.fallback_byte(token_id)
