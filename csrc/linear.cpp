@@ -44,8 +44,10 @@ void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last, flo
 
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last, scratch);
-    if (!args.weight->info().by_nibbles)
-        return many_tokens(args, few_tokens_of_wide(args, first, last, kFewTokens, scratch), last, scratch);
+    if (const FormatInfo& info = args.weight->info(); !info.by_nibbles) {
+        const std::size_t most = info.block_columns == 1 ? kFewOfFloats : kFewTokens;
+        return many_tokens(args, few_tokens_of_wide(args, first, last, most, scratch), last, scratch);
+    }
     if (args.tokens > kOneByOne) return many_tokens_by_nibbles(args, args, first, last, scratch);
     one_by_one(args, few_tokens_of_wide(args, first, last, kFewByNibbles, scratch), last, scratch);
 }

@@ -9,13 +9,14 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied column by
-// column (on Intel's cores many_tokens' first tile is for a few), and of those that are multiplied by nibbles.
+// column (on Intel's cores many_tokens' first tile is for a few), of stored floats (two passes, since to read them is all there
+// is to unpack), and of those that are multiplied by nibbles.
 #if defined(KARAT_AVX2)
-inline constexpr std::size_t kFewTokens = 8;
+inline constexpr std::size_t kFewTokens = 8, kFewOfFloats = 2 * kTileTokens;
 #elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
-inline constexpr std::size_t kFewTokens = 2 * kDirectTokens;
+inline constexpr std::size_t kFewTokens = 2 * kDirectTokens, kFewOfFloats = kFewTokens;
 #else
-inline constexpr std::size_t kFewTokens = 0;
+inline constexpr std::size_t kFewTokens = 0, kFewOfFloats = 0;
 #endif
 #if defined(KARAT_AVX512)
 inline constexpr std::size_t kFewByNibbles = kNibbleFewTokens;
