@@ -95,6 +95,16 @@ KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t
     settle();
 }
 
+// Whether a tile keeps its sums in registers besides, and is half as wide for it: where sub-blocks end after 16 columns, and a
+// store takes two cycles.
+template <int kSub>
+inline constexpr bool kSumsInRegisters =
+#if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+    kSub == 16;
+#else
+    false;
+#endif
+
 // The chunk as it is in the buffer. kSub = 0: plain floats.
 template <int kSub, bool kMinimum, int kStride, int TG>
 struct Tile : TileArgs {
@@ -112,6 +122,24 @@ struct Tile : TileArgs {
             }
             for (int t = 0; t < T; ++t)
                 for (int g = 0; g < TG; ++g) store(sums + t * kWide + g * kLanes, acc[t][g]);
+        } else if constexpr (kSumsInRegisters<kSub>) {
+            static_assert(!kMinimum);
+            f32x16 sum[T][TG];
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g) sum[t][g] = load(sums + t * kWide + g * kLanes);
+            const float* scale = scales;
+            for (std::size_t k = 0; k < count; k += kSub, scale += kStride) {
+                if (k % 32 == 0) fetch_next<T>(*this, k);
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < TG; ++g) acc[t][g] = zero();
+                chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, kSub);
+                for (int g = 0; g < TG; ++g) {
+                    const f32x16 factor = load(scale + g * kLanes);
+                    for (int t = 0; t < T; ++t) sum[t][g] = fma(acc[t][g], factor, sum[t][g]);
+                }
+            }
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g) store(sums + t * kWide + g * kLanes, sum[t][g]);
         } else {
             float* const first_sum = sums;  // in a register: for all the compiler knows, stores below change members
             const float *const first_scale = scales, *const first_minimum = minima;
@@ -217,11 +245,11 @@ __attribute__((noinline)) void run_tile(std::size_t height, const Tile<kSub, kMi
 // in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
 template <class Fmt, int G>
 struct PanelOfMany {
-    static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
     static constexpr int kSub = [] {
         if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
         return 0;
     }();
+    static constexpr int TG = G % kTileGroups ? 1 : kSumsInRegisters<kSub> ? kTileGroups / 2 : kTileGroups;
     // Columns that are next to each other in memory, and their bytes.
     static constexpr std::size_t kBlockColumns = [] {
         if constexpr (kIsBlock<Fmt>) return static_cast<std::size_t>(Fmt::kColumns);
