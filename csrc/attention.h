@@ -5,7 +5,7 @@
 // that way), values with lanes over the head's dimensions.
 #pragma once
 
-#include "kernels_isa.h"
+#include "cache.h"
 #include "tile.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -52,8 +52,9 @@ struct Keys {
         const std::size_t size = a.batch.block_size;
         return static_cast<std::size_t>(table[position / size]) * size + position % size;
     }
-    KARAT_INLINE std::size_t place(std::size_t slot) const {
-        return slot / kLanes * a.cache.num_kv_heads + kv_head;
+    template <class Stored>
+    KARAT_INLINE CachedHead<Stored> head() const {
+        return {a.cache, kv_head};
     }
 };
 

@@ -13,21 +13,22 @@ struct Direct {
     const Scratch& s;
     std::size_t start, from, to;  // the split, and its visible keys
 
-    KARAT_INLINE std::size_t place(std::size_t group) const { return keys.place(keys.slot(start + group * kLanes)); }
+    const CachedHead<const Stored> head = keys.head<const Stored>();
+
+    KARAT_INLINE std::size_t slot(std::size_t group) const { return keys.slot(start + group * kLanes); }
 
     struct Scores {
         const Direct& d;
         template <int T>
         KARAT_INLINE void run() const {
             const std::size_t dim = d.s.dim, last = (d.to + kLanes - 1) / kLanes;
-            const auto* k = reinterpret_cast<const Stored*>(d.keys.a.cache.k);
-            const auto* v = reinterpret_cast<const Stored*>(d.keys.a.cache.v);
             const f32x16 factor = set1(d.keys.a.scale);
             for (std::size_t group = d.from / kLanes; group < last; group += kDirectGroups) {
                 const Stored *in[kDirectGroups], *next[kDirectGroups];
                 for (std::size_t g = 0; g < kDirectGroups; ++g) {
-                    in[g] = k + d.place(least(group + g, last - 1)) * dim * kLanes;
-                    next[g] = v + d.place(least(group + g, last - 1)) * d.s.padded * kLanes;
+                    const std::size_t slot = d.slot(least(group + g, last - 1));
+                    in[g] = d.head.k(slot);
+                    next[g] = d.head.v(slot);
                 }
                 f32x16 acc[T][kDirectGroups];
                 for (int t = 0; t < T; ++t)
@@ -57,15 +58,13 @@ struct Direct {
         template <int T>
         KARAT_INLINE void run() const {
             const std::size_t padded = d.s.padded;
-            const auto* k = reinterpret_cast<const Stored*>(d.keys.a.cache.k);
-            const auto* v = reinterpret_cast<const Stored*>(d.keys.a.cache.v);
             f32x16 acc[T][DG];
             for (int t = 0; t < T; ++t)
                 for (int g = 0; g < DG; ++g) acc[t][g] = zero();
             for (std::size_t group = d.from / kLanes; group * kLanes < d.to; ++group) {
-                const Stored* in = v + d.place(group) * kLanes * padded + dims;
+                const Stored* in = d.head.v(d.slot(group)) + dims;
                 const std::size_t later = least(d.start + kSplitKeys + group * kLanes, d.keys.context - 1);
-                const Stored* next = k + (d.keys.place(d.keys.slot(later)) * d.s.dim + dims) * kLanes;
+                const Stored* next = d.head.k(d.keys.slot(later)) + dims * kLanes;
                 const std::size_t first = most(d.from, group * kLanes), last = least(d.to, (group + 1) * kLanes);
                 for (std::size_t j = first; j < last; ++j) {
                     f32x16 value[DG];

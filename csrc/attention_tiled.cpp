@@ -8,18 +8,18 @@ namespace {
 template <class From>
 void unpack_keys(const Keys& keys, std::size_t first, float* out) {
     using Stored = typename From::Stored;
-    const auto* k = reinterpret_cast<const Stored*>(keys.a.cache.k);
+    const auto head = keys.head<Stored>();
     const std::size_t dim = keys.a.cache.head_dim;
     for (std::size_t lanes = 0; lanes < kKeys && first + lanes < keys.context; lanes += kLanes) {
         const std::size_t position = first + lanes;
         if (keys.a.batch.block_size % kLanes == 0) {
-            const Stored* in = k + keys.place(keys.slot(position)) * dim * kLanes;
+            const Stored* in = head.k(keys.slot(position));
             for (std::size_t d = 0; d < dim; ++d) store(out + d * kKeys + lanes, From::read(in + d * kLanes));
         } else {
             const std::size_t count = least(kLanes, keys.context - position);
             for (std::size_t i = 0; i < count; ++i) {
                 const std::size_t slot = keys.slot(position + i);
-                const Stored* in = k + keys.place(slot) * dim * kLanes + slot % kLanes;
+                const Stored* in = head.k(slot) + slot % kLanes;
                 for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = From::one(in[d * kLanes]);
             }
             for (std::size_t i = count; i < kLanes; ++i)
@@ -32,11 +32,10 @@ void unpack_keys(const Keys& keys, std::size_t first, float* out) {
 template <class From>
 void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
     using Stored = typename From::Stored;
-    const auto* v = reinterpret_cast<const Stored*>(keys.a.cache.v);
+    const auto head = keys.head<Stored>();
     const std::size_t padded = padded_dim(keys.a.cache.head_dim);
     for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t slot = keys.slot(first + i);
-        const Stored* in = v + (keys.place(slot) * kLanes + slot % kLanes) * padded;
+        const Stored* in = head.v(keys.slot(first + i));
         for (std::size_t d = 0; d < padded; d += kLanes) store(out + i * padded + d, From::read(in + d));
     }
 }

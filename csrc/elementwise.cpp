@@ -1,6 +1,6 @@
 // Ops on single elements or pairs of them (kernels.h). Compiled once for each instruction set.
+#include "cache.h"
 #include "exp.h"
-#include "kernels_isa.h"
 #include "simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -94,7 +94,7 @@ template <class As>
 std::ptrdiff_t write(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
                      std::size_t tokens) {
     using Stored = typename As::Stored;
-    const std::size_t heads = cache.num_kv_heads, dim = cache.head_dim, padded = (dim + kLanes - 1) / kLanes * kLanes;
+    const std::size_t heads = cache.num_kv_heads, dim = cache.head_dim;
     std::ptrdiff_t lost = -1;
     const auto put = [&](Stored* to, float value, std::size_t index) {
         *to = As::convert(value);
@@ -106,13 +106,13 @@ std::ptrdiff_t write(const float* k, const float* v, const CacheView& cache, con
         for (std::size_t t = 0; t < tokens; ++t) {
             const std::size_t slot = static_cast<std::size_t>(slots[t]);
             for (std::size_t h = 0; h < heads; ++h, x += dim) {
-                const std::size_t place = slot / kLanes * heads + h, lane = slot % kLanes;
+                const CachedHead<Stored> head(cache, h);
                 const std::size_t index = (static_cast<std::size_t>(part) * tokens * heads + t * heads + h) * dim;
                 if (part == 0) {
-                    Stored* to = reinterpret_cast<Stored*>(cache.k) + place * dim * kLanes + lane;
+                    Stored* to = head.k(slot) + slot % kLanes;
                     for (std::size_t d = 0; d < dim; ++d) put(to + d * kLanes, x[d], index + d);
                 } else {
-                    Stored* to = reinterpret_cast<Stored*>(cache.v) + (place * kLanes + lane) * padded;
+                    Stored* to = head.v(slot);
                     for (std::size_t d = 0; d < dim; ++d) put(to + d, x[d], index + d);
                 }
             }

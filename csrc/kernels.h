@@ -55,13 +55,17 @@ struct LinearArgs {
 
 enum class CacheType : int { f32, f16, bf16 };
 
-// A paged KV cache. Slots are held sixteen together: K with lanes over slots, V with lanes over the head's dimensions.
+// One layer of a paged KV cache. Slots lie in regions, and in a region the K of a head in one piece and its V in the next, so
+// that a split of keys of one text is read as one stream:
+//   [regions, layers, kv_heads] of K [kRegionSlots / 16, head_dim, 16] and V [kRegionSlots, head_dim rounded up to 16]
+// K has lanes over slots, V over the head's dimensions.
+inline constexpr std::size_t kRegionSlots = 256;
+
 struct CacheView {
     CacheType type;
-    std::size_t num_slots;  // a multiple of 16
     std::size_t num_kv_heads, head_dim;
-    std::uint8_t* k;  // of one layer: [slots / 16, kv_heads, head_dim, 16]
-    std::uint8_t* v;  // of one layer: [slots / 16, kv_heads, 16, head_dim rounded up to 16]
+    std::uint8_t* data;         // of the layer, in the first region
+    std::size_t region_bytes;  // of all layers: from one region to the next
 };
 
 // What a step knows of its tokens and sequences (see karat.batch.ForwardBatch).

@@ -13,7 +13,7 @@ namespace {
 
 // AddressSanitizer watches what malloc gives, to the byte, but not pages that were mapped.
 #if defined(__SANITIZE_ADDRESS__)
-std::uint8_t* get(std::size_t bytes, Memory::Pages) {
+std::uint8_t* get(std::size_t bytes) {
     void* data = nullptr;
     if (posix_memalign(&data, 64, bytes) != 0) throw std::bad_alloc();
     return static_cast<std::uint8_t*>(std::memset(data, 0, bytes));
@@ -24,12 +24,12 @@ constexpr std::size_t kRegion = 0;  // each piece has ends of its own
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 constexpr std::size_t kRegion = 16 * kLargePage;
 
-std::uint8_t* get(std::size_t bytes, Memory::Pages pages) {
+std::uint8_t* get(std::size_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
     if (bytes >= 8 * kLargePage)  // advice: a system may have its own mind
-        (void)madvise(data, bytes, pages == Memory::Pages::small ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+        (void)madvise(data, bytes, MADV_HUGEPAGE);
 #endif
     return static_cast<std::uint8_t*>(data);
 }
@@ -46,10 +46,10 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
 }
 
 // Pieces come one after another: the last region takes them until it is full.
-Memory::Memory(std::size_t bytes, Pages pages) : size_(bytes) {
+Memory::Memory(std::size_t bytes, bool together) : size_(bytes) {
     if (bytes == 0) return;
-    if (pages != Pages::together || bytes > kRegion / 2) {
-        data_ = get(bytes, pages);
+    if (!together || bytes > kRegion / 2) {
+        data_ = get(bytes);
         return;
     }
     static std::mutex mutex;

@@ -14,11 +14,8 @@ std::size_t product(std::initializer_list<std::size_t> sizes);
 class Memory {
 public:
     Memory() = default;
-    // Large ones where the system has them, for what is read as a whole; `together`: also for a piece that would not fill
-    // one, beside others, given back with the last of them.
-    enum class Pages { large, small, together };
-
-    explicit Memory(std::size_t bytes, Pages pages = Pages::large);  // throws std::bad_alloc
+    // `together`: a piece that would not fill a large page lies in one beside others, and is given back with the last of them.
+    explicit Memory(std::size_t bytes, bool together = false);  // throws std::bad_alloc
     ~Memory();
     Memory(Memory&& other) noexcept;
     Memory& operator=(Memory&& other) noexcept;

@@ -84,7 +84,7 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
             throw std::invalid_argument("row " + std::to_string(order->data()[row]) + " of " +
                                         std::to_string(num_stored));
     const GilReleased released;
-    Memory memory(matrix.packed_bytes() + kPackedSlack, Memory::Pages::together);
+    Memory memory(matrix.packed_bytes() + kPackedSlack, /*together=*/true);
     struct Job {
         const Matrix& matrix;
         const std::uint8_t* whole;  // of which `stored` are columns

@@ -18,18 +18,16 @@ constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no m
 
 OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads,
                        std::size_t head_dim)
-    : type(type), num_layers(layers), num_slots((slots + 15) / 16 * 16), num_kv_heads(kv_heads), head_dim(head_dim) {
+    : type(type), num_layers(layers), num_slots(slots), num_kv_heads(kv_heads), head_dim(head_dim) {
     const std::size_t item = type == CacheType::f32 ? 4 : 2, padded = (head_dim + 15) / 16 * 16;
     require(layers > 0 && slots > 0 && slots <= kMaxCount && kv_heads > 0 && head_dim > 0, "a cache without room");
-    k_bytes = product({num_slots, kv_heads, head_dim, item});
-    v_bytes = product({num_slots, kv_heads, padded, item});
-    (void)product({layers, v_bytes, 2});  // K takes no more than V
-    memory = Memory(layers * (k_bytes + v_bytes), Memory::Pages::small);  // a short text touches a little of each layer
+    (void)product({kRegionSlots, kv_heads, 2, padded, item});  // K takes no more than V
+    layer_bytes = kRegionSlots * kv_heads * (head_dim + padded) * item;
+    memory = Memory(product({(slots + kRegionSlots - 1) / kRegionSlots, layers, layer_bytes}));
 }
 
 CacheView OwnedCache::layer(std::size_t index) const {
-    std::uint8_t* k = memory.bytes() + index * (k_bytes + v_bytes);
-    return {type, num_slots, num_kv_heads, head_dim, k, k + k_bytes};
+    return {type, num_kv_heads, head_dim, memory.bytes() + index * layer_bytes, num_layers * layer_bytes};
 }
 
 Plan::Plan(const Kernels& kernels, int num_threads) : kernels_(kernels), pool_(Pool::of(num_threads)) {}

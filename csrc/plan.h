@@ -36,7 +36,7 @@ struct OwnedMatrix {
 struct OwnedCache {
     CacheType type;
     std::size_t num_layers, num_slots, num_kv_heads, head_dim;
-    std::size_t k_bytes, v_bytes;  // of a layer
+    std::size_t layer_bytes;  // of a region
     Memory memory;
 
     OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads, std::size_t head_dim);

@@ -261,7 +261,7 @@ def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[floa
 
 @every_executor
 def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
-    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2,
+    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=2, head_dim=2,
                                     dtype="float16"))  # fmt: skip
     k = np.ones((1, 2, 2), ops.dtype)
     k[0, 1, 0] = 70000

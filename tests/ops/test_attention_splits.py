@@ -40,11 +40,12 @@ def attended(isa: str, dtype: Any, context: int, window: int | None, group: int,
     q = rng.standard_normal((40, 2 * group, DIM)).astype(np.float32)
     blocks = -(-context // BLOCK)
     cache: Any = ops.new_cache(
-        CacheSpec(num_layers=1, num_blocks=blocks, block_size=BLOCK, num_kv_heads=2, head_dim=DIM, dtype=dtype)
+        CacheSpec(num_layers=2, num_blocks=blocks, block_size=BLOCK, num_kv_heads=2, head_dim=DIM, dtype=dtype)
     )
-    ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+    ops.kv_write(k, v, cache, 1, ops.begin(last_tokens(context, context)))
+    ops.kv_write(-k, -v, cache, 0, ops.begin(last_tokens(context, context)))  # another layer
     got = {
-        new: ops.read(ops.paged_attention(q[40 - new :], cache, 0, ops.begin(last_tokens(context, new)), scale=SCALE,
+        new: ops.read(ops.paged_attention(q[40 - new :], cache, 1, ops.begin(last_tokens(context, new)), scale=SCALE,
                                           window=window, name="attention"))[-1]
         for new in (1, 3, 40)
     }  # fmt: skip
