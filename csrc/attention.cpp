@@ -165,14 +165,14 @@ void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     const Keys keys = keys_of(a, seq, kv_head);
     const std::size_t stride = s.padded + kStats;
     const bool is_direct = kDirectTokens > 1 && a.batch.block_size % kLanes == 0;
-    const std::size_t most_rows = is_direct ? kDirectTokens : kRows;
-    for (std::size_t row = 0; row < rows.per_token; row += most_rows) {
-        const std::size_t count = least(most_rows, rows.per_token - row);
-        gather_queries(rows, row, count, s);
-        if (is_direct)
+    for (std::size_t row = 0; row < rows.per_token; row += kRows) {
+        const std::size_t count = least(kRows, rows.per_token - row);
+        if (is_direct) {
             direct_split(rows, keys, row, count, index, s);
-        else
+        } else {
+            gather_queries(rows, row, count, s);
             tiled_split(rows, keys, row, count, index, s);
+        }
         for (std::size_t r = 0; r < count; ++r) copy(part + (row + r) * stride, s.part_of(r), stride);
     }
 }

@@ -105,9 +105,9 @@ KARAT_INLINE Keys keys_of(const AttentionArgs& a, std::size_t seq, std::size_t k
             static_cast<std::size_t>(a.batch.context_lens[seq])};
 }
 
-// One split for rows first … first + count - 1 (at most kRows), whose queries are gathered: parts, totals and tops. In
-// tiles over unpacked keys, or, for at most kDirectTokens rows of one token, straight from a cache whose blocks hold whole
-// groups of 16 positions. Both give the same bits.
+// One split for rows first … first + count - 1 (at most kRows): parts, totals and tops. In tiles over unpacked keys, of queries
+// that are gathered, or, for rows of one token, straight from a cache whose blocks hold whole groups of 16 positions. Both
+// give the same bits.
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                  const Scratch& s);
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,

@@ -4,31 +4,56 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// All rows see the same keys. What is not in the caches comes into the second level, evenly and long before: V while scores
+// All rows see the same keys. Some of them at a time, as many as there are registers for: keys and values are still in the
+// nearest cache for the next. What is not in the caches comes into the second level, evenly and long before: V while scores
 // are made, and K of the next split while values are summed.
 template <class From>
 struct Direct {
     using Stored = typename From::Stored;
-    const Keys& keys;
+    static constexpr std::size_t kLine = 64 / sizeof(Stored), kNear = 16384 / sizeof(Stored);
+    static constexpr std::size_t kGroups = kSplitKeys / kLanes;  // of keys
     const Scratch& s;
-    std::size_t start, from, to;  // the split, and its visible keys
+    const float* q;  // [num_rows, head_dim]
+    std::size_t num_rows, from, to;  // visible keys of the split
+    float scale;
+    const Stored *k[2 * kGroups], *v[kGroups];  // of each group; K of those of the next split, too
 
-    const CachedHead<const Stored> head = keys.head<const Stored>();
+    Direct(const Keys& keys, const Scratch& s, const float* q, std::size_t num_rows, std::size_t start, std::size_t from,
+           std::size_t to)
+        : s(s), q(q), num_rows(num_rows), from(from), to(to), scale(keys.a.scale) {
+        const auto head = keys.head<const Stored>();
+        const std::size_t size = keys.a.batch.block_size, first = start + from / kLanes * kLanes;
+        const std::int32_t* block = keys.table + first / size;
+        std::size_t offset = first % size;
+        std::size_t group = from / kLanes;
+        for (; group < 2 * kGroups && start + group * kLanes < keys.context; ++group) {
+            const std::size_t slot = static_cast<std::size_t>(*block) * size + offset;
+            k[group] = head.k(slot);
+            if (group < kGroups) v[group] = head.v(slot);
+            offset += kLanes;
+            if (offset == size) {
+                offset = 0;
+                ++block;
+            }
+        }
+        for (; group < 2 * kGroups; ++group) k[group] = k[group - 1];
+    }
 
-    KARAT_INLINE std::size_t slot(std::size_t group) const { return keys.slot(start + group * kLanes); }
-
+    // Of keys first … last - 1, for T rows.
     struct Scores {
         const Direct& d;
+        std::size_t row, first, last;
         template <int T>
         KARAT_INLINE void run() const {
-            const std::size_t dim = d.s.dim, last = (d.to + kLanes - 1) / kLanes;
-            const f32x16 factor = set1(d.keys.a.scale);
-            for (std::size_t group = d.from / kLanes; group < last; group += kDirectGroups) {
+            const std::size_t dim = d.s.dim, end = (last + kLanes - 1) / kLanes;
+            const f32x16 factor = set1(d.scale);
+            const float* const queries = d.q + row * dim;
+            float* const weights = d.s.weights + row * kSplitKeys;
+            for (std::size_t group = first / kLanes; group < end; group += kDirectGroups) {
                 const Stored *in[kDirectGroups], *next[kDirectGroups];
                 for (std::size_t g = 0; g < kDirectGroups; ++g) {
-                    const std::size_t slot = d.slot(least(group + g, last - 1));
-                    in[g] = d.head.k(slot);
-                    next[g] = d.head.v(slot);
+                    in[g] = d.k[least(group + g, end - 1)];
+                    next[g] = d.v[least(group + g, end - 1)];
                 }
                 f32x16 acc[T][kDirectGroups];
                 for (int t = 0; t < T; ++t)
@@ -37,58 +62,82 @@ struct Direct {
                     f32x16 key[kDirectGroups];
                     for (int g = 0; g < kDirectGroups; ++g) {
                         key[g] = From::read(in[g] + i * kLanes);
-                        if (i * kLanes * sizeof(Stored) % 64 == 0) prefetch_far(next[g] + i * kLanes);
+                        if (i * kLanes % kLine == 0) prefetch_far(next[g] + i * kLanes);
                     }
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 q = broadcast(d.s.q + static_cast<std::size_t>(t) * d.s.padded + i);
-                        for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = fma(key[g], q, acc[t][g]);
+                        const f32x16 value = broadcast(queries + static_cast<std::size_t>(t) * dim + i);
+                        for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = fma(key[g], value, acc[t][g]);
                     }
                 }
-                for (int t = 0; t < T; ++t)
-                    for (std::size_t g = 0; g < kDirectGroups && group + g < last; ++g)
-                        store(d.s.weights + t * kSplitKeys + (group + g) * kLanes, acc[t][g] * factor);
+                for (std::size_t t = 0; t < T; ++t)
+                    for (std::size_t g = 0; g < kDirectGroups && group + g < end; ++g)
+                        store(weights + t * kSplitKeys + (group + g) * kLanes, acc[t][g] * factor);
             }
         }
     };
 
+    // Of keys first … last - 1, into the parts of T rows: DG groups of dimensions.
     template <int DG>
     struct Values {
         const Direct& d;
-        std::size_t dims;  // the first of DG groups of dimensions
+        std::size_t row, dims, first, last;
         template <int T>
         KARAT_INLINE void run() const {
             const std::size_t padded = d.s.padded;
+            const float* const weights = d.s.weights + row * kSplitKeys;
             f32x16 acc[T][DG];
-            for (int t = 0; t < T; ++t)
-                for (int g = 0; g < DG; ++g) acc[t][g] = zero();
-            for (std::size_t group = d.from / kLanes; group * kLanes < d.to; ++group) {
-                const Stored* in = d.head.v(d.slot(group)) + dims;
-                const std::size_t later = least(d.start + kSplitKeys + group * kLanes, d.keys.context - 1);
-                const Stored* next = d.head.k(d.keys.slot(later)) + dims * kLanes;
-                const std::size_t first = most(d.from, group * kLanes), last = least(d.to, (group + 1) * kLanes);
-                for (std::size_t j = first; j < last; ++j) {
+            for (std::size_t t = 0; t < T; ++t)
+                for (int g = 0; g < DG; ++g) acc[t][g] = load(d.s.part_of(row + t) + dims + g * kLanes);
+            for (std::size_t group = first / kLanes; group * kLanes < last; ++group) {
+                const Stored *in = d.v[group] + dims, *next = d.k[group + kGroups] + dims * kLanes;
+                const std::size_t begin = most(first, group * kLanes), end = least(last, (group + 1) * kLanes);
+                for (std::size_t j = begin; j < end; ++j) {
                     f32x16 value[DG];
-                    for (int g = 0; g < DG; ++g)
-                        value[g] = From::read(in + (j - group * kLanes) * padded + g * kLanes);
-                    for (std::size_t i = 0; i < DG * kLanes; i += 64 / sizeof(Stored))
+                    for (int g = 0; g < DG; ++g) value[g] = From::read(in + (j - group * kLanes) * padded + g * kLanes);
+                    for (std::size_t i = 0; i < DG * kLanes; i += kLine)
                         prefetch_far(next + (j - group * kLanes) * DG * kLanes + i);
                     for (int t = 0; t < T; ++t) {
-                        const f32x16 weight = broadcast(d.s.weights + static_cast<std::size_t>(t) * kSplitKeys + j);
+                        const f32x16 weight = broadcast(weights + static_cast<std::size_t>(t) * kSplitKeys + j);
                         for (int g = 0; g < DG; ++g) acc[t][g] = fma(value[g], weight, acc[t][g]);
                     }
                 }
             }
             for (std::size_t t = 0; t < T; ++t)
-                for (int g = 0; g < DG; ++g) store(d.s.part_of(t) + dims + g * kLanes, acc[t][g]);
+                for (int g = 0; g < DG; ++g) store(d.s.part_of(row + t) + dims + g * kLanes, acc[t][g]);
         }
     };
 
-    KARAT_INLINE void scores(std::size_t rows) const { with_height<kDirectTokens>(rows, Scores{*this}); }
-    KARAT_INLINE void values(std::size_t rows) const {
-        std::size_t dims = 0;
-        for (; dims + kDirectGroups * kLanes <= s.padded; dims += kDirectGroups * kLanes)
-            with_height<kDirectTokens>(rows, Values<kDirectGroups>{*this, dims});
-        for (; dims < s.padded; dims += kLanes) with_height<kDirectTokens>(rows, Values<1>{*this, dims});
+    // So many keys stay in the nearest cache.
+    KARAT_INLINE std::size_t near() const { return most(kNear / s.padded / kLanes, 1) * kLanes; }
+
+    // tile(row, height, first, last) for as many rows at a time as there are registers for, in pieces of so many keys.
+    template <class Tile>
+    KARAT_INLINE void pieces(std::size_t piece, const Tile& tile) const {
+        const std::size_t count = (num_rows + kDirectTokens - 1) / kDirectTokens;
+        for (std::size_t first = from, last; first < to; first = last) {
+            last = least(to, (first / piece + 1) * piece);
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::size_t row = i * num_rows / count;
+                tile(row, (i + 1) * num_rows / count - row, first, last);
+            }
+        }
+    }
+
+    void scores() const {
+        const std::size_t piece = num_rows <= kDirectTokens ? kSplitKeys : near();
+        pieces(piece, [&](std::size_t row, std::size_t height, std::size_t first, std::size_t last) {
+            with_height<kDirectTokens>(height, Scores{*this, row, first, last});
+        });
+    }
+
+    void values() const {
+        pieces(near(), [&](std::size_t row, std::size_t height, std::size_t first, std::size_t last) {
+            std::size_t dims = 0;
+            for (; dims + kDirectGroups * kLanes <= s.padded; dims += kDirectGroups * kLanes)
+                with_height<kDirectTokens>(height, Values<kDirectGroups>{*this, row, dims, first, last});
+            for (; dims < s.padded; dims += kLanes)
+                with_height<kDirectTokens>(height, Values<1>{*this, row, dims, first, last});
+        });
     }
 };
 
@@ -99,13 +148,13 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
     for (std::size_t r = 0; r < count; ++r) {
         s.from[r] = most(rows.begin(first), start) - start;
         s.to[r] = least(rows.end(first), start + kSplitKeys) - start;
-        for (std::size_t d = s.padded; d < s.padded + kStats; ++d) s.part_of(r)[d] = 0.0f;
+        for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
     }
-    const Direct<From> direct{keys, s, start, s.from[0], s.to[0]};
-    direct.scores(count);
+    const Direct<From> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
+    direct.scores();
     show(rows, keys, first, count, start, s);
     soften(s, count);
-    direct.values(count);
+    direct.values();
 }
 
 }  // namespace

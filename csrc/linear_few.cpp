@@ -22,17 +22,12 @@ private:
 };
 
 // A pass: so many tokens by so many groups. By nibbles, groups share what is made of a token's numbers.
-#if defined(KARAT_AVX512)
 template <class Fmt>
-inline constexpr int kPassTokens = kByNibbles<Fmt> ? 4 : kDirectTokens;
+inline constexpr bool kSharesProducts = kByNibbles<Fmt> && kFewByNibbles > 0;
 template <class Fmt>
-inline constexpr int kPassGroups = kByNibbles<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
-#else
+inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kDirectTokens;
 template <class Fmt>
-inline constexpr int kPassTokens = kTileTokens;
-template <class Fmt>
-inline constexpr int kPassGroups = kTileGroups;
-#endif
+inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
 
 // Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
 template <class Fmt, int G, int DG>

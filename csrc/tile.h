@@ -17,6 +17,9 @@ inline constexpr int kTileGroups = 1;
 #if defined(KARAT_AVX512)
 inline constexpr int kDirectTokens = 8;
 inline constexpr int kDirectGroups = 2;
+#elif defined(KARAT_AVX2)
+inline constexpr int kDirectTokens = kTileTokens;
+inline constexpr int kDirectGroups = kTileGroups;
 #else
 inline constexpr int kDirectTokens = 1;
 inline constexpr int kDirectGroups = 1;
