@@ -29,6 +29,18 @@ inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kDirectTokens;
 template <class Fmt>
 inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
 
+// Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But where codes
+// are put together from several words, or minima come after them, registers are.
+template <class Fmt>
+inline constexpr bool kPairByTwo = [] {
+#if defined(KARAT_AVX2)
+    if constexpr (kIsBlock<Fmt>) return !Fmt::kHasMinimum && !requires { Fmt::Codes::kBytesBias; };
+    return true;
+#else
+    return false;
+#endif
+}();
+
 // Groups g … g + DG - 1 of a panel for T tokens, codes straight from the packed words as for one token.
 template <class Fmt, int G, int DG>
 struct FewTokens {
@@ -163,19 +175,19 @@ private:
     }
 };
 
-template <class Fmt>
+// In passes of up to T tokens by DG groups.
+template <class Fmt, int T, int DG>
 void panel_of_few(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    constexpr int most = kPassTokens<Fmt>, groups = kPassGroups<Fmt>;
-    const std::size_t tiles = (a.tokens + most - 1) / most, passes = tiles * (kPanelGroups / groups);
+    const std::size_t tiles = (a.tokens + T - 1) / T, passes = tiles * (kPanelGroups / DG);
     const std::uint8_t* const next = a.weight->panel(panel + 1);
     const std::size_t bytes = static_cast<std::size_t>(next - a.weight->panel(panel)), share = bytes / passes;
     const std::size_t steps = kIsBlock<Fmt> ? a.weight->columns / 4 : a.weight->columns;
     std::size_t pass = 0;
-    for (int group = 0; group < static_cast<int>(kPanelGroups); group += groups)
+    for (int group = 0; group < static_cast<int>(kPanelGroups); group += DG)
         for (std::size_t i = 0; i < tiles; ++i, ++pass) {
             const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
-            with_height<most, 2>(last - first, FewTokens<Fmt, kPanelGroups, groups>{
-                                                   a, panel, first, group, s, {next + pass * share, share, steps}});
+            with_height<T, 2>(last - first, FewTokens<Fmt, kPanelGroups, DG>{
+                                                a, panel, first, group, s, {next + pass * share, share, steps}});
         }
 }
 
@@ -187,7 +199,9 @@ struct Run {
     void run() const {
         const Scratch s(scratch);
         if constexpr (kByNibbles<Fmt> ? kFewByNibbles > 0 : kFewTokens > 0)
-            for (std::size_t panel = first; panel < last; ++panel) panel_of_few<Fmt>(a, panel, s);
+            for (std::size_t panel = first; panel < last; ++panel)
+                kPairByTwo<Fmt> && a.tokens == 2 ? panel_of_few<Fmt, 2, 2>(a, panel, s)
+                                                 : panel_of_few<Fmt, kPassTokens<Fmt>, kPassGroups<Fmt>>(a, panel, s);
     }
 };
 
