@@ -136,70 +136,90 @@ void SelectOp::run(StepContext& s, int thread) {
                     width * sizeof(float));
 }
 
-LinearArgs LinearOp::args(const StepContext& s, std::size_t which) const {
+namespace {
+
+// So many items for each thread let all end at about the same time; and so many tokens are worth unpacking weights for.
+constexpr std::size_t kEvenItems = 16, kPartTokens = 128;
+
+}  // namespace
+
+LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens) const {
+    const Matrix& matrix = weights[which]->matrix;
+    float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
+    const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
     return {
-        .weight = &weights[which]->matrix,
-        .x = s.data(x),
-        .x_stride = s.width(x),
-        .tokens = s.rows(x),
-        .out = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective)),
-        .out_stride = s.width(out[which]),
+        .weight = &matrix,
+        .x = s.data(x) + tokens.first * x_stride,
+        .x_stride = x_stride,
+        .tokens = tokens.size(),
+        .out = to + tokens.first * out_stride,
+        .out_stride = out_stride,
         .bias = biases[which] ? biases[which]->values.data() : nullptr,
-        .residual = residual < 0 ? nullptr : s.data(residual),
+        .residual = residual < 0 ? nullptr : s.data(residual) + tokens.first * out_stride,
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
-        .x_sums = x_sums < 0 ? nullptr : s.data(x_sums),
+        .x_sums = x_sums < 0 ? nullptr : s.data(x_sums) + tokens.first * (matrix.columns / 16),
     };
 }
 
+// Few panels of many tokens are cut by tokens, too, so that no thread waits long for another's last.
 void LinearOp::run(StepContext& s, int thread) {
-    if (s.rows(x) == 0) return;
-    float* scratch = s.scratch(thread);
+    const std::size_t tokens = s.rows(x);
+    if (tokens == 0) return;
     // Panels that share a table of products (csrc/linear_nibbles.cpp) are taken together.
-    std::size_t least = 1;
-    for (const MatrixRef& weight : weights)
-        if (s.rows(x) > kNibbleFewTokens && weight->matrix.info().by_nibbles) least = kNibblePanels;
-    StepContext::Range range;
-    if (act >= 0) {  // gate and up, panel by panel, and what is made of them
-        while (s.take(index, weights[0]->matrix.num_panels(), thread, range, least)) gate_and_up(s, thread, range);
-        return;
+    std::size_t panels = 0, least = 1;
+    for (const MatrixRef& weight : weights) {
+        panels += act < 0 || panels == 0 ? weight->matrix.num_panels() : 0;  // gate and up: panel by panel
+        if (tokens > kNibbleFewTokens && weight->matrix.info().by_nibbles) least = kNibblePanels;
     }
-    std::size_t total = 0;
-    for (const MatrixRef& weight : weights) total += weight->matrix.num_panels();
-    while (s.take(index, total, thread, range, least)) {
-        std::size_t before = 0;
-        for (std::size_t which = 0; which < weights.size(); ++which) {
-            const std::size_t count = weights[which]->matrix.num_panels();
-            const std::size_t first = range.first > before ? range.first - before : 0;
-            const std::size_t last = range.last > before ? (range.last - before < count ? range.last - before : count) : 0;
-            if (first < last) s.kernels.linear(args(s, which), first, last, scratch);
-            before += count;
+    std::size_t parts = 1;
+    while (least == 1 && parts * panels < kEvenItems * s.num_threads && tokens >= 2 * parts * kPartTokens) parts *= 2;
+    StepContext::Range items;
+    while (s.take(index, parts * panels, thread, items, least))
+        for (std::size_t item = items.first, next; item < items.last; item = next) {
+            const std::size_t part = item / panels, first = item % panels;
+            next = std::min(items.last, (part + 1) * panels);
+            const StepContext::Range of{first, first + next - item};
+            const StepContext::Range rows{part * tokens / parts, (part + 1) * tokens / parts};
+            act < 0 ? several(s, thread, of, rows) : gate_and_up(s, thread, of, rows, (tokens + parts - 1) / parts);
         }
+}
+
+// Of the matrices' panels, one matrix after the other.
+void LinearOp::several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const {
+    std::size_t before = 0;
+    for (std::size_t which = 0; which < weights.size(); ++which) {
+        const std::size_t count = weights[which]->matrix.num_panels();
+        const std::size_t first = panels.first > before ? panels.first - before : 0;
+        const std::size_t last = panels.last > before ? std::min(panels.last - before, count) : 0;
+        if (first < last) s.kernels.linear(args(s, which, rows), first, last, s.scratch(thread));
+        before += count;
     }
 }
 
-// Of many tokens a panel at a time (or as many as share a table of products), so that gate and up are found in the
-// second-level cache; and where nothing else reads them, nearly in one place for all panels: rows of a panel's width, so that
-// the next panel lies one such row further on.
-void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range range) const {
+// Gate and up, and what is made of them. Of many tokens a panel at a time (or as many as share a table of products), so that
+// gate and up are found in the second-level cache; and where nothing else reads them, nearly in one place for all panels: rows
+// of a panel's width, so that the next panel lies one such row further on. Each thread has such a place for the most rows.
+void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
+                           std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;
-    const std::size_t width = s.width(act), rows = s.rows(x);
-    const std::size_t each = rows == 1 ? range.size() : matrix.info().by_nibbles ? kNibblePanels : 1;
+    const std::size_t width = s.width(act), count = rows.size();
+    const std::size_t each = count == 1 ? panels.size() : matrix.info().by_nibbles ? kNibblePanels : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
-    LinearArgs gate = args(s, 0), up = args(s, 1);
-    if (const std::size_t place = rows * wide + width; passing && s.num_threads * place <= rows * width) {
-        gate.out += static_cast<std::size_t>(thread) * place;
-        up.out += static_cast<std::size_t>(thread) * place;
+    LinearArgs gate = args(s, 0, rows), up = args(s, 1, rows);
+    if (const std::size_t place = most_rows * wide + width; passing && s.num_threads * place <= s.rows(x) * width) {
+        gate.out = s.data(out[0]) + static_cast<std::size_t>(thread) * place;
+        up.out = s.data(out[1]) + static_cast<std::size_t>(thread) * place;
         gate.out_stride = up.out_stride = wide;
     }
-    for (std::size_t panel = range.first, next; panel < range.last; panel = next) {
-        next = std::min(panel + each, range.last);
+    for (std::size_t panel = panels.first, next; panel < panels.last; panel = next) {
+        next = std::min(panel + each, panels.last);
         const std::size_t first = matrix.first_group(panel) * kGroupRows;
-        const std::size_t end = matrix.first_group(next) * kGroupRows, count = (end < width ? end : width) - first;
+        const std::size_t end = matrix.first_group(next) * kGroupRows, columns = (end < width ? end : width) - first;
         s.kernels.linear_both(gate, up, panel, next, s.scratch(thread));
-        for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t row = 0; row < count; ++row) {
             const std::size_t at = row * gate.out_stride + first;
-            s.kernels.silu_mul(gate.out + at, up.out + at, s.data(act) + row * width + first, count);
+            s.kernels.silu_mul(gate.out + at, up.out + at, s.data(act) + (rows.first + row) * width + first, columns);
         }
     }
 }

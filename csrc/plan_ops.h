@@ -183,8 +183,10 @@ struct LinearOp final : Op {
     void run(StepContext& s, int thread) override;
 
 private:
-    void gate_and_up(StepContext& s, int thread, StepContext::Range range) const;
-    LinearArgs args(const StepContext& s, std::size_t which) const;
+    void several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const;
+    void gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
+                     std::size_t most_rows) const;
+    LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens) const;
 };
 
 struct AttentionOp : Op {
