@@ -38,7 +38,8 @@ inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
 inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
 inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
 
-// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves. (For one token
+// the whole may hold x, scaled: subnormal.h.)
 struct Scratch {
     float* chunk;   // [kChunk, lanes of the panel]
     float* scales;  // [kChunk / kMinSub, lanes]

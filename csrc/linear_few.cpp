@@ -30,7 +30,7 @@ template <class Fmt>
 inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
 
 // Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But where codes
-// are put together from several words, or minima come after them, registers are.
+// lie in several words or in a table, or minima come after them, there are too few registers.
 template <class Fmt>
 inline constexpr bool kPairByTwo = [] {
 #if defined(KARAT_AVX2)
@@ -199,9 +199,14 @@ struct Run {
     void run() const {
         const Scratch s(scratch);
         if constexpr (kByNibbles<Fmt> ? kFewByNibbles > 0 : kFewTokens > 0)
-            for (std::size_t panel = first; panel < last; ++panel)
-                kPairByTwo<Fmt> && a.tokens == 2 ? panel_of_few<Fmt, 2, 2>(a, panel, s)
-                                                 : panel_of_few<Fmt, kPassTokens<Fmt>, kPassGroups<Fmt>>(a, panel, s);
+            for (std::size_t panel = first; panel < last; ++panel) {
+                if constexpr (kPairByTwo<Fmt>)
+                    if (a.tokens == 2) {
+                        panel_of_few<Fmt, 2, 2>(a, panel, s);
+                        continue;
+                    }
+                panel_of_few<Fmt, kPassTokens<Fmt>, kPassGroups<Fmt>>(a, panel, s);
+            }
     }
 };
 

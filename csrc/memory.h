@@ -14,7 +14,7 @@ std::size_t product(std::initializer_list<std::size_t> sizes);
 class Memory {
 public:
     Memory() = default;
-    // `together`: a piece that would not fill a large page lies in one beside others, and is given back with the last of them.
+    // `together`: a piece of up to 16 MiB lies in large pages beside others, and is given back with the last of them.
     explicit Memory(std::size_t bytes, bool together = false);  // throws std::bad_alloc
     ~Memory();
     Memory(Memory&& other) noexcept;

@@ -234,7 +234,7 @@ NB_MODULE(_native, m) {
     // A model that a program keeps until its end is no leak to report on its terminal.
     nb::set_leak_warnings(false);
     m.def("supported_isas", &supported_isas,
-          "Names of the kernel builds that this CPU can run, from the slowest to the fastest.");
+          "Names of the kernel builds that this CPU can run; the last is the fastest.");
     m.def("formats", [] {
         std::vector<std::string> names;
         for (const FormatInfo& info : kFormats) names.emplace_back(info.name);

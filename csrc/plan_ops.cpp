@@ -173,7 +173,8 @@ void LinearOp::run(StepContext& s, int thread) {
         if (tokens > kNibbleFewTokens && weight->matrix.info().by_nibbles) least = kNibblePanels;
     }
     std::size_t parts = 1;
-    while (least == 1 && parts * panels < kEvenItems * s.num_threads && tokens >= 2 * parts * kPartTokens) parts *= 2;
+    if (s.num_threads > 1 && least == 1)
+        while (parts * panels < kEvenItems * s.num_threads && tokens >= 2 * parts * kPartTokens) parts *= 2;
     StepContext::Range items;
     while (s.take(index, parts * panels, thread, items, least))
         for (std::size_t item = items.first, next; item < items.last; item = next) {

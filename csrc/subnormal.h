@@ -1,6 +1,7 @@
 // Codes as subnormal numbers: in a lane that holds nothing else, a code at bits `at` … is the float32 code * 2^(at - 149), and
 // a multiply-add takes it as it is: a mask is all that a code needs before it is multiplied. Zen 4 multiplies subnormal
-// numbers as fast as others (benchmarks/subnormal.cpp); Intel's cores are known to need microcode, 150 cycles and more.
+// numbers as fast as others (benchmarks/subnormal.cpp), and the build for it serves all makers but Intel, whose cores are known to
+// need microcode, 150 cycles and more.
 //
 // x is scaled, by a power of two that depends on the column, so that all products of a sub-block are 2^-kPartPower of what
 // they count. Every number that comes up is a multiple of the smallest subnormal number then, and none overflows, as long

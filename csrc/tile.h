@@ -13,7 +13,8 @@ inline constexpr int kTileGroups = 4;
 inline constexpr int kTileGroups = 1;
 #endif
 
-// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain.
+// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain; attention of one token
+// takes its rows in passes of so many. 1: not here.
 #if defined(KARAT_AVX512)
 inline constexpr int kDirectTokens = 8;
 inline constexpr int kDirectGroups = 2;

@@ -99,6 +99,17 @@ def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> 
         assert_same(parallel.parallel(teams[size], path, texts, chunk=16), want, size)
 
 
+@pytest.mark.parametrize("stored", ["F32", "Q4_K"])
+def test_panels_that_are_cut_by_tokens(stored: str, teams: Teams, tmp_path: Path) -> None:
+    """Two threads cut the few panels of 300 tokens, also where the sum goes to the others; a thread alone cuts none."""
+    config = parallel.config_of("llama", vocab_size=301)
+    path = parallel.write(tmp_path, config, stored)
+    texts = [[random.Random(f"{SEED}-{stored}").randrange(301) for _ in range(300)]]
+    want = parallel.single(path, texts, chunk=512, threads=1)
+    for size in DEGREES[:2]:
+        assert_same(parallel.parallel(teams[size], path, texts, chunk=512, threads=2), want, size)
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "stored"),
     [(28, 4, 128, "Q6_K"), (28, 4, 64, "F32"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],

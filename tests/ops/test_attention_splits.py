@@ -15,42 +15,47 @@ from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
 
-BLOCK, DIM, SCALE = 16, 20, 0.3  # blocks of whole groups of 16 slots are read straight from the cache
+BLOCK, DIM, SCALE = 16, 20, 0.3
 
 
-def last_tokens(context: int, new: int) -> ForwardBatch:
+def last_tokens(context: int, new: int, block: int = BLOCK) -> ForwardBatch:
     """The last `new` tokens of one sequence, on blocks in falling order."""
-    count = -(-context // BLOCK)
+    count = -(-context // block)
     table = np.arange(count)[::-1].astype(np.int32)
     positions = np.arange(context - new, context, dtype=np.int32)
-    slots = table[positions // BLOCK] * BLOCK + positions % BLOCK
+    slots = table[positions // block] * block + positions % block
     return ForwardBatch(
         token_ids=np.zeros(new, np.int32), positions=positions, slots=slots,
         query_starts=np.array([0, new], np.int32), context_lens=np.array([context], np.int32), block_tables=table[None],
-        logit_rows=np.array([new - 1], np.int32), block_size=BLOCK,
+        logit_rows=np.array([new - 1], np.int32), block_size=block,
     )  # fmt: skip
 
 
-def attended(isa: str, dtype: Any, context: int, window: int | None, group: int, factor: float) -> dict[int, Any]:
-    """What the last of `context` tokens gets, by the number of tokens in its step."""
+def attended(
+    isa: str, dtype: Any, context: int, window: int | None, group: int, block: int, dim: int, factor: float
+) -> dict[int, Any]:
+    """What the last of `context` tokens gets, by the number of tokens in its step. All that it must not see is NaN."""
     ops = NativeOps(isa=isa)
     rng = np.random.default_rng([context, group])
-    k, v = rng.standard_normal((2, context, 2, DIM)).astype(np.float32)
+    k, v = rng.standard_normal((2, context, 2, dim)).astype(np.float32)
     k[2 * context // 3 :: 97] *= factor  # splits with other tops
-    q = rng.standard_normal((40, 2 * group, DIM)).astype(np.float32)
-    blocks = -(-context // BLOCK)
+    q = rng.standard_normal((40, 2 * group, dim)).astype(np.float32)
+    blocks = -(-context // block)
     cache: Any = ops.new_cache(
-        CacheSpec(num_layers=2, num_blocks=blocks, block_size=BLOCK, num_kv_heads=2, head_dim=DIM, dtype=dtype)
+        CacheSpec(num_layers=2, num_blocks=blocks, block_size=block, num_kv_heads=2, head_dim=dim, dtype=dtype)
     )
-    ops.kv_write(k, v, cache, 1, ops.begin(last_tokens(context, context)))
-    ops.kv_write(-k, -v, cache, 0, ops.begin(last_tokens(context, context)))  # another layer
+    first = max(0, context - window) if window else 0
+    k[:first] = v[:first] = np.nan
+    stale = np.full((blocks * block, 2, dim), np.nan, np.float32)
+    ops.kv_write(stale, stale, cache, 1, ops.begin(last_tokens(len(stale), len(stale), block)))
+    ops.kv_write(k, v, cache, 1, ops.begin(last_tokens(context, context, block)))
+    ops.kv_write(stale, stale, cache, 0, ops.begin(last_tokens(len(stale), len(stale), block)))  # another layer
     got = {
-        new: ops.read(ops.paged_attention(q[40 - new :], cache, 1, ops.begin(last_tokens(context, new)), scale=SCALE,
-                                          window=window, name="attention"))[-1]
+        new: ops.read(ops.paged_attention(q[40 - new :], cache, 1, ops.begin(last_tokens(context, new, block)),
+                                          scale=SCALE, window=window, name="attention"))[-1]
         for new in (1, 3, 40)
     }  # fmt: skip
     if dtype == "float32":
-        first = max(0, context - window) if window else 0
         heads = np.repeat(np.arange(2), group)
         scores = np.einsum("hd,nhd->hn", q[-1].astype(np.float64), k[first:, heads].astype(np.float64)) * np.float32(
             SCALE
@@ -60,22 +65,30 @@ def attended(isa: str, dtype: Any, context: int, window: int | None, group: int,
         want = np.einsum("hn,nhd->hd", weights, v[first:, heads].astype(np.float64)).reshape(-1)
         # Roundings of the longest chain of a score, which its weight inherits, and of those of a split and its merging.
         largest = np.einsum("hd,nhd->hn", np.abs(q[-1]), np.abs(k[first:, heads])).max() * SCALE
-        bound = ((DIM + 4) * largest + 256 + 2 * context / 256 + 8) * 2.0**-24 * np.abs(v).max()
+        bound = ((dim + 4) * largest + 256 + 2 * context / 256 + 8) * 2.0**-24 * np.abs(v[first:]).max()
         np.testing.assert_array_less(np.abs(got[1] - want), bound)
     return got
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("context", "window", "group"), [
-    (256 * 16, None, 7), (256 * 17 + 1, None, 3), (256 * 33 + 100, None, 1), (5000, 300, 9),
-    (5000, 4480, 2),  # the first keys of forty tokens are 481 to 520: in two splits
-    (300, None, 150),  # more rows of one token than are taken together
+@pytest.mark.parametrize(("context", "window", "group", "block", "dim"), [
+    # Blocks of whole groups of 16 slots are read straight from the cache, in pieces of keys by the size of a head.
+    (256 * 16, None, 7, 16, 20), (256 * 17 + 1, None, 3, 48, 34), (256 * 33 + 100, None, 1, 16, 136),
+    (5000, 300, 9, 64, 64), (2000, 700, 4, 5, 136), (777, 100, 14, 16, 136),
+    (5000, 4480, 2, 24, 20),  # the first keys of forty tokens are 481 to 520: in two splits
+    (300, None, 150, 16, 20),  # more rows of one token than are taken together
 ])  # fmt: skip
 @pytest.mark.parametrize("factor", [8, 150])  # of 150, most weights are too small for a float
 def test_one_token_has_the_bits_of_many_in_every_build(
-    dtype: str, context: int, window: int | None, group: int, factor: float
+    dtype: str, context: int, window: int | None, group: int, block: int, dim: int, factor: float
 ) -> None:
-    outputs = [out for isa in supported_isas() for out in attended(isa, dtype, context, window, group, factor).values()]
+    """So have blocks of five, which lie in two groups or regions and are unpacked before they are read."""
+    ways = [(isa, block) for isa in supported_isas()] + [(supported_isas()[-1], 5)]
+    outputs = [
+        out for isa, size in ways
+        for out in attended(isa, dtype, context, window, group, size, dim, factor).values()
+    ]  # fmt: skip
+    assert np.isfinite(outputs[0]).all()
     for out in outputs[1:]:
         np.testing.assert_array_equal(out.view(np.uint32), outputs[0].view(np.uint32))
 

@@ -332,6 +332,37 @@ def test_many_rows_and_tokens_have_the_bits_of_each_token(
         np.testing.assert_array_equal(got_act, ops.silu_mul(of_gate, of_up, name="op"), err_msg=isa)
 
 
+@pytest.mark.parametrize("stored", ["F16", "Q4_1", "Q5_K"])
+@settings(max_examples=10)
+@given(
+    rows=st.sampled_from([40, 200, 513]), tokens=st.sampled_from([255, 256, 257, 301, 530]),
+    threads=st.integers(2, 5), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_panels_cut_by_tokens_have_the_bits_of_whole_ones(
+    stored: str, rows: int, tokens: int, threads: int, seed: int
+) -> None:
+    """Threads that would have few panels share them by tokens; a thread alone takes each panel for all tokens."""
+    rng = np.random.default_rng(seed)
+    weights = [random_blocks(stored, n, 256, rng) for n in (rows, rows, 40)]
+    biases = [rng.standard_normal(n).astype(np.float32) for n in (rows, rows, 40)]
+    x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (256, rows))
+    for isa in supported_isas()[1:]:
+        ops = NativeOps(isa=isa)
+        loaded = [ops.load(weight) for weight in weights]
+        vectors = [ops.load(Weight("bias", "F32", b.shape, b.view(np.uint8), Path("in-memory"))) for b in biases]
+        results = []
+        for count in (1, threads):
+            plan = native().Plan(isa, count)
+            register, other = plan.input(256), plan.input(rows)
+            several = plan.linear(register, loaded, vectors, [256])
+            (one,) = plan.linear(register, loaded[:1], [None], [256])
+            together = plan.add(other, one)  # taken into the layer
+            act = plan.silu_mul(*plan.linear(register, loaded[:2], vectors[:2], [256]))
+            results.append(run_plan(plan, [*several, together, act], {register: x, other: residual}))
+        for cut, whole in zip(*results, strict=True):
+            np.testing.assert_array_equal(cut, whole, err_msg=isa)
+
+
 @given(units=st.integers(1, 300), unit=st.integers(1, 300))
 def test_leaves_cover_the_columns_evenly_and_cut_no_unit(units: int, unit: int) -> None:
     ends = leaf_ends(units * unit, unit)
