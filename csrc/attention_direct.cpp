@@ -108,7 +108,10 @@ struct Direct {
     };
 
     // So many keys stay in the nearest cache.
-    KARAT_INLINE std::size_t near() const { return most(kNear / s.padded / kLanes, 1) * kLanes; }
+    KARAT_INLINE std::size_t near() const {
+        constexpr std::size_t step = kDirectGroups * kLanes;
+        return most(kNear / s.padded / step, 1) * step;
+    }
 
     // tile(row, height, first, last) for as many rows at a time as there are registers for, in pieces of so many keys.
     template <class Tile>
