@@ -4,11 +4,10 @@ The contract is written out below in NumPy, one operation a rounding, with an em
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,26 +17,14 @@ from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.ops.native_plan import native
 from karat.quant import FORMATS
 from tests.support.fma import fma
+from tests.support.weights import PLAIN, random_blocks, stored_weight
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
 
 F32 = NDArray[np.float32]
-PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 STORED = (*PLAIN, "Q8_0", "Q4_0")
 BY_NIBBLES = ("Q2_K", "Q3_K")
-
-
-def stored_weight(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
-    values = rng.standard_normal((rows, columns)).astype(np.float32)
-    if stored in FORMATS:
-        format_ = FORMATS[stored]
-        data = format_.quantize(values.reshape(-1, format_.block_size))
-    elif stored == "BF16":
-        data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
-    else:
-        data = values.astype(PLAIN[stored]).view(np.uint8)
-    return Weight("weight", stored, (rows, columns), np.ascontiguousarray(data).reshape(-1), Path("in-memory"))
 
 
 def codes_and_scales(weight: Weight) -> tuple[F32, F32, int]:
@@ -162,17 +149,6 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 
-def random_blocks(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
-    """Any bytes that are a legal matrix; of block formats all codes and scales, as long as they are finite."""
-    if stored not in FORMATS:
-        return stored_weight(stored, rows, columns, rng)
-    format_ = FORMATS[stored]
-    blocks = rng.integers(0, 256, (rows * columns // format_.block_size, format_.block_bytes), np.uint8)
-    while (bad := ~np.isfinite(format_.dequantize(blocks)).all(axis=1)).any():
-        blocks[bad] = rng.integers(0, 256, (int(bad.sum()), format_.block_bytes), np.uint8)
-    return Weight("weight", stored, (rows, columns), blocks.reshape(-1), Path("in-memory"))
-
-
 @pytest.mark.parametrize("stored", native().formats())
 @settings(max_examples=10)
 @given(tokens=st.sampled_from([1, 2, 3, 4, 5, 6, 8, 9, 16, 40, 530]), seed=st.integers(0, 2**32 - 1))
@@ -251,155 +227,12 @@ def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
         np.testing.assert_array_equal(got, table.to_array(np.dtype(np.float32))[ids])
 
 
-def run_plan(plan: Any, outs: list[int], inputs: dict[int, F32]) -> list[F32]:
-    """What a recorded plan without attention makes of what is written to its registers: copies of `outs`."""
-    (tokens,) = {len(x) for x in inputs.values()}
-    plan.finish(tokens, 0, 1, 1, outs)
-    for register, x in inputs.items():
-        plan.write(register, np.ascontiguousarray(x))
-    zeros = np.zeros(tokens, np.int32)
-    plan.run(zeros, zeros, zeros, np.array([0, tokens], np.int32), np.array([1], np.int32), np.zeros((1, 1), np.int32),
-             zeros[:0], 1)  # fmt: skip
-    return [plan.read(out).copy() for out in outs]
-
-
-@pytest.mark.parametrize("stored", native().formats())
-@settings(max_examples=10)
-@given(
-    other=st.sampled_from(native().formats()), alike=st.booleans(),
-    rows=st.sampled_from([1, 16, 17, 63, 64, 65, 128, 200, 450]), tokens=st.sampled_from([1, 1, 2, 9, 40]),
-    kept=st.booleans(), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
-@example(other="Q3_K", alike=False, rows=200, tokens=40, kept=False, seed=1)  # Q2_K beside it shares no table with it
-def test_gate_and_up_together_have_the_bits_of_each(
-    stored: str, other: str, alike: bool, rows: int, tokens: int, kept: bool, seed: int
-) -> None:
-    """Taken into one op with silu_mul, two matrices are read side by side where they are stored alike.
-
-    Their own results may then be written over, but not where somebody reads them.
-    """
-    rng = np.random.default_rng(seed)
-    weights = [random_blocks(s, rows, 512, rng) for s in (stored, stored if alike else other)]
-    biases = [rng.standard_normal(rows).astype(np.float32) for _ in range(2)]
-    x = rng.standard_normal((tokens, 512)).astype(np.float32)
-    results = {}
-    for isa in supported_isas():
-        ops = NativeOps(isa=isa, threads=1 + seed % 3)
-        loaded = [ops.load(weight) for weight in weights]
-        vectors = [ops.load(Weight("bias", "F32", b.shape, b.view(np.uint8), Path("in-memory"))) for b in biases]
-        gate, up = (ops.linear(x, w, b, name="op") for w, b in zip(loaded, vectors, strict=True))
-        plan = native().Plan(isa, 1 + seed % 3)
-        register = plan.input(512)
-        both = plan.linear(register, loaded, vectors, [512])
-        act = plan.silu_mul(*both)
-        results[isa], *own = run_plan(plan, [act, *both] if kept else [act], {register: x})
-        np.testing.assert_array_equal(results[isa], ops.silu_mul(gate, up, name="op"), err_msg=isa)
-        for got, want in zip(own, (gate, up), strict=kept):
-            np.testing.assert_array_equal(got, want, err_msg=isa)
-        np.testing.assert_array_equal(results[isa], results["generic"], err_msg=isa)
-
-
-@pytest.mark.parametrize("stored", [*BY_NIBBLES, "Q4_K", "F16"])
-@settings(max_examples=15)
-@given(
-    rows=st.sampled_from([1, 40, 512, 513, 1024, 1100]),
-    tokens=st.sampled_from([2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 31, 33, 48, 49, 64, 100]),
-    blocks=st.sampled_from([1, 2, 9]), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
-@example(rows=4700, tokens=48, blocks=2, seed=2)  # one thread takes more rows at a time than a table serves
-def test_many_rows_and_tokens_have_the_bits_of_each_token(
-    stored: str, rows: int, tokens: int, blocks: int, seed: int
-) -> None:
-    """Rows and tokens are taken in blocks, by nibbles in such that share a table, of one matrix and of two."""
-    rng = np.random.default_rng(seed)
-    columns = 256 * blocks
-    leaves = leaf_ends(columns, 256 if seed % 3 else None)
-    gate, up = (random_blocks(stored, rows, columns, rng) for _ in range(2))
-    x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (columns, rows))
-    for isa in supported_isas():
-        threads = 1 + seed % 2
-        ops = NativeOps(isa=isa, threads=threads)
-        loaded = [ops.load(weight) for weight in (gate, up)]
-        alone = [[ops.linear(row, w, leaves=leaves, name="op") for w in loaded] for row in x[:, None]]
-        of_gate, of_up = (np.concatenate(results) for results in zip(*alone, strict=True))
-        plan = native().Plan(isa, threads)
-        register, other = plan.input(columns), plan.input(rows)
-        (one,) = plan.linear(register, loaded[:1], [None], list(leaves))
-        together = plan.add(other, one)  # taken into the layer
-        act = plan.silu_mul(*plan.linear(register, loaded, [None, None], list(leaves)))
-        got_one, got_act = run_plan(plan, [together, act], {register: x, other: residual})
-        np.testing.assert_array_equal(got_one, of_gate + residual, err_msg=isa)
-        np.testing.assert_array_equal(got_act, ops.silu_mul(of_gate, of_up, name="op"), err_msg=isa)
-
-
-@pytest.mark.parametrize("stored", ["F16", "Q4_1", "Q5_K"])
-@settings(max_examples=10)
-@given(
-    rows=st.sampled_from([40, 200, 513]), tokens=st.sampled_from([255, 256, 257, 301, 530]),
-    threads=st.integers(2, 5), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
-def test_panels_cut_by_tokens_have_the_bits_of_whole_ones(
-    stored: str, rows: int, tokens: int, threads: int, seed: int
-) -> None:
-    """Threads that would have few panels share them by tokens; a thread alone takes each panel for all tokens."""
-    rng = np.random.default_rng(seed)
-    weights = [random_blocks(stored, n, 256, rng) for n in (rows, rows, 40)]
-    biases = [rng.standard_normal(n).astype(np.float32) for n in (rows, rows, 40)]
-    x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (256, rows))
-    for isa in supported_isas()[1:]:
-        ops = NativeOps(isa=isa)
-        loaded = [ops.load(weight) for weight in weights]
-        vectors = [ops.load(Weight("bias", "F32", b.shape, b.view(np.uint8), Path("in-memory"))) for b in biases]
-        results = []
-        for count in (1, threads):
-            plan = native().Plan(isa, count)
-            register, other = plan.input(256), plan.input(rows)
-            several = plan.linear(register, loaded, vectors, [256])
-            (one,) = plan.linear(register, loaded[:1], [None], [256])
-            together = plan.add(other, one)  # taken into the layer
-            act = plan.silu_mul(*plan.linear(register, loaded[:2], vectors[:2], [256]))
-            results.append(run_plan(plan, [*several, together, act], {register: x, other: residual}))
-        for cut, whole in zip(*results, strict=True):
-            np.testing.assert_array_equal(cut, whole, err_msg=isa)
-
-
 @given(units=st.integers(1, 300), unit=st.integers(1, 300))
 def test_leaves_cover_the_columns_evenly_and_cut_no_unit(units: int, unit: int) -> None:
     ends = leaf_ends(units * unit, unit)
     sizes = [(end - start) / unit for start, end in zip((0, *ends[:-1]), ends, strict=True)]
     assert len(ends) == NUM_LEAVES and ends[-1] == units * unit
     assert set(sizes) <= {units // NUM_LEAVES, -(-units // NUM_LEAVES)}
-
-
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-def test_ranks_that_own_subtrees_give_the_same_bits(stored: str, num_ranks: int) -> None:
-    """Each rank multiplies its own columns, cut at the tree's leaves; the ranks' sums are added as the tree says."""
-    rng = np.random.default_rng(5)
-    heads, head_dim, rows = 14, 64, 96
-    columns = heads * head_dim
-    weight = stored_weight(stored, rows, columns, rng)
-    ends = leaf_ends(columns, head_dim)
-    ops = NativeOps()
-    for tokens in (1, 3, 30):
-        x = rng.standard_normal((tokens, columns)).astype(np.float32)
-        whole = ops.linear(x, ops.load(weight), leaves=ends, name="op")
-        per_rank = NUM_LEAVES // num_ranks
-        sums = []
-        stored_rows = weight.data.reshape(rows, -1)
-        for rank in range(num_ranks):
-            start = 0 if rank == 0 else ends[rank * per_rank - 1]
-            end = ends[(rank + 1) * per_rank - 1]
-            part = slice(start * stored_rows.shape[1] // columns, end * stored_rows.shape[1] // columns)
-            shard = native().pack(stored, rows, end - start, np.ascontiguousarray(stored_rows[:, part]).reshape(-1), 1)
-            plan = native().Plan(ops.isa, 1)
-            register = plan.input(end - start)
-            own = [leaf_end - start for leaf_end in ends[rank * per_rank : (rank + 1) * per_rank]]
-            (out,) = plan.linear(register, [shard], [None], own)
-            sums += run_plan(plan, [out], {register: x[:, start:end]})
-        while len(sums) > 1:
-            sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
-        np.testing.assert_array_equal(sums[0], whole)
 
 
 def test_types_without_kernels_are_held_as_float32_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
