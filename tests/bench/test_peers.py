@@ -143,12 +143,14 @@ def test_a_peer_computes_the_same_model(name: str, stored: str, bound: float, fa
         peer.close()
 
 
+@pytest.mark.parametrize("name", ["openvino", "openvino-f32"])
 @pytest.mark.parametrize("stored", ["q4_0", "f16"])
-def test_openvino_loads_the_file_and_goes_on(stored: str, made_of: Any) -> None:
+def test_openvino_loads_the_file_and_goes_on(stored: str, name: str, made_of: Any) -> None:
     pytest.importorskip("openvino_genai")
     pytest.importorskip("gguf")
-    peer = load_peer("openvino", peer_model(made_of("qwen2", stored)))
+    peer = load_peer(name, peer_model(made_of("qwen2", stored)))
     try:
+        assert peer.name == name
         assert peer.logits(PROMPT) is None
         exercise(peer, [PROMPT, PROMPT[::-1], PROMPT])
     finally:

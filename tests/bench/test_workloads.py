@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.bench.accounting import Account
-from karat.bench.session import stored_bytes
+from karat.bench.session import BenchOptions, run_bench, stored_bytes
 from karat.bench.shapes import RandomModel, random_model
 from karat.bench.sides import KaratSide, Prompt, Sample, extra_tokens
 from karat.bench.workloads import NUM_WARM_UP_STEPS, WARM_UP_TOKENS, Workload, measure, plan
@@ -172,3 +172,11 @@ def test_room_is_made_for_what_early_prompts_generate(lens: list[int], budget: i
     assert len(grown) == len(lens), "one of them ended too early"
     assert max(grown) <= extra_tokens(lens, budget) + 2
     side.stop()
+
+
+def test_every_turn_computes_the_whole_prompt() -> None:
+    options = BenchOptions(
+        shape="tiny", stored="f32", prompt_tokens=(64,), gen_tokens=1, batch=1, context=0, repeat=2, threads=1
+    )
+    prefill = run_bench(options, lambda text: None, limit_buffer_bytes=1 << 20)["rows"][0]
+    assert prefill["attention_flops"] == 4 * 64 * 2 * sum(range(1, 65))  # heads × head_dim, layers

@@ -123,6 +123,7 @@ class _Session:
         sizes: dict[str, Any] = {
             "tokenizer": tokenizer, "max_model_len": max(lengths), "max_num_seqs": options.batch,
             "max_num_batched_tokens": budget, "num_blocks": max(blocks), "generation_config": "none",
+            "enable_prefix_caching": False,  # a turn measures the same prompt as the one before
         }  # fmt: skip
         ranks = options.tensor_parallel_size
         progress("loading the model")

@@ -52,7 +52,9 @@ def bench(
     repeat: Annotated[int, typer.Option(metavar="N", help="Turns of each workload.")] = 3,
     peer: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Measure another engine, too: llama.cpp, transformers or openvino."),
+        typer.Option(
+            metavar="NAME", help="Measure another engine, too: llama.cpp, transformers, openvino or openvino-f32."
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
@@ -102,8 +104,7 @@ def bench(
     folder = None
     if shape is None:
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
-    loading: dict[str, Any] = {"kv_dtype": kv_dtype, "executor": executor}
-    loading["enable_prefix_caching"] = False  # a turn measures the same prompt as the one before
+    loading = {"kv_dtype": kv_dtype, "executor": executor}
     options = BenchOptions(
         model=folder, shape=shape, threads=threads,
         stored=weights or quantize or "bf16", quantize=quantize if shape is None else None,

@@ -1,7 +1,7 @@
 """Other engines on the very same weights, to compare with. Karat needs none of them; who wants one installs it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,13 +14,18 @@ __all__ = ["PEERS", "Peer", "PeerModel", "load_peer", "require_peer"]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a peer's adapter is, which modules it imports, and how to get them."""
+    """Where a peer's adapter is, which modules it imports, how to get them, and the function that loads it."""
 
     module: str
     imports: tuple[str, ...]
     package: str
     install: str
+    loader: str = "load"
 
+
+_OPENVINO = _Entry(
+    "karat.bench.peers.ov", ("openvino_genai", "gguf"), "openvino-genai", "pip install openvino-genai gguf"
+)
 
 PEERS: Mapping[str, _Entry] = {
     "llama.cpp": _Entry(
@@ -29,9 +34,8 @@ PEERS: Mapping[str, _Entry] = {
     "transformers": _Entry(
         "karat.bench.peers.hf", ("torch", "transformers"), "transformers", "pip install torch transformers"
     ),
-    "openvino": _Entry(
-        "karat.bench.peers.ov", ("openvino_genai", "gguf"), "openvino-genai", "pip install openvino-genai gguf"
-    ),
+    "openvino": _OPENVINO,
+    "openvino-f32": replace(_OPENVINO, loader="load_float32"),
 }
 
 
@@ -47,5 +51,6 @@ def require_peer(name: str) -> None:
 def load_peer(name: str, model: PeerModel) -> Peer:
     """The peer with the model loaded; errors as `require_peer`'s, and those of the peer itself."""
     require_peer(name)
-    load: Callable[[PeerModel, str], Peer] = import_module(PEERS[name].module).load
-    return load(model, version(PEERS[name].package))
+    entry = PEERS[name]
+    load: Callable[[PeerModel, str], Peer] = getattr(import_module(entry.module), entry.loader)
+    return load(model, version(entry.package))

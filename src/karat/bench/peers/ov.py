@@ -1,10 +1,11 @@
 """OpenVINO GenAI on the CPU, through its continuous batching, from a GGUF file that it converts when it loads.
 
-Its defaults hold for precision: activations and cache may be rounded to 8 bits. A prompt is prefilled in one step, and
-its prefix cache is off, or it would not compute a prompt twice.
+With its defaults for precision activations and cache may be rounded to 8 bits, and products be those of bfloat16 where
+the processor has them; `load_float32` asks for what Karat does, float32 with a float16 cache. A prompt is prefilled in
+one step, and its prefix cache is off, or it would not compute a prompt twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count as numbers
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,11 +21,16 @@ from karat.bench.peers.gguf_file import write_gguf
 from karat.bench.sides import Prompt, Sample
 from karat.errors import ExecutorError
 
+FLOAT32: Mapping[str, object] = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    "KV_CACHE_PRECISION": "f16",
+}
+
 
 class OpenVino:
-    name = "openvino"
-
-    def __init__(self, model: PeerModel, version: str) -> None:
+    def __init__(self, model: PeerModel, version: str, name: str, precision: Mapping[str, object]) -> None:
+        self.name = name
         self.version = version
         self._folder = TemporaryDirectory(prefix="karat-bench-")
         path = Path(self._folder.name) / "model.gguf"
@@ -35,13 +41,13 @@ class OpenVino:
         scheduler.enable_prefix_caching = False
         try:
             self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-                str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": model.num_threads}
+                str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": model.num_threads, **precision}
             )
         except RuntimeError as error:
             raise ExecutorError(f"OpenVINO GenAI {version} does not load the GGUF file made for it: {error}") from error
         self._ids = numbers()
         self._handles: list[openvino_genai.GenerationHandle] = []
-        self.details: dict[str, object] = {"threads": model.num_threads}
+        self.details: dict[str, object] = {"threads": model.num_threads, **precision}
 
     def prefill(self, prompt: Prompt) -> Sample:
         self._add(prompt, 1)
@@ -87,4 +93,8 @@ class OpenVino:
 
 
 def load(model: PeerModel, version: str) -> OpenVino:
-    return OpenVino(model, version)
+    return OpenVino(model, version, "openvino", {})
+
+
+def load_float32(model: PeerModel, version: str) -> OpenVino:
+    return OpenVino(model, version, "openvino-f32", FLOAT32)
