@@ -42,7 +42,7 @@ inline constexpr bool kUnpackInTile =
 #endif
 
 // A tile's part of the next chunk as it is packed.
-struct Ahead {
+struct NextChunk {
     const std::uint8_t* lines;
     std::size_t bytes;
 };
@@ -52,7 +52,7 @@ struct TileArgs {
     const float *x, *x_sums;
     std::size_t x_stride, x_sums_stride, count;
     float* sums;
-    Ahead ahead;
+    NextChunk next;
 };
 
 // While a tile runs over columns k … k + 31, a part of the next chunk comes near, and what the next tile reads of x and a line
@@ -69,8 +69,8 @@ KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
     }
 #endif
     constexpr std::size_t kTimes = kChunk / 32;  // while it runs over a whole chunk
-    const std::size_t part = (a.ahead.bytes / 64 + kTimes - 1) / kTimes * 64, begin = k / 32 * part, end = begin + part;
-    for (std::size_t at = begin; at < end && at < a.ahead.bytes; at += 64) prefetch_far(a.ahead.lines + at);
+    const std::size_t part = (a.next.bytes / 64 + kTimes - 1) / kTimes * 64, begin = k / 32 * part, end = begin + part;
+    for (std::size_t at = begin; at < end && at < a.next.bytes; at += 64) prefetch_far(a.next.lines + at);
 }
 
 // The end of a sub-block that begins at column k, with factor(g) and minimum(g) for group g.
@@ -206,10 +206,10 @@ struct FirstTile : TileArgs {
                 const std::size_t at = k / Fmt::kSub * (G * kLanes);
                 end_sub_block<Fmt::kSub, Fmt::kHasMinimum>(
                     *this, sums, k, acc,
-                    [&](int g) { return kept(s.scales + at + g * kLanes, scale_of<Fmt>(group(g), sub)); },
+                    [&](int g) { return stored(s.scales + at + g * kLanes, scale_of<Fmt>(group(g), sub)); },
                     [&](int g) {
                         if constexpr (Fmt::kHasMinimum)
-                            return kept(s.minima + at + g * kLanes, minimum_of<Fmt>(group(g), sub));
+                            return stored(s.minima + at + g * kLanes, minimum_of<Fmt>(group(g), sub));
                         else
                             return zero();
                     });
@@ -218,7 +218,7 @@ struct FirstTile : TileArgs {
     }
 
 private:
-    static KARAT_INLINE f32x16 kept(float* at, f32x16 value) {
+    static KARAT_INLINE f32x16 stored(float* at, f32x16 value) {
         store(at, value);
         return value;
     }
@@ -227,7 +227,7 @@ private:
     template <int T, class Weight>
     KARAT_INLINE void column(f32x16 (&acc)[T][G], float* __restrict chunk, const Weight& weight, std::size_t k) const {
         f32x16 of_group[G];
-        for (int g = 0; g < G; ++g) of_group[g] = kept(chunk + k * (G * kLanes) + g * kLanes, weight(g));
+        for (int g = 0; g < G; ++g) of_group[g] = stored(chunk + k * (G * kLanes) + g * kLanes, weight(g));
         for (int t = 0; t < T; ++t) {
             const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * x_stride + k);
             for (int g = 0; g < G; ++g) acc[t][g] = fma(of_group[g], value, acc[t][g]);
@@ -290,12 +290,12 @@ struct PanelOfMany {
 
 private:
     void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count,
-              Ahead ahead) const {
+              NextChunk next) const {
         const std::size_t x_sums_stride = a.weight->columns / 16;
         const auto args_from = [&](int g) {  // from group g on; the first asks for what comes next
             return TileArgs{a.x + (token + first) * a.x_stride + start,
                             a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
-                            s.sums + first * kWide + g * kLanes, g == 0 ? ahead : Ahead{}};
+                            s.sums + first * kWide + g * kLanes, g == 0 ? next : NextChunk{}};
         };
         if constexpr (kUnpackInTile<G>)
             if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, s});
