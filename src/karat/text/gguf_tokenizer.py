@@ -5,22 +5,25 @@ spaces beside it (`lstrip`, `rstrip`; Phi-3 has such) or must stand alone (`sing
 the one that the named pre-tokenizer implies.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
-from karat.text.pre_tokenizers import PRE_TOKENIZERS
+from karat.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from karat.text.tokenizer_files import TokenizerFiles
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _INTEGERS = ("INT32", "UINT32")
 _NONE = ("none", "no_vocab")  # llama.cpp's words for a file without a tokenizer
-MAX_TOKENS = 1 << 20  # four times the largest vocabulary
+MAX_TOKENS = 1 << 19  # twice the largest vocabulary
+MAX_MERGES = 3 << 18  # Llama 3 has 280,147, Gemma 3 514,906; SentencePiece finds 61,249 in Llama 2's vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
 _ROLES: Mapping[str, str] = {
@@ -57,14 +60,18 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
     _check_sizes(metadata, kind, place)
     try:
         vocabulary = _Vocabulary(metadata, place)
-        if kind == "gpt2":
-            backend, adds_bos = _byte_level(metadata, vocabulary, place)
+        pre_tokenizer = _pre_tokenizer(metadata, place) if kind == "gpt2" else None
+        # What is small is looked at first: what cannot be used takes no memory for merges.
+        roles, templates = vocabulary.roles(), _templates(metadata, place)
+        frame = _frame(metadata, vocabulary, pre_tokenizer.adds_bos if pre_tokenizer else True, place)
+        if pre_tokenizer:
+            backend = _byte_level(metadata, vocabulary, pre_tokenizer, place)
         else:
-            backend, adds_bos = _sentence_piece(metadata, vocabulary, place), True
-        roles = vocabulary.roles()
+            backend = _sentence_piece(metadata, vocabulary, place)
         backend.add_tokens(vocabulary.added())
-        _frame(backend, metadata, vocabulary, adds_bos, place)
-        return TokenizerFiles(backend, roles, _templates(metadata, place), None)
+        if frame is not None:
+            backend.post_processor = frame
+        return TokenizerFiles(backend, roles, templates, None)
     except UnicodeDecodeError as fault:
         raise TokenizerError(f"{place}: has a token that is not UTF-8; convert the model again") from fault
 
@@ -77,11 +84,11 @@ def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
     if tokens.len > MAX_TOKENS:
         raise TokenizerError(f"{place}: has {tokens.len} tokens; expected at most {MAX_TOKENS}; take another file")
     merges = metadata.array("tokenizer.ggml.merges", "STRING") if kind == "gpt2" else None
-    for what, array in (("tokens", tokens), ("merges", merges)):
-        if array is not None and array.end - array.begin > 8 * array.len + MAX_TEXT_BYTES:
+    for what, given in (("tokens", tokens), ("merges", merges)):
+        if given is not None and given.end - given.begin > 8 * given.len + MAX_TEXT_BYTES:
             raise TokenizerError(f"{place}: has {what} of more than {MAX_TEXT_BYTES} bytes; take another file")
-    if merges is not None and merges.len > 2 * MAX_TOKENS:
-        raise TokenizerError(f"{place}: has {merges.len} merges; expected at most {2 * MAX_TOKENS}; take another file")
+    if merges is not None and merges.len > MAX_MERGES:
+        raise TokenizerError(f"{place}: has {merges.len} merges; expected at most {MAX_MERGES}; take another file")
     types = metadata.array("tokenizer.ggml.token_type", *_INTEGERS)
     if types is not None and types.len != tokens.len:
         raise TokenizerError(f"{place}: has {types.len} token types for {tokens.len} tokens; convert the model again")
@@ -125,6 +132,11 @@ class _Vocabulary:
             if kind != _NORMAL and kind in (*special, _USER_DEFINED) and token
         ]
 
+    def unknown(self) -> str | None:
+        """The token for what has none: the one that is named, or else the one of that type."""
+        of_type = [token for token, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN]
+        return self.token("tokenizer.ggml.unknown_token_id") or (of_type[0] if of_type else None)
+
     def roles(self) -> dict[str, str]:
         """The tokens that have a role, such as bos_token."""
         tokens = {role: self.token(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
@@ -140,8 +152,7 @@ class _Vocabulary:
         return self.tokens[index]
 
 
-def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> tuple[Backend, bool]:
-    """Byte-level BPE, and whether it begins a text with BOS unless the file says otherwise."""
+def _pre_tokenizer(metadata: Metadata, place: str) -> PreTokenizer:
     name = metadata.optional(str, "tokenizer.ggml.pre")
     if name is None or name not in PRE_TOKENIZERS:
         raise NoTokenizerError(
@@ -149,25 +160,29 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> tupl
             f"expected one of {', '.join(PRE_TOKENIZERS)}: any other would give wrong tokens; convert the model again "
             "with a newer llama.cpp, or report it"
         )
-    kind = PRE_TOKENIZERS[name]
+    return PRE_TOKENIZERS[name]
+
+
+def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, kind: PreTokenizer, place: str) -> Backend:
+    """Byte-level BPE."""
     merges = metadata.array("tokenizer.ggml.merges", "STRING")
     if merges is None:
         raise TokenizerError(
             f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
         )
-    ids = vocabulary.ids()
+    ids, tokens = vocabulary.ids(), vocabulary.tokens
     pairs = []
     for merge in merges.each_string():
         left, _, right = merge.partition(" ")
         if left not in ids or right not in ids or left + right not in ids:
             raise TokenizerError(f"{place}: has the merge {shown(merge)}; expected two tokens that make a third")
-        pairs.append((left, right))
+        pairs.append((tokens[ids[left]], tokens[ids[right]]))  # the strings that are there already
     backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
     if (normalizer := kind.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = kind.build()
     backend.decoder = decoders.ByteLevel()
-    return backend, kind.adds_bos
+    return backend
 
 
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> Backend:
@@ -181,9 +196,17 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
             f"{place}: the score of token {int(nans.argmax())} is NaN; expected numbers, by which tokens are merged; "
             "convert the model again"
         )
-    merges = ranked_merges(ids, vocabulary.types, of_ids.tolist())
-    unknown = vocabulary.token("tokenizer.ggml.unknown_token_id")
-    has_bytes = _BYTE in vocabulary.types
+    unknown, has_bytes = vocabulary.unknown(), _BYTE in vocabulary.types
+    if unknown is None and not all(f"<0x{byte:02X}>" in ids for byte in range(256)):
+        raise TokenizerError(
+            f"{place}: has neither an unknown token nor one for every byte; expected one of these, or text that has "
+            "no token would be lost; convert the model again"
+        )
+    if (merges := ranked_merges(ids, vocabulary.types, of_ids)) is None:
+        raise TokenizerError(
+            f"{place}: has tokens that are cut into two others in more than {MAX_MERGES} ways; expected fewer; "
+            "take another file"
+        )
     backend = Backend(
         models.BPE(
             vocab=ids,
@@ -201,21 +224,33 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
     return backend
 
 
-def ranked_merges(ids: Mapping[str, int], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece makes, best score first: every cut of a token into two that are tokens."""
-    merges = []
+def ranked_merges(
+    ids: Mapping[str, int], types: Sequence[int], scores: Sequence[float] | NDArray[np.floating]
+) -> list[tuple[str, str]] | None:
+    """The merges that SentencePiece makes, best score first: every cut of a token into two that are tokens.
+
+    None if there are more than MAX_MERGES.
+    """
+    found = array("q")  # of each cut the ids of the token and of its parts
     for token, index in ids.items():
         if types[index] in (_NORMAL, _USER_DEFINED) and len(token) <= _MAX_PIECE_CHARS:
             for cut in range(1, len(token)):
-                left, right = token[:cut], token[cut:]
-                if left in ids and right in ids:
-                    merges.append((-scores[index], ids[left], ids[right], left, right))
-    merges.sort()
-    return [(left, right) for *_, left, right in merges]
+                left = ids.get(token[:cut])
+                if left is not None and (right := ids.get(token[cut:])) is not None:
+                    found.extend((index, left, right))
+            if len(found) > 3 * MAX_MERGES:
+                return None
+    whole, left_ids, right_ids = np.array(found, np.int64).reshape(-1, 3).T
+    order = np.lexsort((right_ids, left_ids, -np.asarray(scores, np.float64)[whole]))
+    names = {index: token for token, index in ids.items()}
+    parts = zip(left_ids[order].tolist(), right_ids[order].tolist(), strict=True)
+    return [(names[left], names[right]) for left, right in parts]
 
 
-def _frame(backend: Backend, metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool, place: str) -> None:
-    """Puts BOS and EOS around a text, where the file or the kind of tokenizer says so."""
+def _frame(
+    metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool, place: str
+) -> processors.TemplateProcessing | None:
+    """What puts BOS and EOS around a text, where the file or the kind of tokenizer says so."""
     parts, tokens = ["$A"], []
     for name, default, place_of in (("bos", adds_bos, 0), ("eos", False, 2)):
         if metadata.get(bool, f"tokenizer.ggml.add_{name}_token", default):
@@ -227,8 +262,7 @@ def _frame(backend: Backend, metadata: Metadata, vocabulary: _Vocabulary, adds_b
                 )
             parts.insert(place_of, token)
             tokens.append((token, vocabulary.tokens.index(token)))
-    if tokens:
-        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=tokens)
+    return processors.TemplateProcessing(single=parts, special_tokens=tokens) if tokens else None
 
 
 def _templates(metadata: Metadata, place: str) -> dict[str, str]:

@@ -59,6 +59,9 @@ class Tokenizer:
         _check_decoder(steps)
         self.is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        # Added tokens are text; a byte-level decoder takes letters such as ö for the bytes they spell in other tokens.
+        letters = {token_id for token_id, token in self.added_tokens.items() if not token.isascii()}
+        self._verbatim = frozenset(letters if self.is_byte_level else ())
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -98,11 +101,14 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if self._verbatim.isdisjoint(ids):
+            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
         """Text of `ids` inside a text rather than at its start, where SentencePiece drops a space; none are skipped."""
-        return self._backend.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_len :]
+        return self.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_len :]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of `token`, spelled as in the vocabulary; None if it has none."""
@@ -129,10 +135,12 @@ class Tokenizer:
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
+        if token_id in self._verbatim:
+            return token.encode()
         if self.is_byte_level:
             try:
                 return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
-            except KeyError:  # an added token, spelled as it is
+            except KeyError:  # an added token with a space
                 return token.encode()
         byte = self.fallback_byte(token_id)
         return self.decode_continuation([token_id]).encode() if byte is None else bytes([byte])

@@ -2,6 +2,8 @@
 
 import math
 import struct
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,12 @@ from karat.checkpoint.gguf.header import (
     MAX_STRING_BYTES,
     MAX_TENSORS,
 )
-from karat.text.gguf_tokenizer import MAX_TEXT_BYTES, MAX_TOKENS
+from karat.text.gguf_tokenizer import MAX_MERGES, MAX_TEXT_BYTES, MAX_TOKENS
 from tests.checkpoint.gguf.builders import (
     ARCH,
     ARRAY,
     BOOL,
+    F32,
     STRING,
     U8,
     U16,
@@ -67,7 +70,7 @@ def test_small(content: bytes, tmp_path: Path) -> None:
         (build(pairs({"llama.attention.head_count": (U32, 1 << 31), "llama.attention.key_length": (U32, 64)}),
                [("blk.0.attn_q.weight", [1, 1 << 37], 0, b"")]), ""),
         (build(pairs({"llama.attention.key_length": (U32, 1 << 31)}),
-               [tensors()[-1], ("rope_freqs.weight", [1 << 30], 0, b"")]), "rope_freqs.weight has the shape"),
+               [tensors()[-1], ("rope_freqs.weight", [1 << 30], 0, b"")]), "a head of 2147483648 values; expected at most 65536"),
     ],
 )  # fmt: skip
 def test_sparse(head: bytes, expected: str, tmp_path: Path) -> None:
@@ -106,35 +109,69 @@ def test_names_of_many_parts(tmp_path: Path) -> None:
     assert f"brings the tensors of all parts to more than {MAX_TENSORS}" in message
 
 
+def with_tokens(path: Path, tokens: Sequence[bytes], keys: list[bytes], kind: str, without: Sequence[str] = ()) -> None:
+    """A file with a vocabulary that fits the embedding, which is sparse."""
+    replaced = ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type", *without)
+    kept = [pair(*item) for item in pairs({"tokenizer.ggml.model": (STRING, kind)}) if item[0] not in replaced]
+    kept += [array(STRING, len(tokens), b"".join(map(text, tokens)), "tokenizer.ggml.tokens"), *keys]
+    made, offset = [], 0
+    for name, dims, _, _ in tensors():
+        dims = [8, len(tokens)] if name == "token_embd.weight" else dims
+        made.append(info(name, dims, 0, offset))
+        offset += 4 * math.prod(dims)
+    with path.open("wb") as file:
+        file.write(header(len(made), len(kept)) + b"".join(kept + made))
+        file.truncate(file.tell() + offset + 32)
+
+
 @pytest.mark.parametrize(
     ("count", "size", "kind", "expected"),
     [
         (MAX_TOKENS, 8, "llama", "has no tokenizer.ggml.scores for"),
         (MAX_TOKENS, 8, "gpt2", "has no tokenizer.ggml.pre"),
         (MAX_TOKENS, 8, "gpt2 with merges", "has the merge 'x'"),
+        (MAX_TOKENS, 8, "gpt2 with many merges", f"expected at most {MAX_MERGES}"),
         (MAX_TOKENS + 1, 8, "llama", f"expected at most {MAX_TOKENS}"),
-        (MAX_TEXT_BYTES // 64 + 1, 64, "llama", f"has tokens of more than {MAX_TEXT_BYTES} bytes"),
+        (MAX_TEXT_BYTES // 128 + 1, 128, "llama", f"has tokens of more than {MAX_TEXT_BYTES} bytes"),
     ],
 )
 def test_tokens(count: int, size: int, kind: str, expected: str, tmp_path: Path) -> None:
-    """A vocabulary of different tokens that fits the embedding, which is of blocks and sparse."""
-    tokens = b"".join(text(b"%0*d" % (size, n)) for n in range(count))
-    kept = [
-        pair(*item)
-        for item in pairs({"tokenizer.ggml.model": (STRING, kind[:5].strip())})
-        if item[0] not in ("tokenizer.ggml.tokens", "tokenizer.ggml.scores", "tokenizer.ggml.token_type")
-    ]
-    kept.append(array(STRING, count, tokens, "tokenizer.ggml.tokens"))
+    keys = []
     if "merges" in kind:
-        kept.append(pair("tokenizer.ggml.pre", STRING, "gpt-2"))
-        kept.append(array(STRING, 2 * MAX_TOKENS, text("x") * (2 * MAX_TOKENS), "tokenizer.ggml.merges"))
-    made, offset = [], 0
-    for name, dims, _, _ in tensors():
-        dims = [8, count] if name == "token_embd.weight" else dims
-        made.append(info(name, dims, 0, offset))
-        offset += 4 * math.prod(dims)
-    path = tmp_path / "a.gguf"
-    with path.open("wb") as file:
-        file.write(header(len(made), len(kept)) + b"".join(kept + made))
-        file.truncate(file.tell() + offset + 32)
-    assert expected in refused_within_limit(path, "tokenizer")
+        num = MAX_MERGES + ("many" in kind)
+        keys = [
+            pair("tokenizer.ggml.pre", STRING, "gpt-2"),
+            array(STRING, num, text("x") * num, "tokenizer.ggml.merges"),
+        ]
+    with_tokens(tmp_path / "a.gguf", [b"%0*d" % (size, n) for n in range(count)], keys, kind.split()[0])
+    assert expected in refused_within_limit(tmp_path / "a.gguf", "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("longest", "without", "expected"),
+    [
+        (17, (), f"in more than {MAX_MERGES} ways"),
+        (17, ("tokenizer.ggml.bos_token_id",), "add_bos_token is in force without"),
+        (13, ("tokenizer.ggml.unknown_token_id",), "has neither an unknown token nor one for every byte"),
+    ],
+)
+def test_cuts(longest: int, without: Sequence[str], expected: str, tmp_path: Path) -> None:
+    """All strings over two letters: every cut of each is a merge of SentencePiece's."""
+    words = [bytes(word) for n in range(1, longest + 1) for word in product(b"ab", repeat=n)]
+    tokens = [b"<unk>", b"<s>", b"</s>", *words]
+    scores = array(F32, len(tokens), struct.pack(f"<{len(tokens)}f", *range(len(tokens))), "tokenizer.ggml.scores")
+    with_tokens(tmp_path / "a.gguf", tokens, [scores], "llama", without)
+    assert expected in refused_within_limit(tmp_path / "a.gguf", "tokenizer")
+
+
+def test_merges_of_which_the_last_is_wrong(tmp_path: Path) -> None:
+    words = [bytes(word) for n in range(1, 16) for word in product(b"ab", repeat=n)]
+    merges = [word[:cut] + b" " + word[cut:] for word in words for cut in range(1, len(word))]
+    merges = [*(merges * (MAX_MERGES // len(merges) + 1))[: MAX_MERGES - 1], b"x"]
+    keys = [
+        pair("tokenizer.ggml.pre", STRING, "gpt-2"),
+        array(STRING, len(merges), b"".join(map(text, merges)), "tokenizer.ggml.merges"),
+    ]
+    tokens = words + [b"%08d" % n for n in range(MAX_TOKENS - len(words))]
+    with_tokens(tmp_path / "a.gguf", tokens, keys, "gpt2")
+    assert "has the merge 'x'" in refused_within_limit(tmp_path / "a.gguf", "tokenizer")

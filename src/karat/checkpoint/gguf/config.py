@@ -79,7 +79,9 @@ def read_config(
     theta = metadata.get(float, f"{arch}.rope.freq_base", 10000.0)
     scaling = read_rope_scaling(metadata, arch)
     if rope_factors is not None:
-        if rope_factors.shape != (head_dim // 2,) or head_dim > MAX_HEAD_DIM:
+        if head_dim > MAX_HEAD_DIM:
+            raise ConfigError(f"a head of {head_dim} values; expected at most {MAX_HEAD_DIM}")
+        if rope_factors.shape != (head_dim // 2,):
             raise ConfigError(
                 f"rope_freqs.weight has the shape {list(rope_factors.shape)}; expected {head_dim // 2} factors"
             )
