@@ -30,6 +30,13 @@ V1 = {
 }
 
 
+def nested(own: str, folder: str, gib: int) -> dict[str, str]:
+    """A limit of so many GiB, one of them taken, on a group; `own` is the process' line."""
+    limits = {"memory.max": str(gib * GIB), "memory.current": str(GIB), "memory.stat": "anon 0"}
+    of_folder = {f"sys/fs/cgroup/{folder}{name}": text for name, text in limits.items()} if folder else {}
+    return {"proc/self/cgroup": own} | of_folder
+
+
 @pytest.mark.parametrize(
     ("files", "available"),
     [
@@ -39,6 +46,17 @@ V1 = {
         (MEMINFO | V2 | {"sys/fs/cgroup/memory.max": "max"}, 8 * GIB),
         (MEMINFO | V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, 8 * GIB),
         (MEMINFO | V2 | {"sys/fs/cgroup/memory.current": str(9 * GIB)}, 0),
+        (MEMINFO | V2 | nested("0::/user.slice/app.scope", "", 3), 2.5 * GIB),
+        (MEMINFO | nested("0::/user.slice/app.scope", "user.slice/app.scope/", 3), 2 * GIB),
+        (MEMINFO | V2 | nested("0::/user.slice/app.scope", "user.slice/", 2), GIB),
+        (MEMINFO | nested("0::/user.slice/app.scope", "another/", 1), 8 * GIB),
+        (MEMINFO | V1 | {"proc/self/cgroup": "5:cpu:/\n4:memory:/job"}, 3 * GIB),
+        (
+            MEMINFO
+            | {"proc/self/cgroup": "4:memory:/job"}
+            | {name.replace("memory/", "memory/job/"): text for name, text in V1.items()},
+            3 * GIB,
+        ),
     ],
 )
 def test_linux(tmp_path: Path, files: dict[str, str], available: float) -> None:

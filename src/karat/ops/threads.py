@@ -2,8 +2,9 @@
 
 import math
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from karat.dist.control_groups import folders_of_limits
 from karat.dist.placement import core_of, read_text
 
 _NO_QUOTA = 1 << 30
@@ -23,18 +24,12 @@ def num_physical_cores(root: Path = Path("/")) -> int:
 
 def _quota(root: Path) -> int:
     """CPUs that the quota of the process' control group amounts to, or of the tightest group around it, rounded up."""
-    unified, divided = root / "sys/fs/cgroup", root / "sys/fs/cgroup/cpu"
     quotas = [_NO_QUOTA]
-    for line in read_text(root / "proc/self/cgroup").splitlines() or ["0::/", "1:cpu:/"]:
-        _, controllers, group = line.split(":", 2)
-        # A container may see its own group as the top one, whatever the name says: what is not there is passed over.
-        inside = PurePosixPath(group.lstrip("/"))
-        for around in (inside, *inside.parents):
-            if not controllers:  # version 2, one tree of groups
-                quotas.append(_cpus(*read_text(unified / around / "cpu.max").split()))
-            elif "cpu" in controllers.split(","):
-                folder = divided / around
-                quotas.append(_cpus(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")))
+    for folder, version in folders_of_limits("cpu", root):
+        if version == 2:
+            quotas.append(_cpus(*read_text(folder / "cpu.max").split()))
+        else:
+            quotas.append(_cpus(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")))
     return min(quotas)
 
 
