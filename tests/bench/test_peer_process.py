@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from karat.bench import session
 from karat.bench.peers.process import PeerProcess
 from karat.bench.sides import Prompt, Sample
+from karat.engine.llm import LLM
 from karat.errors import ExecutorError, UsageError
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -109,9 +112,53 @@ def test_a_process_that_ends_is_an_error() -> None:
     peer.close()
 
 
-def test_what_loading_refuses_is_raised_here() -> None:
+def write_and_refuse() -> Counter:
+    (Path(tempfile.mkdtemp()) / "model.gguf").write_bytes(b"x")
+    return refuse()
+
+
+def test_what_loading_refuses_is_raised_here_and_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ExecutorError, match="no such model"):
-        PeerProcess(refuse)
+        PeerProcess(write_and_refuse)
+    assert list(tmp_path.iterdir()) == []
+
+
+@ON_LINUX
+def test_an_exit_does_not_wait_for_a_peer_that_stands_still(tmp_path: Path) -> None:
+    code = (
+        "from tests.bench.test_peer_process import Counter, PeerProcess\n"
+        "if __name__ == '__main__': print((peer := PeerProcess(Counter)).details['pid'], flush=True); 1 / 0"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
+    assert state(ended.stdout.strip()) == "" and list(tmp_path.iterdir()) == []
+
+
+@ON_LINUX
+def test_a_measurement_that_fails_ends_its_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pids = []
+
+    def deviation(llm: LLM, peer: PeerProcess) -> float:
+        pids.append(peer.details["pid"])
+        raise ExecutorError("not today")
+
+    monkeypatch.setattr(session, "require_peer", lambda name: None)
+    monkeypatch.setattr(session, "_load_peer", load_counter)
+    monkeypatch.setattr(session, "_deviation", deviation)
+    with pytest.raises(ExecutorError, match="not today"):
+        session.run_bench(session.BenchOptions(shape="tiny", peer="counter", threads=1), lambda text: None)
+    assert state(pids[0]) == "" and list(tmp_path.iterdir()) == []
+
+
+def load_counter(options: session.BenchOptions) -> Counter:
+    return Counter()
 
 
 @ON_LINUX

@@ -216,7 +216,7 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--shape", "tiny", "-p", "600"), 2, "prefill 600: "),
         (("--shape", "tiny", "-n", "0"), 2, "--gen-tokens 0: expected at least 1"),
         (("--shape", "tiny", "--max-num-batched-tokens", "16"), 2, "expected more than --batch 16"),
-        (("--shape", "tiny", "--context", "-1"), 2, "decode after -1: "),
+        (("--shape", "tiny", "--context", "-1"), 2, "--context -1: expected at least 0"),
         (("--shape", "tiny", "--threads", "0"), 2, "--threads 0: expected at least 1"),
         (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
         (("--shape", "tiny", "--tensor-parallel-size", "1"), 2, "--tensor-parallel-size 1: expected 2, 4 or 8"),

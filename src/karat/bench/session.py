@@ -107,6 +107,14 @@ class _Session:
         if options.peer is not None:
             require_peer(options.peer)  # before anything that takes time
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.sides: list[Side] = []
+        try:
+            self._load(options, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
         checkpoint, tokenizer = _open(options, progress)
         name = str(checkpoint.path)
         self.config = read_config(checkpoint.config)
@@ -152,7 +160,7 @@ class _Session:
             "stored": types,
             "stored_bytes": sum(types.values()),
         }
-        self.sides: list[Side] = [KaratSide(llm, account, karat.__version__, num_threads=options.num_threads)]
+        self.sides.append(KaratSide(llm, account, karat.__version__, num_threads=options.num_threads))
         if alone is not None:
             side = KaratSide(alone, account, karat.__version__, num_threads=options.num_threads, name="1 process")
             side.details["logits_deviation"] = _difference(llm, alone)

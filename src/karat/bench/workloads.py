@@ -68,7 +68,10 @@ def plan(
     No prompt_tokens: 512 or as many as fit; context None: 4096, or nothing where a model does not reach twice the
     short one; batch 1 and context 0 leave their rows out. UsageError for what does not fit.
     """
-    for name, value, least in (("--gen-tokens", gen_tokens, 1), ("--batch", batch, 1), ("--repeat", repeat, 1)):
+    for name, value, least in (
+        ("--gen-tokens", gen_tokens, 1), ("--batch", batch, 1), ("--repeat", repeat, 1),
+        ("--prompt-tokens", min(prompt_tokens, default=1), 1), ("--context", context or 0, 0),
+    ):  # fmt: skip
         if value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
 

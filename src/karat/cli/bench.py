@@ -90,7 +90,7 @@ def bench(
     for name, value in (("--threads", threads), ("--max-num-batched-tokens", max_num_batched_tokens)):
         if value is not None and value < 1:
             raise UsageError(f"{name} {value}: expected at least 1")
-    if tensor_parallel_size is not None and (tensor_parallel_size < 2 or peer is not None):
+    if tensor_parallel_size is not None and (tensor_parallel_size not in (2, 4, 8) or peer is not None):
         raise UsageError(
             f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: what is measured "
             "beside the ranks is one process"

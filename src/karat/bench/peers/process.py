@@ -4,11 +4,13 @@ What an engine leaves running between its calls (threads that spin before they s
 count against the other one, and two libraries in one process may share a thread pool or an allocator.
 """
 
+import atexit
 import ctypes
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -28,20 +30,24 @@ _SECONDS_TO_END = 10
 class PeerProcess:
     """Does what the peer that `load` returns does; `load` runs in the other process and must be picklable.
 
-    Errors are those of the peer; ExecutorError if its process ends.
+    Errors are those of the peer; ExecutorError if its process ends. Its temporary files go when the process does,
+    however that ends.
     """
 
     def __init__(self, load: Callable[[], Peer]) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, load, os.getpid()), daemon=True)
-        self._process.start()
-        theirs.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="karat-bench-")
+        arguments = (theirs, load, os.getpid(), self._folder.name)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        atexit.register(self._kill)  # else Python waits at its end for a process that stands still
         try:
+            self._process.start()
+            theirs.close()
             with self._turn():
                 self.name, self.version, self.details = self._receive()
         except BaseException:
-            self._process.kill()
+            self._kill()
             raise
 
     def prefill(self, prompt: Prompt) -> Sample:
@@ -68,9 +74,15 @@ class PeerProcess:
             with suppress(OSError):
                 self._connection.send(("close", ()))
             self._process.join(_SECONDS_TO_END)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process.pid is not None:
             self._process.kill()
             self._process.join()
         self._connection.close()
+        self._folder.cleanup()
+        atexit.unregister(self._kill)
 
     def _call(self, method: str, *args: object) -> Any:
         with self._turn():
@@ -111,8 +123,9 @@ class PeerProcess:
             os.kill(self._process.pid, getattr(signal, name))
 
 
-def _serve(connection: Connection, load: Callable[[], Peer], parent: int) -> None:
+def _serve(connection: Connection, load: Callable[[], Peer], parent: int, folder: str) -> None:
     """The other process: answers calls until it is told to close."""
+    tempfile.tempdir = folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     if sys.platform == "linux":  # a process that stands still would never see that its parent is gone
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
