@@ -120,6 +120,21 @@ def test_blocks_are_those_of_the_gguf_package(mix: str, tmp_path: Path) -> None:
             assert report.error == pytest.approx(error, rel=1e-6)
 
 
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
+def test_pure_is_what_quantising_at_load_makes(quantize: str, tmp_path: Path) -> None:
+    """Also where rows are no whole blocks: the same logits, bit for bit."""
+    folder = folder_of(tmp_path / "model", intermediate_size=44)
+    done = convert(open_model(folder), tmp_path / "model.gguf", MIXES[quantize.upper()], pure=True)
+    told = {report.name: (report.dtype, report.reason) for report in done.tensors}
+    reason = f"rows of 44 are no whole blocks of {quantize.upper()}"
+    assert told["model.layers.0.mlp.down_proj.weight"] == ("F32", reason)
+    loaded, converted = (
+        LLM(path, max_model_len=64, quantize=how).logits(list(range(3, 40)))
+        for path, how in ((folder, quantize), (tmp_path / "model.gguf", None))
+    )
+    np.testing.assert_array_equal(loaded, converted)
+
+
 def test_a_mix_and_what_is_told(tmp_path: Path) -> None:
     done = convert(open_model(folder_of(tmp_path / "model")), tmp_path / "model.gguf", MIXES["Q4_K_M"])
     told = {report.name: (report.dtype, report.reason) for report in done.tensors}

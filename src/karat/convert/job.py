@@ -15,6 +15,7 @@ from karat.checkpoint.gguf.names import ROPE_FACTORS, WRITTEN_AS, gguf_name, is_
 from karat.checkpoint.gguf.rope import llama3_factors
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, foreign_to_llama_cpp, model_pairs
 from karat.convert.mix import Mix, type_of
@@ -57,7 +58,8 @@ def convert(
 ) -> Conversion:  # fmt: skip
     """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
 
-    `pure` gives all matrices the same type. What is quantised already is only quantised again with `requantize`.
+    `pure` gives all matrices the same type, those whose rows divide into no blocks what they have. What is quantised
+    already is only quantised again with `requantize`.
     `progress` is called after each piece of a tensor, with the bytes done and all bytes of the file's data. Raises the
     errors of opening and of writing, UsageError for a quantised source without `requantize`, and NumericsError, with
     the tensor's name, for values that a type cannot hold; then there is no file.
@@ -108,6 +110,8 @@ def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pu
     if len(weight.shape) < 2 or dtype == mix.base:
         return dtype, None
     if mix.base in FORMATS and weight.shape[-1] % FORMATS[mix.base].block_size:
+        if pure and dtype == "F16" and weight.dtype in PLAIN_BYTES:  # as `--quantize` has it
+            dtype = weight.dtype
         return dtype, f"rows of {weight.shape[-1]} are no whole blocks of {mix.base}"
     return dtype, f"as {mix.name} has it"
 
