@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -96,6 +96,9 @@ def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0
 
 @every_executor
 @given(rows=sizes, outs=sizes, ins=sizes, biased=st.booleans(), seed=seeds)
+@example(rows=1, outs=3001, ins=2049, biased=True, seed=1)
+@example(rows=2051, outs=70, ins=67, biased=False, seed=2)
+@example(rows=70, outs=67, ins=4099, biased=True, seed=3)
 def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: int) -> None:
     """Row-parallel or not, which changes the order of the sum."""
     (x,) = draw(seed, (rows, ins), dtype=ops.dtype)
@@ -108,6 +111,8 @@ def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: in
 
 @every_executor
 @given(rows=sizes, n=sizes, scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=seeds)
+@example(rows=2051, n=70, scale=1.0, seed=1)
+@example(rows=3, n=4099, scale=1.0, seed=2)
 def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
     (x,), (w,) = draw(seed, (rows, n), dtype=ops.dtype), weights(seed + 1, (n,))
     x = x * np.dtype(ops.dtype).type(scale)
@@ -118,6 +123,7 @@ def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
 @every_executor
 @given(tokens=sizes, heads=st.integers(1, 4), groups=st.integers(1, 3), half=st.integers(1, 9), biased=st.booleans(),
        seed=seeds)  # fmt: skip
+@example(tokens=2051, heads=2, groups=2, half=9, biased=True, seed=1)
 def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
     """Three plain linears, bit for bit."""
     d = 2 * half
@@ -134,6 +140,7 @@ def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: 
 
 @every_executor
 @given(tokens=sizes, ins=sizes, outs=sizes, biased=st.booleans(), seed=seeds)
+@example(tokens=2051, ins=67, outs=70, biased=True, seed=1)
 def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed: int) -> None:
     """Two plain linears, bit for bit."""
     (x,) = draw(seed, (tokens, ins), dtype=ops.dtype)
@@ -145,6 +152,7 @@ def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed:
 
 @every_executor
 @given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), seed=seeds)
+@example(rows=2051, n=70, scale=1.0, seed=1)
 def test_silu_mul(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
     gate, up = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
     gate = gate * np.dtype(ops.dtype).type(scale)
@@ -156,6 +164,7 @@ def test_silu_mul(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
 
 @every_executor
 @given(rows=sizes, n=sizes, seed=seeds)
+@example(rows=2051, n=70, seed=1)
 def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
     x, y = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
     want = exact(x) + exact(y)
@@ -164,6 +173,7 @@ def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
 
 @every_executor
 @given(lens=st.lists(st.integers(1, 30), min_size=1, max_size=3), hidden=sizes, seed=seeds)
+@example(lens=[2051, 7], hidden=70, seed=1)
 def test_embedding_and_rows(ops: Ops, lens: list[int], hidden: int, seed: int) -> None:
     (table,) = weights(seed, (50, hidden))
     batch = batch_of(lens, lens, seed=seed)
@@ -237,6 +247,35 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
         largest = np.abs(q).max() * np.abs(k).max() * d * 0.37
         bound = (8 * (d + n) + 4 * largest * (d + 8)) * np.abs(v).max()
         check(ops, got[at : at + m], want, bound)
+        at += m
+
+
+@every_executor
+@pytest.mark.parametrize("window", [None, 1500])
+def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
+    """A step of one token, a chunk and a whole text, of which some tokens see more than 4,000 keys.
+
+    Weights add up to 1, so roundings of their products with V do, too: 32 of these, and those of the scores, which are
+    about 8 at most here, d + 8 each.
+    """
+    lens, new, heads, kv_heads, d = [4099, 3000, 300], [1, 70, 300], 6, 2, 16
+    spec = CacheSpec(num_layers=1, num_blocks=500, block_size=16, num_kv_heads=kv_heads, head_dim=d, dtype=ops.dtype)
+    cache: Any = ops.new_cache(spec)
+    everything, step_batch = (batch_of(lens, counts, block_size=16, seed=3) for counts in (lens, new))
+    q, k, v = draw(5, (sum(lens), heads, d), (sum(lens), kv_heads, d), (sum(lens), kv_heads, d), dtype=ops.dtype)
+    ops.kv_write(k, v, cache, 0, ops.begin(everything))
+    starts = np.concatenate(([0], np.cumsum(lens)))
+    rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
+    got = ops.read(ops.paged_attention(q[rows], cache, 0, ops.begin(step_batch), scale=0.25, window=window, name="op"))
+    at = 0
+    for i, (n, m) in enumerate(zip(lens, new, strict=True)):
+        part = slice(starts[i], starts[i + 1])
+        query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
+        want = F.scaled_dot_product_attention(
+            exact(q[part][n - m :]).transpose(0, 1), *(exact(x[part]).transpose(0, 1) for x in (k, v)), scale=0.25,
+            attn_mask=(key <= query) & (key > query - (window or n + 1)), enable_gqa=True,
+        ).transpose(0, 1).reshape(m, heads * d)  # fmt: skip
+        check(ops, got[at : at + m], want, (32 + 8 * (d + 8)) * np.abs(v).max())
         at += m
 
 
