@@ -1,6 +1,9 @@
 #include "pool.h"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <cfenv>
 #include <map>
@@ -16,14 +19,25 @@ namespace karat {
 namespace {
 
 // Returns when `value` is no longer `old`.
-void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomic<int>& sleeping) {
-    for (int spin = 0; spin < kSpins; ++spin) {
+void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomic<int>& sleeping, int spins) {
+    for (int spin = 0; spin < spins; ++spin) {
         if (value.load(std::memory_order_acquire) != old) return;
         relax();
     }
     sleeping.fetch_add(1);
     while (value.load() == old) value.wait(old);
     sleeping.fetch_sub(1);
+}
+
+// How often one of so many threads spins: not at all where they are more than the CPUs that they may run on, for then it
+// keeps the others from what it waits for.
+int spins_of(int num_threads) {
+    int cpus = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+    cpu_set_t usable;
+    if (sched_getaffinity(0, sizeof usable, &usable) == 0) cpus = CPU_COUNT(&usable);
+#endif
+    return num_threads <= cpus ? kSpins : 0;
 }
 
 // What the pools of a process share. A forked child starts with another one: in the old one a thread that does not exist
@@ -52,7 +66,7 @@ Shared& shared() {
 void Barrier::wait() {
     if (size_ == 1) return;
     const std::uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait_while(phase_, phase, sleeping_);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait_while(phase_, phase, sleeping_, spins_);
     arrived_.store(0, std::memory_order_relaxed);
     phase_.fetch_add(1);
     if (sleeping_.load() > 0) phase_.notify_all();
@@ -71,7 +85,7 @@ std::shared_ptr<Pool> Pool::of(int num_threads) {
 }
 
 Pool::Pool(int num_threads)
-    : size_(num_threads), process_(forks), barrier_(num_threads),
+    : size_(num_threads), spins_(spins_of(num_threads)), process_(forks), barrier_(num_threads, spins_),
       threads_(std::make_unique<std::vector<std::thread>>()) {
     threads_->reserve(static_cast<std::size_t>(num_threads - 1));
     try {
@@ -102,7 +116,7 @@ void Pool::end() {
 void Pool::work(int thread) {
     std::fesetenv(FE_DFL_ENV);
     for (std::uint32_t seen = 0;;) {
-        wait_while(generation_, seen, sleeping_);
+        wait_while(generation_, seen, sleeping_, spins_);
         seen = generation_.load(std::memory_order_acquire);
         if (ending_) return;
         task_(argument_, thread);

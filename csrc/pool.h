@@ -9,14 +9,14 @@
 
 namespace karat {
 
-// Waits for `size` threads; each spins for some microseconds and then sleeps.
+// Waits for `size` threads; each spins so many times and then sleeps.
 class Barrier {
 public:
-    explicit Barrier(int size) : size_(size) {}
+    Barrier(int size, int spins) : size_(size), spins_(spins) {}
     void wait();
 
 private:
-    const int size_;
+    const int size_, spins_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<std::uint32_t> phase_{0};
     std::atomic<int> sleeping_{0};
@@ -50,7 +50,7 @@ private:
     void work(int thread);
     void end();
 
-    const int size_;
+    const int size_, spins_;
     const unsigned process_;  // how many forks away it was made
     Barrier barrier_;
     Task task_ = nullptr;

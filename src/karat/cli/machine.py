@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from karat.dist.control_groups import cpu_quota, memory_limit
+
 # Instruction sets that kernels use or may come to use, of all that a processor lists.
 _FEATURES = (
     "sse4_2 avx f16c fma avx2 avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 avx512_fp16 "
@@ -41,39 +43,18 @@ def num_usable_cores() -> int | None:
 
 def cgroup_cores(root: Path = _ROOT) -> float | None:
     """Processor time that control groups grant, in cores; None if they set no limit."""
-    limits = []
-    for text in _cgroup_files(root, "", "cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota != "max":
-            limits.append(int(quota) / int(period or 100_000))
-    quotas = _cgroup_files(root, "cpu", "cpu.cfs_quota_us")
-    periods = _cgroup_files(root, "cpu", "cpu.cfs_period_us")
-    limits += [int(quota) / int(period) for quota, period in zip(quotas, periods, strict=True) if int(quota) > 0]
-    return min(limits, default=None)
+    return cpu_quota(root)
 
 
 def memory_bytes(root: Path = _ROOT) -> int | None:
     """Memory that this process may take: the machine's, or less where a control group says so."""
     total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
-    for text in _cgroup_files(root, "", "memory.max") + _cgroup_files(root, "memory", "memory.limit_in_bytes"):
-        if text != "max":
-            limits.append(int(text))
+    if (limit := memory_limit(root)) is not None:
+        limits.append(limit)
     if not limits and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)
-
-
-def _cgroup_files(root: Path, controller: str, name: str) -> list[str]:
-    """The file `name` of this process's control group and of all above it; controller "" is version 2's tree."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controller
-            here = top / path.lstrip("/")
-            folders = [here, *here.parents[: len(here.relative_to(top).parts)]]
-            return [text for folder in folders if (text := _text(folder / name).strip())]
-    return []
 
 
 def _text(path: Path) -> str:

@@ -1,23 +1,60 @@
-"""Where Linux keeps the limits of this process: its control group and those around it."""
+"""What Linux's control groups leave to this process: the tightest limit of its own group and of those around it."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from karat.dist.placement import read_text
 
+# By the version of control groups: the limit, what is taken of it, and how sums over groups inside are marked.
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
 
-def folders_of_limits(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
-    """Folders that may hold limits of a controller ("cpu", "memory"), each with the version of its interface, 1 or 2.
 
-    The tightest limit of all of them holds. `root` holds proc and sys; what is not there is passed over by who reads.
-    """
-    unified = root / "sys/fs/cgroup"
+def cpu_quota(root: Path) -> float | None:
+    """Processor time that is granted, in CPUs; None without a limit. `root` holds proc and sys, here and below."""
+    quotas = []
+    for folder, version in _folders("cpu", root):
+        if version == 2:
+            quota, _, period = read_text(folder / "cpu.max").partition(" ")
+        else:
+            quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):  # "max" and -1 are no limit
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path) -> int | None:
+    """Bytes that may be taken; None without a limit."""
+    return min((limit for limit, _ in _memory(root)), default=None)
+
+
+def memory_left(root: Path) -> int | None:
+    """Bytes that can still be taken, those of cached files among them; None without a limit."""
+    return min((limit - used for limit, used in _memory(root)), default=None)
+
+
+def _memory(root: Path) -> Iterator[tuple[int, int]]:
+    """The limit of each group, and what is taken of it and cannot be had back."""
+    for folder, version in _folders("memory", root):
+        limit, usage, prefix = _MEMORY_FILES[version]
+        if (most := read_text(folder / limit)).isdecimal():
+            lines = (line.split() for line in read_text(folder / "memory.stat").splitlines())
+            stat = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+            files = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
+            yield int(most), int(read_text(folder / usage) or 0) - files
+
+
+def _folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """Folders that may hold limits of a controller, each with the version of its interface."""
+    top = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines() or ["0::/", f"1:{controller}:/"]:
         _, controllers, group = line.split(":", 2)
-        # A container may see its own group as the top one, whatever the name says.
+        # A container may see its own group as the top one, whatever the name says: what is not there is passed over.
         inside = PurePosixPath(group.lstrip("/"))
         for around in (inside, *inside.parents):
             if not controllers:  # version 2, one tree of groups
-                yield unified / around, 2
+                yield top / around, 2
             elif controller in controllers.split(","):
-                yield unified / controller / around, 1
+                yield top / controller / around, 1

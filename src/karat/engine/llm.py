@@ -99,7 +99,12 @@ class LLM:
         _check_int("seed", seed, 0, MAX_SEED)
         _check_int("tensor_parallel_size", tensor_parallel_size, 1)
         _check_int("max_num_seqs", max_num_seqs, 1)
-        _check_int("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs)
+        _check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        if max_num_batched_tokens < max_num_seqs:
+            raise UsageError(
+                f"max_num_batched_tokens={max_num_batched_tokens}: expected a token at least for each of "
+                f"max_num_seqs={max_num_seqs} sequences of a step; raise it, or lower max_num_seqs"
+            )
         for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes), ("threads", threads)):
             if value is not None:
                 _check_int(name, value, 1)

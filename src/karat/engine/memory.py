@@ -4,16 +4,10 @@ import os
 from pathlib import Path
 
 from karat.config import FloatName, ModelConfig
-from karat.dist.control_groups import folders_of_limits
-from karat.dist.placement import read_text
+from karat.dist.control_groups import memory_left
 from karat.errors import CapacityError
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
-# By the version of control groups: the limit, what is taken of it, and how sums over groups inside are marked.
-_LIMIT_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    2: ("memory.max", "memory.current", ""),
-}
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -23,14 +17,9 @@ def available_bytes(root: Path = Path("/")) -> int:
     """
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if (meminfo := root / "proc/meminfo").exists():
-        available = _fields(meminfo)["MemAvailable:"] * 1024
-    for folder, version in folders_of_limits("memory", root):
-        limit, usage, prefix = _LIMIT_FILES[version]
-        if (most := read_text(folder / limit)).isdecimal():
-            stat = _fields(folder / "memory.stat")
-            files = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)  # can be taken back
-            available = min(available, int(most) - int(read_text(folder / usage) or 0) + files)
-    return max(available, 0)
+        available = int(meminfo.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    left = memory_left(root)
+    return max(available if left is None else min(available, left), 0)
 
 
 def require_room(weight_bytes: int, available: int) -> None:
@@ -68,11 +57,6 @@ def num_cache_blocks(
             "more (kv_cache_bytes)"
         )
     return num_blocks
-
-
-def _fields(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
-    return {words[0]: int(words[1]) for line in read_text(path).splitlines() if len(words := line.split()) > 1}
 
 
 def _size(num_bytes: int) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.dist.group import Group, Share
-from karat.errors import ExecutorError, NumericsError
+from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops.api import HeadGroups, Loaded, Observer, StepLimits
 
 try:
@@ -164,10 +164,17 @@ class PlanRecorder:
         return Handle(self._plan.select(x.register), x.tail)
 
     def finish(self, limits: StepLimits, kept: Sequence[Handle]) -> None:
-        """End the recording; only the handles in `kept` have values afterwards."""
-        self._plan.finish(
-            limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, [h.register for h in kept]
-        )
+        """End the recording; only the handles in `kept` have values afterwards. CapacityError for too large a step."""
+        registers = [handle.register for handle in kept]
+        try:
+            self._plan.finish(
+                limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers
+            )
+        except MemoryError as fault:
+            raise CapacityError(
+                f"a step of {limits.num_tokens} tokens needs larger buffers than this process gets; lower "
+                "max_num_batched_tokens (--max-num-batched-tokens), of which a prompt is computed so many at a time"
+            ) from fault
 
     def _linears(
         self, x: Handle, weights: Sequence[Loaded], biases: Sequence[Loaded] | None, names: Sequence[str],
