@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from karat.checkpoint import open_model
+from karat.checkpoint import open_gguf, open_model
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
@@ -59,6 +59,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "yarn": {"model_type": "qwen2", "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0,
                                                      "original_max_position_embeddings": 32}},
     "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    "mistral with a window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32},
+    "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
 }  # fmt: skip
@@ -80,6 +82,19 @@ def test_float32_is_the_same_model(family: str, tmp_path: Path) -> None:
     weights = find_weights(got, back)
     for name, weight in find_weights(expected, source).items():
         np.testing.assert_array_equal(weights[name].to_array(F32), weight.to_array(F32), err_msg=name)
+
+
+@pytest.mark.parametrize(("window", "told"), [(24, 24), (None, 0), (128, 0)])
+def test_mistrals_window(window: int | None, told: int, tmp_path: Path) -> None:
+    """It is stated, also that there is none, so that nothing is warned of; the logits beyond it are the folder's."""
+    folder = folder_of(tmp_path / "Mistral", model_type="mistral", sliding_window=window)
+    done = convert(open_model(folder), tmp_path / "model.gguf", MIXES["F32"])
+    assert any(f"without the model's window of {told} tokens" in warning for warning in done.warnings) == bool(told)
+    back = open_gguf(tmp_path / "model.gguf")
+    assert back.metadata.values["llama.attention.sliding_window"] == told and back.warnings == ()
+    ids = np.random.default_rng(0).integers(3, 4000, 100).tolist()
+    expected, got = (LLM(path, kv_dtype="float32").logits(ids) for path in (folder, tmp_path / "model.gguf"))
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_the_rows_of_q_and_k_are_paired_as_llama_cpp_has_them(tmp_path: Path) -> None:
@@ -362,7 +377,10 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
-            ({"model_type": "mistral", "sliding_window": 100}, "has a sliding window of 100 tokens"),
+            (
+                {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0},
+                "has a sliding window of 100 tokens, which GGUF cannot say of qwen2",
+            ),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}}, "attention_factor=1.5"),
         ],
     )

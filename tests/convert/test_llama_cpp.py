@@ -109,7 +109,11 @@ def test_it_computes_the_same_model(family: str, tmp_path: Path) -> None:
     ids = [int(token) for token in np.random.RandomState(0).randint(0, 4000, 100)]
     exact = LLM(tmp_path / "a.gguf", executor="reference", dtype="float64").logits(ids)
     with LlamaCpp(tmp_path / "a.gguf") as peer:
-        assert np.sqrt(np.square(peer.logits(ids) - exact).mean()) <= 3e-5 * exact.std()
+        theirs = peer.logits(ids)
+    window = 24 if family == "mistral with a window" else None  # which llama.cpp does not compute, as converting tells
+    assert any("llama.cpp computes without" in warning for warning in done.warnings) == (window is not None)
+    assert window is None or not np.allclose(theirs[window:], exact[window:], atol=0.1 * exact.std())
+    assert np.sqrt(np.square(theirs[:window] - exact[:window]).mean()) <= 3e-5 * exact.std()
 
 
 def test_it_tokenises_the_same(f32: Path) -> None:

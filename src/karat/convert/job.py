@@ -17,7 +17,7 @@ from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
-from karat.convert.metadata import Pairs, foreign_to_llama_cpp, model_pairs
+from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs
 from karat.convert.mix import Mix, type_of
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import NumericsError, UsageError
@@ -219,6 +219,8 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
     of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config, source.generation_config)
     if (reason := foreign_to_llama_cpp(config)) is not None:
         warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")
+    if (difference := different_in_llama_cpp(config)) is not None:
+        warnings.append(difference)
     sampling, left_out = sampling_values(source.generation_config or {})
     if left_out:
         warnings.append(f"GGUF does not carry {', '.join(left_out)} of generation_config.json")

@@ -16,10 +16,10 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         raise ConfigError(
             f"model_type={config.model_type!r} cannot be written as GGUF; expected {', '.join(WRITTEN_AS)}"
         )
-    windows = {window for window in config.layer_windows if window is not None}
-    if any(window < config.max_position_embeddings for window in windows):
+    window = _window(config)
+    if window and arch != "llama":
         raise ConfigError(
-            f"the model has a sliding window of {min(windows)} tokens, which GGUF cannot say: the file would "
+            f"the model has a sliding window of {window} tokens, which GGUF cannot say of {arch}: the file would "
             "be another model beyond that length; set max_position_embeddings to the window, or the window to null"
         )
     numbers = {
@@ -34,6 +34,8 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "rope.dimension_count": config.head_dim,
         "vocab_size": config.vocab_size,
     }
+    if config.model_type == "mistral":  # also that there is none: files of Mistral's that say nothing are warned of
+        numbers["attention.sliding_window"] = window
     pairs = [
         ("general.architecture", string(arch)),
         ("general.type", string("model")),
@@ -43,6 +45,19 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         (f"{arch}.rope.freq_base", scalar("FLOAT32", config.rope.theta)),
     ]
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(config.rope)]
+
+
+def _window(config: ModelConfig) -> int:
+    """The least window that is less than the context; 0 for none."""
+    windows = (window for window in config.layer_windows if window is not None)
+    return min((window for window in windows if window < config.max_position_embeddings), default=0)
+
+
+def different_in_llama_cpp(config: ModelConfig) -> str | None:
+    """What llama.cpp does otherwise with a model that it loads; None if nothing."""
+    if window := _window(config):
+        return f"llama.cpp computes without the model's window of {window} tokens: longer contexts differ there"
+    return None
 
 
 def foreign_to_llama_cpp(config: ModelConfig) -> str | None:

@@ -167,9 +167,7 @@ class PlanRecorder:
         """End the recording; only the handles in `kept` have values afterwards. CapacityError for too large a step."""
         registers = [handle.register for handle in kept]
         try:
-            self._plan.finish(
-                limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers
-            )
+            self._plan.finish(limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers)
         except MemoryError as fault:
             raise CapacityError(
                 f"a step of {limits.num_tokens} tokens needs larger buffers than this process gets; lower "

@@ -240,6 +240,13 @@ class TestLlama3:
         if ((factors > 1.01) & (factors < factor * 0.99)).any() and factors.max() > factor * 0.9999:
             assert (found["factor"], found["original_max_position_embeddings"]) == (factor, length)
 
+    @pytest.mark.parametrize("factor", [3.7, 2.1, 12.3])
+    def test_a_factor_that_is_no_whole_number(self, factor: float) -> None:
+        """GGUF has what float32 makes of it: the shortest decimal is meant."""
+        factors = llama3_factors(10000.0, 128, factor, 1, 4, 2048).astype(np.float32)
+        found = read_rope_factors(factors, 10000.0, 128)
+        assert found is not None and found["factor"] == factor
+
     @pytest.mark.parametrize("other", [[1, 2, 1, 1], [1, 3, 5, 8], [8, 1, 8, 1]])
     def test_other_factors_divide_the_frequencies(self, other: list[float], tmp_path: Path) -> None:
         """In float32, as llama.cpp does."""
@@ -301,6 +308,8 @@ class TestWarnings:
             ({**sizes, "llama.rope.freq_base": (F32, 500000.0)}, False),
             ({**sizes, "llama.feed_forward_length": (U32, 11008)}, False),
             (origin, True),
+            ({"general.name": (STRING, "Ministral 8B Instruct 2410")}, True),
+            ({**origin, "llama.attention.sliding_window": (U32, 0)}, False),
             ({}, False),
         ]:
             path = tmp_path / "a.gguf"

@@ -1,5 +1,6 @@
 """Files that are wrong in one place each end in one clear error; so does whatever a flip of bytes makes."""
 
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -179,7 +180,11 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "value heads of another size": (tiny({"llama.attention.value_length": (U32, 8)}), "value_length=8 is not"),
     "rotary on a part of a head": (tiny({"llama.rope.dimension_count": (U32, 2)}), "dimension_count=2 is not"),
     "experts": (tiny({"llama.expert_count": (U32, 8)}), "llama.expert_count=8 is not supported"),
-    "a window": (tiny({"llama.attention.sliding_window": (U32, 9)}), "sliding_window=9 is not supported"),
+    "a window in words": (tiny({"llama.attention.sliding_window": (STRING, "9")}), "llama.attention.sliding_window"),
+    "no context": (tiny({"llama.context_length": (U32, 0)}), "llama.context_length=0: expected a number above 0"),
+    "eps of NaN": (tiny({"llama.attention.layer_norm_rms_epsilon": (F32, math.nan)}),
+                   "llama.attention.layer_norm_rms_epsilon=nan: expected a finite number above 0"),
+    "a base of infinity": (tiny({"llama.rope.freq_base": (F32, math.inf)}), "llama.rope.freq_base=inf: expected"),
     "an unknown key": (tiny({"llama.attention.frob": (F32, 0.5)}), "1 unknown key (llama.attention.frob=0.5)"),
     "an unknown array": (tiny({"llama.frob": (ARRAY, (F32, [1, 2]))}), "llama.frob=[2 FLOAT32]"),
     "unknown RoPE scaling": (tiny({"llama.rope.scaling.type": (STRING, "longrope")}), "'longrope' is not supported"),

@@ -3,6 +3,7 @@
 What GGUF does not carry, and what is assumed instead, is listed in docs/gguf.md.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,13 +26,12 @@ _READ = frozenset(
     rope.freq_base rope.scale_linear rope.scaling.alpha rope.scaling.attn_factor rope.scaling.factor
     rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier vocab_size
-    rope.scaling.finetuned tensor_data_layout
+    rope.scaling.finetuned tensor_data_layout attention.sliding_window
     """.split()
 )
 # Keys that say nothing as long as they have one of these values.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
-    "attention.sliding_window": (0,),
     "attention.max_alibi_bias": (0, 0.0),
     "attention.clamp_kqv": (0, 0.0),
     "expert_count": (0,),
@@ -76,7 +76,7 @@ def read_config(
     num_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count", num_layers, None)
     num_kv_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count_kv", num_layers, num_heads)
     head_dim = _head_dim(metadata, arch, hidden, num_heads)
-    theta = metadata.get(float, f"{arch}.rope.freq_base", 10000.0)
+    theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     scaling = read_rope_scaling(metadata, arch)
     if rope_factors is not None:
         if head_dim > MAX_HEAD_DIM:
@@ -89,6 +89,8 @@ def read_config(
         if by_factors and scaling:
             raise ConfigError(f"{arch}.rope.scaling and rope_freqs.weight both scale RoPE; expected one of them")
         scaling = by_factors or scaling
+    if (context_len := metadata.get(int, f"{arch}.context_length")) < 1:
+        raise ConfigError(f"{arch}.context_length={context_len}: expected a number above 0")
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": _vocab_size(metadata, arch, weights),
@@ -98,8 +100,8 @@ def read_config(
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": metadata.get(float, f"{arch}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": metadata.get(int, f"{arch}.context_length"),
+        "rms_norm_eps": _positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": context_len,
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": "lm_head.weight" not in weights,
@@ -109,6 +111,9 @@ def read_config(
         config["attention_bias"] = _any_bias(weights, ".self_attn.")
     if architecture.model_type == "llama":
         config["mlp_bias"] = _any_bias(weights, ".mlp.")
+    window = metadata.get(int, f"{arch}.attention.sliding_window", 0)
+    if 0 < window < context_len:  # else there is none, or it covers every context
+        config = _as_mistral(config, f"{arch}.attention.sliding_window={window}", window)
     if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = bos
     if ids := _end_ids(metadata, config["vocab_size"]):
@@ -121,12 +126,28 @@ def warnings(metadata: Metadata, architecture: Architecture, weights: Collection
     told = []
     if _may_be_mistral(metadata, architecture):
         told.append(
-            "this looks like a Mistral model: GGUF does not carry its sliding window (Mistral 7B v0.1 has one of 4096 "
-            "tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
+            "this looks like a Mistral model, and the file states no sliding window (Mistral 7B v0.1 has one of "
+            "4096 tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
         )
     if doubles := [weight.name for weight in weights if weight.dtype == "F64"]:
         told.append(f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}")
     return told
+
+
+def _as_mistral(config: Mapping[str, Any], stated: str, window: int) -> dict[str, Any]:
+    """Llama's config as Mistral's: a window on every layer, and no biases."""
+    biases = ("attention_bias", "mlp_bias")
+    if config["model_type"] != "llama" or any(config[key] for key in biases):
+        raise ConfigError(f"{stated}: expected a window only in llama's architecture without biases, as Mistral has it")
+    kept = {key: value for key, value in config.items() if key not in biases}
+    return kept | {"model_type": "mistral", "sliding_window": window}
+
+
+def _positive(metadata: Metadata, key: str, default: float | None = None) -> float:
+    number = metadata.get(float, key, default)
+    if not 0 < number < np.inf:
+        raise ConfigError(f"{key}={number}: expected a finite number above 0")
+    return number
 
 
 def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
@@ -144,15 +165,15 @@ def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
 
 
 def _may_be_mistral(metadata: Metadata, architecture: Architecture) -> bool:
-    """Whether a file of llama's architecture names Mistral, or has the sizes of its first release, which had a window.
+    """Whether a file of llama's that says nothing of a window names Mistral, or has the sizes of its first release.
 
     Later releases, which have none, have another base of RoPE; models made from the first have its sizes.
     """
-    if architecture.name != "llama":
+    if architecture.name != "llama" or "llama.attention.sliding_window" in metadata:
         return False
     stated = (value for key, value in metadata.values.items() if key.startswith("general.") and isinstance(value, str))
     sizes = [metadata.values.get(f"llama.{key}") for key in _MISTRAL_SIZES]
-    return any("mistral" in text.lower() for text in stated) or sizes == [*_MISTRAL_SIZES.values()]
+    return any(re.search("mi(ni)?stral", text.lower()) for text in stated) or sizes == [*_MISTRAL_SIZES.values()]
 
 
 def _check_keys(metadata: Metadata, arch: str) -> None:

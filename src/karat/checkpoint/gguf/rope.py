@@ -126,5 +126,5 @@ def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) ->
 
 
 def _plain(number: float) -> float:
-    """The whole number that is meant where rounding left one almost so."""
-    return float(round(number)) if abs(number - round(number)) < _TOLERANCE * number else float(np.float32(number))
+    """The whole number that is meant where rounding left one almost so, else the shortest decimal of the float32."""
+    return float(round(number)) if abs(number - round(number)) < _TOLERANCE * number else float(str(np.float32(number)))
