@@ -11,6 +11,7 @@ import pytest
 from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.convert import MIXES
+from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
 from tests.cli.pseudo_terminal import PseudoTerminal
 
@@ -107,3 +108,17 @@ def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end(tmp_path:
     )
     assert "\n" not in progress and "␍" not in terminal.raw
     assert " %  model." not in report
+
+
+@pytest.mark.parametrize("name", ["llama-Q6_K", "mistral-IQ3_S"])
+def test_inspect_counts_all_tensors_of_a_file(name: str, karat: Karat) -> None:
+    """The factors of RoPE, too; in memory a type without kernels is float32."""
+    path = Path(__file__).parent.parent / "data/llama_cpp" / f"{name}.gguf"
+    facts = json.loads(karat("inspect", str(path), "--json").stdout)
+    stored = gguf.GGUFReader(path).tensors
+    assert len(facts["tensors"]) == len(stored) and facts["stored_bytes"] == sum(int(t.n_bytes) for t in stored)
+    assert {t["dtype"] for t in facts["tensors"]} == {t.tensor_type.name for t in stored}
+    held = [4 * int(t.n_elements) if t.tensor_type.name == "IQ3_S" else int(t.n_bytes) for t in stored]
+    factors = sum(int(t.n_bytes) for t in stored if t.name == "rope_freqs.weight")
+    if unavailable_reason() is None:
+        assert facts["memory"]["weight_bytes"] == sum(held) - factors

@@ -15,7 +15,7 @@ from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_pat
 from karat.errors import TemplateError
 
 if TYPE_CHECKING:
-    from karat.checkpoint import ModelCheckpoint
+    from karat.checkpoint import ModelCheckpoint, Weight
     from karat.text import Tokenizer
 
 EXAMPLES = """
@@ -72,7 +72,7 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
     config = read_config(checkpoint.config)
     needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied one once
     num_parameters = sum(math.prod(weight.shape) for weight in needed.values())
-    weights = checkpoint.weights.values()
+    weights = [*checkpoint.weights.values(), *_others(checkpoint)]
     by_dtype: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
     for weight in weights:
         row = by_dtype[weight.dtype]
@@ -91,9 +91,26 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config),
-        "memory": _memory(config, num_parameters, sum(weight.num_bytes for weight in needed.values())),
+        "memory": _memory(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
     }
+
+
+def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
+    """Tensors of a file that are no weights of the model."""
+    from karat.checkpoint import GgufCheckpoint
+
+    factors = checkpoint.rope_factors if isinstance(checkpoint, GgufCheckpoint) else None
+    return [] if factors is None else [factors]
+
+
+def _held_bytes(weight: "Weight") -> int:
+    """What a weight takes in memory: what it does in the file, but float32 where there are no kernels for its type."""
+    from karat.ops.native_plan import native, unavailable_reason
+
+    if unavailable_reason() is None and weight.dtype not in native().formats():
+        return math.prod(weight.shape) * FLOAT_BYTES["float32"]
+    return weight.num_bytes
 
 
 def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
@@ -241,8 +258,9 @@ def _memory_text(memory: dict[str, Any]) -> str:
         (f"{row['tokens']:,}", *(bytes_text(row[kind][d]) for kind in ("kv_bytes", "total_bytes") for d in shown))
         for row in memory["contexts"]
     ]
+    stored, all_float32 = (bytes_text(memory[key]) for key in ("weight_bytes", "float32_weight_bytes"))
     title = (
-        f"memory: weights {bytes_text(memory['weight_bytes'])} as stored ({bytes_text(memory['float32_weight_bytes'])} "
-        "on the reference executor, in float32), and for one sequence of so many tokens"
+        f"memory: weights {stored}, as stored (types without kernels in float32; all on the reference executor: "
+        f"{all_float32}), and for one sequence of so many tokens"
     )
     return f"{title}\n\n{columns([head, *rows], right='01234')}"

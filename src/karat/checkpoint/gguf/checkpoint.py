@@ -27,7 +27,8 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 class GgufCheckpoint:
     """A Checkpoint: the file as it was given, its metadata, that as a config.json, its weights, memory-mapped.
 
-    Weights have Hugging Face's names, shapes and order of rows. `warnings` are for who loads the model.
+    Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, no tensor of a folder, went into the
+    config. `warnings` are for who loads the model.
     """
 
     path: Path
@@ -35,6 +36,7 @@ class GgufCheckpoint:
     config: dict[str, Any]
     generation_config: dict[str, Any] | None
     weights: Mapping[str, Weight]
+    rope_factors: Weight | None
     warnings: tuple[str, ...]
 
     @property
@@ -66,7 +68,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
         raise ConfigError(f"{path}: {fault}") from fault
     weights = _ordered(weights, architecture, config["head_dim"])
     told = warnings(metadata, architecture, weights.values())
-    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, tuple(told))
+    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, factors, tuple(told))
 
 
 def _read_parts(path: Path) -> list[Header]:
