@@ -1,4 +1,5 @@
-// How the kernels read each stored format. A new block format is one struct below and a line in packed.h and linear.h.
+// How the kernels read each stored format. A new block format is one struct below, and its lines in packed.h and linear.h
+// (docs/adding-a-format.md).
 //
 // A block format is cut into sub-blocks of `kSub` columns (16 or 32) that share a scale, and a minimum where the format
 // has one: weight = scale * code + minimum. Codes are small integers, exact in float32.
