@@ -24,7 +24,11 @@ from tests.engine.tiny import write, write_model
         ({"seed": -1}, UsageError, "seed=-1: expected an integer from 0"),
         ({"seed": 1.5}, UsageError, r"seed=1\.5"),
         ({"max_num_seqs": 0}, UsageError, "max_num_seqs=0"),
-        ({"max_num_batched_tokens": 15}, UsageError, "max_num_batched_tokens=15: expected an integer of at least 16"),
+        (
+            {"max_num_batched_tokens": 15},
+            UsageError,
+            "max_num_batched_tokens=15: expected a token at least for each of max_num_seqs=16",
+        ),
         ({"max_model_len": 0}, UsageError, "max_model_len=0"),
         ({"max_model_len": 129}, UsageError, "max_model_len=129: the model was made for 128"),
         ({"num_blocks": 4, "kv_cache_bytes": 5}, UsageError, "give one"),
