@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
@@ -11,7 +12,11 @@ PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")
 
 
 def stored_weight(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
-    values = rng.standard_normal((rows, columns)).astype(np.float32)
+    return weight_of(rng.standard_normal((rows, columns)).astype(np.float32), stored)
+
+
+def weight_of(values: NDArray[np.float32], stored: str, name: str = "weight") -> Weight:
+    """These values [rows, columns] (or a vector) as a weight of this stored type."""
     if stored in FORMATS:
         format_ = FORMATS[stored]
         data = format_.quantize(values.reshape(-1, format_.block_size))
@@ -19,7 +24,7 @@ def stored_weight(stored: str, rows: int, columns: int, rng: np.random.Generator
         data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
     else:
         data = values.astype(PLAIN[stored]).view(np.uint8)
-    return Weight("weight", stored, (rows, columns), np.ascontiguousarray(data).reshape(-1), Path("in-memory"))
+    return Weight(name, stored, values.shape, np.ascontiguousarray(data).reshape(-1), Path("in-memory"))
 
 
 def random_blocks(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
