@@ -16,7 +16,7 @@ def test_every_case_has_a_digest() -> None:
     assert len(set(DIGESTS.values())) == len(DIGESTS), "two cases have the same logits"
 
 
-@pytest.mark.parametrize(("family", "stored"), golden.cases())
+@pytest.mark.parametrize(("family", "stored"), list(golden.cases()))
 def test_random_models(family: str, stored: str) -> None:
     """Two threads, where the digest was made with one."""
     assert golden.digest_of(family, stored, threads=2) == DIGESTS[f"{family} {stored}"]

@@ -10,6 +10,7 @@ _MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     2: ("memory.max", "memory.current", ""),
 }
+_NO_LIMIT = 2**62  # bytes; more than any machine has
 
 
 def cpu_quota(root: Path) -> float | None:
@@ -27,23 +28,29 @@ def cpu_quota(root: Path) -> float | None:
 
 def memory_limit(root: Path) -> int | None:
     """Bytes that may be taken; None without a limit."""
-    return min((limit for limit, _ in _memory(root)), default=None)
+    return min((limit for _, _, limit in _memory_limits(root)), default=None)
 
 
 def memory_left(root: Path) -> int | None:
     """Bytes that can still be taken, those of cached files among them; None without a limit."""
-    return min((limit - used for limit, used in _memory(root)), default=None)
+    return min((limit - _taken(folder, version) for folder, version, limit in _memory_limits(root)), default=None)
 
 
-def _memory(root: Path) -> Iterator[tuple[int, int]]:
-    """The limit of each group, and what is taken of it and cannot be had back."""
+def _memory_limits(root: Path) -> Iterator[tuple[Path, int, int]]:
+    """Each group that has a limit: folder, version and bytes. Version 1 writes no limit as almost 2^63."""
     for folder, version in _folders("memory", root):
-        limit, usage, prefix = _MEMORY_FILES[version]
-        if (most := read_text(folder / limit)).isdecimal():
-            lines = (line.split() for line in read_text(folder / "memory.stat").splitlines())
-            stat = {words[0]: int(words[1]) for words in lines if len(words) == 2}
-            files = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
-            yield int(most), int(read_text(folder / usage) or 0) - files
+        limit = read_text(folder / _MEMORY_FILES[version][0])
+        if limit.isdecimal() and int(limit) < _NO_LIMIT:
+            yield folder, version, int(limit)
+
+
+def _taken(folder: Path, version: int) -> int:
+    """Bytes that a group has taken and that cannot be had back. The kernel needs some 30 ms to make this sum."""
+    _, usage, prefix = _MEMORY_FILES[version]
+    lines = (line.split() for line in read_text(folder / "memory.stat").splitlines())
+    stat = {words[0]: int(words[1]) for words in lines if len(words) == 2}
+    files = stat.get(f"{prefix}active_file", 0) + stat.get(f"{prefix}inactive_file", 0)
+    return int(read_text(folder / usage) or 0) - files
 
 
 def _folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
