@@ -1,5 +1,6 @@
 """SamplingParams: what is refused, by name, before any work; what is normalised; outputs."""
 
+import copy
 import math
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import karat
 from karat.errors import RequestError
-from karat.request import CompletionOutput, RequestOutput, SamplingParams, shown
+from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, shown
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {
@@ -25,8 +27,8 @@ WRONG: dict[str, list[Any]] = {
     "seed": [-1, 2**63, 1.0, "1", True, HUGE],
     "max_tokens": [0, -1, 1.0, True, 2**31, HUGE],
     "min_tokens": [-1, 1.0, None, True, HUGE],
-    "stop": [("",), ("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 1025], None],
-    "stop_token_ids": [(-1,), (1.0,), (True,), 5, None, {5}, [2**31], [HUGE], [1] * 1025],
+    "stop": [("",), ("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 1025]],
+    "stop_token_ids": [(-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
     "include_stop_str_in_output": [0, None, "yes"],
     "ignore_eos": [1, None],
     "skip_special_tokens": [1, None],
@@ -46,8 +48,8 @@ RIGHT: dict[str, list[Any]] = {
     "seed": [None, 0, 2**63 - 1],
     "max_tokens": [None, 1, 2**31 - 1],
     "min_tokens": [0, 5],
-    "stop": ["a", ["a", "b"], ("a",), ()],
-    "stop_token_ids": [[], [0, 5], (7,)],
+    "stop": ["a", ["a", "b"], ("a",), (), None],
+    "stop_token_ids": [[], None, [0, 5], (7,)],
     "include_stop_str_in_output": [True, False],
     "ignore_eos": [True],
     "skip_special_tokens": [False],
@@ -78,6 +80,7 @@ def test_other_spellings_become_one() -> None:
     params = SamplingParams(stop="ab", stop_token_ids=[3, 4], top_k=-1)
     assert (params.stop, params.stop_token_ids, params.top_k) == (("ab",), (3, 4), 0)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:
@@ -93,9 +96,26 @@ def test_the_callers_bias_is_copied() -> None:
     assert params.logit_bias == {1: 2.0}
 
 
-def test_unknown_fields_are_an_error() -> None:
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)
+def test_unknown_fields_are_refused_with_advice() -> None:
+    for name, advice in {
+        "best_of": "has no best_of; ask for n", "max_token": "did you mean max_tokens?", "zzz": "expected one of",
+        "bad_words": "logit_bias", "allowed_token_ids": "logit_bias", "detokenize": "always",
+        "truncate_prompt_tokens": "token ids", "structured_outputs": "no structured output yet",
+    }.items():  # fmt: skip
+        with pytest.raises(RequestError, match=f"SamplingParams has no {name}; ") as caught:
+            SamplingParams(**{name: 2})
+        assert advice in str(caught.value)
+
+
+def test_a_clone_is_equal() -> None:
+    params = SamplingParams(stop="a", logit_bias={1: 2.0}, seed=5)
+    assert params.clone() == params == copy.deepcopy(params) and params.clone() is not params
+
+
+def test_the_logprobs_of_a_choice_are_summed() -> None:
+    assert CompletionOutput(0, "", (1, 2), "length").cumulative_logprob is None
+    logprobs = ({1: Logprob(-0.5, 1, "a"), 9: Logprob(-3.0, 2, "x")}, {2: Logprob(-0.25, 1, "b")})
+    assert CompletionOutput(0, "ab", (1, 2), "length", logprobs=logprobs).cumulative_logprob == -0.75
 
 
 JSON = st.recursive(
@@ -133,3 +153,7 @@ def test_a_request_is_finished_when_all_its_choices_are() -> None:
     done, open_ = (CompletionOutput(i, "", (), reason) for i, reason in enumerate(("length", None)))
     assert RequestOutput("r", None, (1,), (done,)).finished
     assert not RequestOutput("r", None, (1,), (done, open_)).finished
+
+
+def test_the_package_lists_its_public_names() -> None:
+    assert dir(karat) == sorted(karat.__all__) and "LLM" in dir(karat) and "import_module" not in dir(karat)

@@ -28,3 +28,8 @@ def __getattr__(name: str) -> Any:
     if name == "LLM":
         return import_module("karat.engine.llm").LLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, LLM among them before it is imported."""
+    return sorted(__all__)

@@ -1,8 +1,9 @@
 """What a caller asks for and what comes back: sampling parameters, requests and outputs. Field names follow vLLM."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Literal, Self
 
 from karat.errors import RequestError
 
@@ -16,10 +17,25 @@ MAX_IDS = 1024  # of logit_bias and of stop_token_ids
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
 
+# Names of vLLM's SamplingParams that Karat does not have, and what to do instead.
+_ABSENT = {
+    "allowed_token_ids": "logit_bias with 100 for each of them comes near",
+    "bad_words": "logit_bias with -100 bars single tokens",
+    "best_of": "ask for n choices and take the best by cumulative_logprob",
+    "detokenize": "text is always made",
+    "extra_args": "leave it out",
+    "guided_decoding": "Karat has no structured output yet",
+    "logits_processors": "logit_bias adds to the scores of tokens",
+    "output_kind": "use LLM.stream for the text as it grows, LLM.generate for all of it",
+    "spaces_between_special_tokens": "leave it out",
+    "structured_outputs": "Karat has no structured output yet",
+    "truncate_prompt_tokens": "shorten the prompt: LLM.get_tokenizer() encodes it, and LLM.generate takes token ids",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when a choice ends. A wrong value raises RequestError naming the field.
+    """How tokens are chosen and when a choice ends. A wrong value or name raises RequestError naming the field.
 
     n choices are made of one prompt, each with draws of its own.
 
@@ -62,6 +78,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
+    def __new__(cls, *_: object, **fields: object) -> Self:
+        """Only to refuse names that are no fields: dataclasses would raise a TypeError without advice."""
+        for name in fields:
+            if name not in cls.__dataclass_fields__:
+                raise RequestError(unknown_name("SamplingParams", name, cls.__dataclass_fields__, _ABSENT))
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         self._normalise()
         self._int("n", 1, MAX_CHOICES)
@@ -103,8 +126,15 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 
+    def clone(self) -> Self:
+        """An equal one. No SamplingParams ever changes: dataclasses.replace makes one with other fields."""
+        return replace(self)
+
     def _normalise(self) -> None:
-        """The spellings that callers may use: one stop string, lists, and -1 for all of top_k."""
+        """The spellings that callers may use: None for none, one stop string, lists, and -1 for all of top_k."""
+        for name in ("stop", "stop_token_ids"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, ())
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids"):
@@ -134,6 +164,15 @@ def _is_int(value: object, least: int, most: int) -> bool:
 def _is_number(value: object, least: float, most: float) -> bool:
     """Comparisons alone: they are false for NaN, and exact for integers that no float can hold."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def unknown_name(owner: str, name: str, known: Iterable[str], absent: Mapping[str, str]) -> str:
+    """The message for an argument that `owner` does not take; `absent`: advice for names that other engines have."""
+    if name in absent:
+        return f"{owner} has no {name}; {absent[name]}"
+    close = get_close_matches(name, list(known), 1)
+    advice = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
+    return f"{owner} has no {name}; {advice}"
 
 
 def shown(value: object) -> str:
@@ -191,6 +230,13 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the log-probabilities of token_ids; None if logprobs were not asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(found[i].logprob for found, i in zip(self.logprobs, self.token_ids, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
