@@ -73,8 +73,8 @@ def test_requests_that_come_and_go_do_not_disturb_each_other(rng: Any) -> None:
     while waiting or engine.has_work:
         if waiting and rng.random() < 0.4:
             engine.add_request(waiting.pop())
-        if rng.random() < 0.05 and engine._requests:
-            victim = rng.choice(sorted(engine._requests))
+        if rng.random() < 0.05 and engine._entries:
+            victim = rng.choice(sorted(engine._entries))
             update = engine.abort(victim)
             assert update is not None and update.output is not None
             outputs[victim] = update.output

@@ -69,10 +69,10 @@ def test_requests_that_come_and_go(rng: Any) -> None:
     engine, _ = make_engine(num_blocks=rng.choice([12, 20, 64]), max_num_batched_tokens=rng.choice([8, 13, 32]))
     expected = expected_outputs()
     while waiting or engine.has_work:
-        if waiting and rng.random() < 0.3 and waiting[-1].request_id not in engine._requests:
+        if waiting and rng.random() < 0.3 and waiting[-1].request_id not in engine._entries:
             engine.add_request(waiting.pop())
-        if rng.random() < 0.05 and engine._requests:
-            engine.abort(rng.choice(sorted(engine._requests)))
+        if rng.random() < 0.05 and engine._entries:
+            engine.abort(rng.choice(sorted(engine._entries)))
         for update in engine.step():
             if update.output:
                 assert update.output == expected[update.request_id]

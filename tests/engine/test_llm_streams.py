@@ -49,7 +49,7 @@ def test_an_abandoned_stream_frees_its_blocks(llm: LLM, num_chunks: int, leave: 
     else:
         del stream
         gc.collect()
-    assert at_rest(llm) and not llm._inbox
+    assert at_rest(llm) and not llm.engine._entries
 
 
 def test_streams_side_by_side_and_a_batch_between_them(llm: LLM) -> None:

@@ -1,5 +1,6 @@
 """One choice of a request: its tokens, text and log-probabilities, and how it ends. And who only reads logits."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
-from karat.errors import CapacityError, NumericsError
+from karat.errors import CapacityError, KaratError
 from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
@@ -24,12 +25,28 @@ class Reader(Protocol):
     def read_last(self, row: NDArray[np.floating]) -> bool:
         """Logits [vocab] of the last token so far; appends the next one, or returns True: nothing more is wanted."""
 
-    def fail(self, error: NumericsError) -> None:
-        """The sequence ends here because its numbers are not to be used."""
+    def fail(self, error: Exception) -> None:
+        """The sequence ends here: its numbers are not to be used, or reading them failed."""
+
+    def recover(self) -> bool:
+        """Make whole what an interrupt left half done; True if nothing more is wanted. The sequence begins anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How much of a choice chunks have carried: pieces of text, tokens, and its end."""
+
+    pieces: int = 0
+    tokens: int = 0
+    end: bool = False
 
 
 class Choice:
-    """Samples one continuation. New text and tokens are collected until `take_chunk`."""
+    """Samples one continuation.
+
+    What was sampled is recorded by one append a token, whatever interrupts. All else (tokens of the sequence, text,
+    end) follows from that record, and `recover` makes it anew.
+    """
 
     def __init__(self, request: Request, index: int, sequence: Sequence, tokenizer: Tokenizer, max_tokens: int) -> None:
         params = request.params
@@ -42,16 +59,11 @@ class Choice:
         self._decode_one = lambda token_id: tokenizer.decode_continuation([token_id])
         self._stop_ids = request.end_token_ids if not params.ignore_eos else frozenset[int]()
         self._stop_ids |= frozenset(params.stop_token_ids)
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=request.prompt_token_ids
-        )
-        self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self._tokenizer = tokenizer
         self._stop_reason: str | int | None = None
         self._error: str | None = None
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._num_taken = (0, 0)  # pieces of text and tokens that chunks have carried
-        self._end_taken = False
+        self._sampled: list[tuple[int, TokenLogprobs | None]] = []
+        self._begin_text()
 
     @property
     def request_id(self) -> str:
@@ -81,35 +93,52 @@ class Choice:
             row, params, token_ids=token_ids, prompt_len=self.sequence.prompt_len, seed=self._request.seed,
             choice=self.index, barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
         )  # fmt: skip
+        reported = None
         if params.logprobs is not None:
-            self._logprobs.append(token_logprobs(row, token_id, params.logprobs, self._decode_one))
-        token_ids.append(token_id)
+            reported = token_logprobs(row, token_id, params.logprobs, self._decode_one)
+        self._sampled.append((token_id, reported))
         self._follow(token_id)
         return self.finish_reason is not None
 
-    def fail(self, error: NumericsError) -> None:
-        self._error = f"choice {self.index}: {error}"
-        self._finish("error")
+    def fail(self, error: Exception) -> None:
+        what = str(error) if isinstance(error, KaratError) else f"{type(error).__name__}: {error}"
+        self._error = f"choice {self.index}: {what}"
+        try:
+            self._finish("error")
+        except Exception:  # noqa: BLE001 - the text side is what failed; the error that is told is its first
+            self.finish_reason, self._stop_reason = "error", None
 
     def abort(self) -> None:
         """End because nobody waits any more."""
-        self._finish("abort")
+        try:
+            self._finish("abort")
+        except Exception as error:  # noqa: BLE001 - whoever aborts is to be rid of it
+            self.fail(error)
 
-    def take_chunk(self) -> StreamChunk | None:
-        """What is new since the last call; None if nothing is."""
-        num_pieces, num_tokens = self._num_taken
-        token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + num_tokens :])
+    def recover(self) -> bool:
+        self.finish_reason, self._stop_reason, self._error = None, None, None
+        self._begin_text()
+        del self.sequence.token_ids[self.sequence.prompt_len :]
+        self.sequence.num_read = max(0, len(self._prompt_logprobs) - 1)
+        for token_id, _ in self._sampled:
+            try:
+                self._follow(token_id)
+            except Exception as error:  # noqa: BLE001 - as in a step, it ends this choice
+                self.fail(error)
+        return self.finish_reason is not None
+
+    def chunk_after(self, carried: Carried) -> tuple[StreamChunk | None, Carried]:
+        """What is new since that much was carried, None if nothing is; and how much is carried then."""
+        token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + carried.tokens :])
         ended = self.finish_reason is not None
-        if not token_ids and ended == self._end_taken:
-            return None
-        text = "".join(self._text[num_pieces:])
-        self._num_taken = (len(self._text), num_tokens + len(token_ids))
-        self._end_taken = ended
-        return StreamChunk(
-            index=self.index, text=text, token_ids=token_ids, finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason, logprobs=self._reported(num_tokens), error=self._error,
-            prompt_logprobs=self.prompt_logprobs if num_tokens == 0 else None,
+        if not token_ids and ended == carried.end:
+            return None, carried
+        chunk = StreamChunk(
+            index=self.index, text="".join(self._text[carried.pieces :]), token_ids=token_ids,
+            finish_reason=self.finish_reason, stop_reason=self._stop_reason, logprobs=self._reported(carried.tokens),
+            error=self._error, prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
         )  # fmt: skip
+        return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
 
     def output(self) -> CompletionOutput:
         return CompletionOutput(
@@ -119,11 +148,24 @@ class Choice:
         )  # fmt: skip
 
     def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:
-        return None if self._request.params.logprobs is None else tuple(self._logprobs[start:])
+        return (
+            None
+            if self._request.params.logprobs is None
+            else tuple(logprobs for _, logprobs in self._sampled[start:] if logprobs is not None)
+        )
+
+    def _begin_text(self) -> None:
+        params = self._request.params
+        self._detokenizer = IncrementalDetokenizer(
+            self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=self._request.prompt_token_ids
+        )
+        self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
+        self._text: list[str] = []
 
     def _follow(self, token_id: int) -> None:
-        """Text and end of the choice after one more token."""
+        """Tokens, text and end of the choice after one more token."""
         params = self._request.params
+        self.sequence.token_ids.append(token_id)
         if token_id in self._stop_ids:
             if params.include_stop_str_in_output:
                 self._emit(self._detokenizer.push(token_id))
@@ -158,7 +200,7 @@ class LogitsReader:
         self.sequence = sequence
         self.logits = logits  # [tokens, vocab], filled position by position
         self.done = False
-        self.error: NumericsError | None = None
+        self.error: Exception | None = None
 
     def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
         self.logits[first : first + len(rows)] = rows
@@ -168,9 +210,12 @@ class LogitsReader:
         self.done = True
         return True
 
-    def fail(self, error: NumericsError) -> None:
+    def fail(self, error: Exception) -> None:
         self.error = error
         self.done = True
+
+    def recover(self) -> bool:
+        return self.done
 
 
 def resolve_max_tokens(request: Request, max_model_len: int) -> int:

@@ -1,20 +1,23 @@
 """The engine: requests in, tokens and text out, step by step."""
 
+import logging
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.choice import Choice, LogitsReader, Reader, resolve_max_tokens
+from karat.engine.choice import Carried, Choice, LogitsReader, Reader, resolve_max_tokens
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch
-from karat.errors import NumericsError, RequestError
+from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.api import Runner, StepLimits
 from karat.request import Request, RequestOutput, StreamChunk, shown
 from karat.text import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 PROMPT_LOGITS_BYTES = 64 * 1024**2  # of the logits of prompt positions made in one step
 
@@ -59,12 +62,33 @@ class RequestUpdate:
     output: RequestOutput | None = None
 
 
+@dataclass(slots=True)
+class _Entry:
+    """A request, its choices, and its news: what updates have carried of each choice, and those not taken yet.
+
+    `news` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.
+    """
+
+    request: Request
+    choices: list[Choice]
+    news: tuple[tuple[Carried, ...], tuple[RequestUpdate, ...]]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last update was made."""
+        return all(carried.end for carried in self.news[0])
+
+
 class Engine:
-    """Continuous batching over one model. Not thread-safe: one thread uses an engine.
+    """Continuous batching over one model. Not thread-safe: one thread uses an engine at a time.
 
     `run` computes a batch (see karat.engine.step.model_runner); between steps another may take its place, such as one
     that calls it and watches. Every request ends in exactly one finish reason per choice, and then its blocks are free.
     A forward pass that raises leaves all as it was: the sequences are still there and can be stepped again or aborted.
+
+    An interrupt may leave a call at any place. What it left half done the next call mends: choices are made whole from
+    the tokens that they have, and all sequences are computed anew, which gives the same tokens. Whoever was interrupted
+    while adding or aborting aborts (again).
     """
 
     def __init__(self, run: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
@@ -79,8 +103,9 @@ class Engine:
         self.run = run
         self._tokenizer = tokenizer
         self._seq_ids = count()
-        self._readers: dict[int, Reader] = {}  # by seq_id
-        self._requests: dict[str, tuple[Request, list[Choice]]] = {}
+        self._readers: dict[int, Reader] = {}  # by seq_id; who is not here has ended
+        self._entries: dict[str, _Entry] = {}  # by request_id
+        self._half_done = False  # whether a change is under way, or was when an interrupt came
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +124,8 @@ class Engine:
     def add_request(self, request: Request) -> None:
         """Queue a request; RequestError, and nothing queued, for what can never be served."""
         max_tokens = self.check_request(request)
-        if request.request_id in self._requests:
+        self._mend()
+        if request.request_id in self._entries:
             raise RequestError(f"request {request.request_id!r} is already running; give each its own id")
         choices = []
         for index in range(request.params.n):
@@ -109,61 +135,129 @@ class Engine:
                 prompt_logits=index == 0 and request.params.prompt_logprobs is not None,
             )
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens))
-        self._requests[request.request_id] = request, choices
+        self._half_done = True
+        self._readers.update({choice.sequence.seq_id: choice for choice in choices})
+        self._entries[request.request_id] = _Entry(request, choices, ((Carried(),) * len(choices), ()))
         for choice in choices:
-            self._add(choice)
+            self.scheduler.add(choice.sequence)
+        self._half_done = False
 
     def add_logits(self, token_ids: tuple[int, ...], logits: NDArray[np.floating]) -> LogitsReader:
         """Queue the computation of all logits [tokens, vocab] of a text, written to `logits` as steps go on."""
         self._check_tokens("the text", token_ids)
         self.scheduler.check_fits(len(token_ids))
+        self._mend()
         reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), logits)
-        self._add(reader)
+        self._half_done = True
+        self._readers[reader.sequence.seq_id] = reader
+        self.scheduler.add(reader.sequence)
+        self._half_done = False
         return reader
 
     def step(self) -> list[RequestUpdate]:
-        """One forward pass over as many sequences as fit; what became new, by request. Nothing to do: no updates."""
+        """One forward pass over as many sequences as fit; what became new, by request. Nothing to do: no updates.
+
+        What an interrupted step did not hand over comes with the next one.
+        """
+        self.advance()
+        found = {name: (entry, entry.news) for name, entry in self._entries.items() if entry.news[1]}
+        updates = [update for _, (_, made) in found.values() for update in made]
+        try:
+            for request_id in found:
+                self.take(request_id)
+            return updates
+        except BaseException:
+            for request_id, (entry, news) in found.items():
+                entry.news = news
+                self._entries[request_id] = entry
+            raise
+
+    def advance(self) -> None:
+        """One forward pass over as many sequences as fit. What became new is there for `take`."""
+        self._mend()
+        self._half_done = True
         chunks = self.scheduler.schedule()
+        self._half_done = False
+        results = self._compute(chunks)
+        self._half_done = True
         changed: dict[str, None] = {}
-        for chunk, logits in zip(chunks, self._compute(chunks), strict=True):
+        for chunk, logits in zip(chunks, results, strict=True):
             reader = self._readers[chunk.seq.seq_id]
-            try:
-                if self._read(reader, chunk, logits):
-                    self._drop(reader)
-            except NumericsError as error:
-                reader.fail(error)
-                self._drop(reader, forget=True)
+            self._serve(reader, chunk, logits)
             if isinstance(reader, Choice):
                 changed[reader.request_id] = None
-        return [update for request_id in changed if (update := self._update(request_id))]
+        for request_id in changed:
+            self._publish(self._entries[request_id])
+        self._half_done = False
+
+    def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
+        """The updates of a request since the last call, in order; it is forgotten with its last one.
+
+        RequestError if there is no such request, so that nobody waits for what never comes.
+        """
+        entry = self._entries.get(request_id)
+        if entry is None:
+            raise RequestError(f"there is no request {request_id!r}: it has ended or was aborted; make it again")
+        carried, updates = entry.news
+        if entry.ended:
+            del self._entries[request_id]
+        else:
+            entry.news = carried, ()
+        return updates
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """End all open choices of a request with "abort" and free their blocks; None if there is no such request."""
-        if request_id not in self._requests:
+        self._mend()
+        entry = self._entries.get(request_id)
+        if entry is None:
             return None
-        for choice in self._requests[request_id][1]:
-            if choice.finish_reason is None:
+        self._half_done = True
+        for choice in entry.choices:
+            if choice.sequence.seq_id in self._readers:
                 choice.abort()
                 self._drop(choice)
-        return self._update(request_id)
+        self._publish(entry)
+        self._half_done = False
+        updates = self.take(request_id)
+        chunks = tuple(chunk for update in updates for chunk in update.chunks)
+        return RequestUpdate(request_id, chunks, updates[-1].output)
 
     def abort_logits(self, reader: LogitsReader) -> None:
         """Free what `add_logits` took, if it has not ended by itself."""
+        self._mend()
         if reader.sequence.seq_id in self._readers:
+            self._half_done = True
             self._drop(reader)
+            self._half_done = False
+
+    def abort_logits_into(self, logits: NDArray[np.floating]) -> None:
+        """`abort_logits` of what writes to this array, for who was interrupted before knowing the reader."""
+        self._mend()
+        for reader in list(self._readers.values()):
+            if isinstance(reader, LogitsReader) and reader.logits is logits:
+                self.abort_logits(reader)
+
+    def _mend(self) -> None:
+        """Make whole what an interrupt left half done, from readers and requests; it may be interrupted too."""
+        if not self._half_done:
+            return
+        for seq_id, reader in list(self._readers.items()):
+            is_lost = isinstance(reader, Choice) and reader.request_id not in self._entries
+            if is_lost or reader.recover():
+                del self._readers[seq_id]
+        self.scheduler.restart([reader.sequence for reader in self._readers.values()])
+        for entry in self._entries.values():
+            self._publish(entry)
+        self._half_done = False
 
     def _sequence(self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool) -> Sequence:
         return Sequence(
             next(self._seq_ids), list(prompt), len(prompt), max_len=len(prompt) + max_new, prompt_logits=prompt_logits
         )
 
-    def _add(self, reader: Reader) -> None:
-        self.scheduler.add(reader.sequence)
-        self._readers[reader.sequence.seq_id] = reader
-
     def _drop(self, reader: Reader, *, forget: bool = False) -> None:
-        self.scheduler.remove(reader.sequence, forget=forget)
         del self._readers[reader.sequence.seq_id]
+        self.scheduler.remove(reader.sequence, forget=forget)
 
     def _compute(self, chunks: list[Chunk]) -> list[NDArray[np.floating] | NumericsError]:
         """Logits [positions, vocab] for each chunk. A batch that fails for its numbers is run again one by one.
@@ -185,8 +279,19 @@ class Engine:
         counts = (len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks)
         return [logits[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
+    def _serve(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> None:
+        """Hand a chunk's logits to who wants them. What goes wrong with that ends this reader alone."""
+        try:
+            if self._read(reader, chunk, logits):
+                self._drop(reader)
+        except Exception as error:  # noqa: BLE001 - it is told in the choice's `error`, and logged if it is a bug
+            if not isinstance(error, KaratError):
+                _log.error("a sequence ends because its tokens could not be read", exc_info=error)
+            reader.fail(error)
+            self._drop(reader, forget=isinstance(error, NumericsError))
+
     def _read(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> bool:
-        """Hand a chunk's logits to who wants them; True if the sequence ends with that."""
+        """True if the sequence ends with this chunk."""
         if isinstance(logits, NumericsError):
             raise logits
         seq = reader.sequence
@@ -199,21 +304,26 @@ class Engine:
             seq.num_read = first + num_prompt
         return is_last and reader.read_last(logits[-1])
 
-    def _update(self, request_id: str) -> RequestUpdate | None:
-        """What is new of a request, which is forgotten when all its choices have ended."""
-        request, choices = self._requests[request_id]
-        chunks = tuple(chunk for choice in choices if (chunk := choice.take_chunk()))
-        if any(choice.finish_reason is None for choice in choices):
-            return RequestUpdate(request_id, chunks) if chunks else None
-        del self._requests[request_id]
-        output = RequestOutput(
-            request_id=request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(choice.output() for choice in choices),
-            prompt_logprobs=choices[0].prompt_logprobs,
-        )
-        return RequestUpdate(request_id, chunks, output)
+    def _publish(self, entry: _Entry) -> None:
+        """Add to the news of a request what its choices have that no update has carried."""
+        if entry.ended:
+            return
+        carried, updates = entry.news
+        made = [choice.chunk_after(before) for choice, before in zip(entry.choices, carried, strict=True)]
+        chunks = tuple(chunk for chunk, _ in made if chunk)
+        if not chunks:
+            return
+        output = None
+        if all(choice.finish_reason is not None for choice in entry.choices):
+            output = RequestOutput(
+                request_id=entry.request.request_id,
+                prompt=entry.request.prompt,
+                prompt_token_ids=entry.request.prompt_token_ids,
+                outputs=tuple(choice.output() for choice in entry.choices),
+                prompt_logprobs=entry.choices[0].prompt_logprobs,
+            )
+        update = RequestUpdate(entry.request.request_id, chunks, output)
+        entry.news = tuple(after for _, after in made), (*updates, update)
 
     def _check_tokens(self, what: str, token_ids: tuple[int, ...], *, may_be_empty: bool = False) -> None:
         if not token_ids and not may_be_empty:

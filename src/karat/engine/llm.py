@@ -1,7 +1,6 @@
 """LLM: a model on this machine, in one object."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -185,7 +184,6 @@ class LLM:
         self.defaults_notice = defaults.notice
         self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
-        self._inbox: dict[str, deque[RequestUpdate]] = {}
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -259,12 +257,17 @@ class LLM:
                 f"the logits of {len(ids)} tokens would take {num_bytes} bytes; at most {MAX_LOGITS_BYTES} are made at "
                 f"once; give at most {MAX_LOGITS_BYTES // (self.config.vocab_size * dtype.itemsize)} tokens"
             )
-        reader = self.engine.add_logits(ids, np.empty((len(ids), self.config.vocab_size), dtype))
+        logits = np.empty((len(ids), self.config.vocab_size), dtype)
         try:
-            while not reader.done:
-                self._step()
-        finally:
-            self.engine.abort_logits(reader)
+            try:
+                reader = self.engine.add_logits(ids, logits)
+                while not reader.done:
+                    self._advance()
+            finally:
+                self.engine.abort_logits_into(logits)
+        except BaseException:
+            self.engine.abort_logits_into(logits)  # an interrupt may have fallen into the first
+            raise
         if reader.error:
             raise reader.error
         return reader.logits
@@ -303,45 +306,52 @@ class LLM:
     def _run(self, requests: Sequence[Request]) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         try:
-            for request in requests:
-                self._add(request)
-            while len(outputs) < len(requests):
-                self._step()
+            try:
                 for request in requests:
-                    while inbox := self._inbox.get(request.request_id):
-                        if output := inbox.popleft().output:
-                            outputs[request.request_id] = output
-        finally:
-            for request in requests:
-                self._forget(request)
+                    self._add(request)
+                while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
+                    self._advance()
+                    for request_id in open_ids:
+                        for update in self._take(request_id):
+                            if update.output:
+                                outputs[request_id] = update.output
+            finally:
+                self._forget(requests)
+        except BaseException:
+            self._forget(requests)  # an interrupt may have fallen into the first
+            raise
         return [outputs[request.request_id] for request in requests]
 
     def _stream(self, request: Request) -> Iterator[StreamChunk]:
         """A generator: what is never asked for is never queued."""
         try:
-            self._add(request)
-            output = None
-            while output is None:
-                inbox = self._inbox[request.request_id]
-                while not inbox:
-                    self._step()
-                update = inbox.popleft()
-                yield from update.chunks
-                output = update.output
-        finally:
-            self._forget(request)
+            try:
+                self._add(request)
+                output = None
+                while output is None:
+                    while not (updates := self._take(request.request_id)):
+                        self._advance()
+                    for update in updates:
+                        yield from update.chunks
+                        output = update.output
+            finally:
+                self._forget([request])
+        except BaseException:
+            self._forget([request])  # an interrupt may have fallen into the first
+            raise
 
     def _add(self, request: Request) -> None:
         self.engine.add_request(request)
-        self._inbox[request.request_id] = deque()
 
-    def _forget(self, request: Request) -> None:
-        self.engine.abort(request.request_id)
-        self._inbox.pop(request.request_id, None)
+    def _advance(self) -> None:
+        self.engine.advance()
 
-    def _step(self) -> None:
-        for update in self.engine.step():
-            self._inbox[update.request_id].append(update)
+    def _take(self, request_id: str) -> tuple[RequestUpdate, ...]:
+        return self.engine.take(request_id)
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.engine.abort(request.request_id)
 
 
 def _text_side(

@@ -43,12 +43,24 @@ def choose(
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
     if barred or _adjusts(params):
         scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
-        if barred and not np.isfinite(scores.max()):
-            raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
+        _check_scores(scores, params, barred)
     if params.temperature == 0:
         return top if scores is logits else rows.argmax(scores)
     token_ids_left, weights = candidates(scores, params)
     return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
+
+
+def _check_scores(scores: Float64, params: SamplingParams, barred: Collection[int]) -> None:
+    """NumericsError for scores that parameters made infinite, or where none is left to choose from."""
+    if np.count_nonzero(np.isfinite(scores)) == len(scores) - len(set(barred)):
+        if len(set(barred)) < len(scores):
+            return
+        raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
+    raise NumericsError(
+        f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: the logits divided by it are no "
+        "finite numbers; expected about 1.0 to 1.5; change it in SamplingParams, on the command line, or in the "
+        "model's generation_config.json"
+    )
 
 
 def _adjusts(params: SamplingParams) -> bool:
@@ -68,7 +80,8 @@ def adjusted(
     if params.repetition_penalty != 1:
         seen = np.unique(np.array(token_ids, np.int64))
         value = scores[seen]
-        scores[seen] = np.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
+        with np.errstate(over="ignore"):  # `choose` refuses what is infinite
+            scores[seen] = np.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
     if params.frequency_penalty or params.presence_penalty:
         written, counts = np.unique(np.array(token_ids[prompt_len:], np.int64), return_counts=True)
         scores[written] -= params.frequency_penalty * counts + params.presence_penalty

@@ -11,6 +11,7 @@ about to compute is waited for rather than computed twice.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from karat.engine.sequence import Sequence
@@ -129,6 +130,14 @@ class Scheduler:
         """Take the blocks of every running sequence; all start anew, in the same order."""
         for seq in reversed(self._running[:]):
             self._preempt(seq)
+
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Begin anew with these sequences, the oldest first, and an empty cache, whatever state all was left in."""
+        self.blocks = BlockPool(self.blocks.num_blocks, self.blocks.block_size)
+        self._running = []
+        self._waiting = deque(sequences)
+        for seq in self._waiting:
+            seq.num_computed = 0
 
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences and blocks agree (between cycles)."""
