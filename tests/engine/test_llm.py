@@ -155,7 +155,7 @@ def test_the_whole_context_is_used_where_max_tokens_is_not_given(llm: LLM) -> No
         (lambda llm: llm.logits([0] * 129), CapacityError, "129 tokens do not fit the context of 128"),
         (lambda llm: llm.generate(5), RequestError, "prompts=5: expected a text"),
         (lambda llm: llm.generate([None]), RequestError, "a prompt=None: expected a text"),
-        (lambda llm: llm.generate({"prompt": "a"}), RequestError, "expected a text, token ids"),
+        (lambda llm: llm.generate({"text": "a"}), RequestError, "expected {'prompt': a text}"),
         (lambda llm: llm.chat([[]]), TemplateError, "the conversation is empty"),
     ],
 )

@@ -39,7 +39,7 @@ def test_chat_options_reach_the_template(tmp_path: Path) -> None:
     )
     llm = LLM(write_model(tmp_path, chat_template=template))
     options: dict[str, Any] = {
-        "tools": [{"name": "dice"}], "now": datetime(1999, 1, 1), "template_variables": {"mood": "calm"},
+        "tools": [{"name": "dice"}], "now": datetime(1999, 1, 1), "chat_template_kwargs": {"mood": "calm"},
     }  # fmt: skip
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, **options)
     assert output.prompt == "Hi|dice|1999|calm>"
@@ -85,7 +85,7 @@ def test_defaults_of_generation_config_are_applied_and_shown_once(
     folder = write_model(tmp_path, generation_config=raw)
     llm = LLM(folder, seed=5)
     assert llm.default_params == SamplingParams(temperature=0.7, top_k=3, max_tokens=4)
-    with caplog.at_level(logging.WARNING, "karat"):
+    with caplog.at_level(logging.INFO, "karat"):
         explicit = llm.generate("abc", llm.default_params)
         assert caplog.messages == [], "nothing was applied behind anybody's back"
         given = LLM(folder, seed=5).generate("abc")
@@ -95,6 +95,7 @@ def test_defaults_of_generation_config_are_applied_and_shown_once(
         llm.generate("abc")
         list(llm.stream("abc"))
         assert len(caplog.messages) == 2, "once for each LLM"
+    assert {record.levelno for record in caplog.records} == {logging.INFO}, "what a model asks for is no warning"
 
 
 def test_defaults_can_be_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

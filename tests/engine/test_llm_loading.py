@@ -48,7 +48,7 @@ def test_arguments_are_checked(folder: Path, arguments: dict[str, Any], error: t
 
 
 def test_unknown_arguments_are_an_error(folder: Path) -> None:
-    with pytest.raises(TypeError, match="tensor_parallel"):
+    with pytest.raises(UsageError, match="tensor_parallel; did you mean tensor_parallel_size"):
         LLM(folder, tensor_parallel=2)
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -15,8 +16,9 @@ from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
 from karat.text import Tokenizer
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+# A text, token ids, or vLLM's mapping: {"prompt": text} or {"prompt_token_ids": ids}.
+Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _log = logging.getLogger("karat")
 
@@ -54,29 +56,47 @@ class Intake:
         """Parameters for each prompt; None: the defaults, which depend on the length of the prompt."""
         if params is None:
             if self._notice_is_due:
-                _log.warning("%s", self._defaults.notice)
+                _log.info("%s", self._defaults.notice)
                 self._notice_is_due = False
             return [None] * num_prompts
+        if not isinstance(params, SamplingParams | Sequence):
+            raise RequestError(f"sampling_params: {shown(params)} is no SamplingParams, nor a list of them")
         listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
         for item in listed:
             if not isinstance(item, SamplingParams):
-                raise RequestError(f"params: {shown(item)} is no SamplingParams")
+                raise RequestError(f"sampling_params: {shown(item)} is no SamplingParams")
         if len(listed) != num_prompts:
             raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
         return listed
 
     def text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
         """To continue a text, which the tokenizer may give a BOS, or token ids, which are taken as they are."""
+        if isinstance(prompt, Mapping):
+            prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
             return self._request(self._tokenizer.encode(prompt), params, prompt, self._defaults.end_token_ids)
         return self._request(prompt, params, None, self._defaults.end_token_ids)
 
     def chat_request(
-        self, messages: Sequence[Message], params: SamplingParams | None, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        variables: Mapping[str, Any],
+        *,
+        sanitize_control_tokens: bool = False,
     ) -> Request:
-        """To answer a conversation; `variables` are what Tokenizer.render_chat takes beside the messages."""
-        text = self._tokenizer.render_chat(messages, **variables)
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        """To answer a conversation; `variables` are what Tokenizer.render_chat takes beside the messages.
+
+        sanitize_control_tokens as in Tokenizer.encode_chat.
+        """
+        messages = plain_messages(messages)
+        if not sanitize_control_tokens:
+            text = self._tokenizer.render_chat(messages, **variables)
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        else:  # rendered twice, by one clock
+            variables = {"now": datetime.now(), **variables}
+            text = self._tokenizer.render_chat(messages, **variables)
+            token_ids = self._tokenizer.encode_chat(messages, sanitize_control_tokens=True, **variables)
         return self._request(token_ids, params, text, self.chat_end_token_ids)
 
     def _request(
@@ -91,8 +111,8 @@ class Intake:
 
 
 def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a text or token ids; anything else is a sequence of prompts."""
-    if isinstance(prompts, str):
+    """One prompt is a text, token ids or a mapping; anything else is a sequence of prompts."""
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     _require_sequence("prompts", prompts)
     if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
@@ -100,11 +120,62 @@ def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
+def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The ids of a mapping, which count if there are any, or its text."""
+    ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    is_text = ids is None and isinstance(text, str)
+    if is_text or (isinstance(ids, Sequence | np.ndarray) and not isinstance(ids, str)):
+        if others := prompt.keys() - {"prompt", "prompt_token_ids"}:
+            raise RequestError(f"a prompt with {shown(min(others, key=str))}: expected text or token ids alone")
+        return text if is_text else ids  # type: ignore[return-value]
+    advice = "; for a conversation use LLM.chat" if "role" in prompt else ""
+    raise RequestError(
+        f"a prompt={shown(dict(prompt))}: expected {{'prompt': a text}} or {{'prompt_token_ids': token ids}}{advice}"
+    )
+
+
 def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """One conversation is a sequence of mappings; anything else is a sequence of conversations."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation(messages)
     if len(messages) > 0 and isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages, their content as one text: parts {"type": "text", "text": …} are joined by line breaks.
+
+    So does vLLM. RequestError for what is no conversation, and for parts that are no text, such as images.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation(messages)
+    plain: list[Message] = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise _no_conversation(messages)
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            message = {**message, "content": "\n".join(map(_part_text, content))}
+        plain.append(message)
+    return plain
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]  # type: ignore[no-any-return]
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "text":
+        raise RequestError(f"content of type {shown(kind)}: Karat has no images, audio or video; expected text alone")
+    raise RequestError(f"a part of a content={shown(part)}: expected {{'type': 'text', 'text': …}}")
+
+
+def _no_conversation(value: object) -> RequestError:
+    return RequestError(
+        f"messages={shown(value)}: expected a list of {{'role': …, 'content': …}}, or a list of such lists"
+    )
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:

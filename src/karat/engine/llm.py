@@ -18,8 +18,10 @@ from karat.engine.engine import Engine, EngineConfig, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import Preparation
 from karat.engine.memory import available_bytes, num_cache_blocks, require_room
+from karat.engine.request_bar import RequestBar
 from karat.engine.step import model_runner
-from karat.errors import CapacityError, UsageError
+from karat.engine.vllm_arguments import refuse, settle_constructor
+from karat.errors import CapacityError, ExecutorError, UsageError
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import build, find_weights, read_config
 from karat.models.units import units_of
@@ -45,8 +47,9 @@ class LLM:
     """A model, its tokenizer and an engine. Not thread-safe: one thread uses an LLM.
 
     model is a folder, a GGUF file, org/name (or org/name:Q4_K_M) on the Hugging Face hub, or a checkpoint that is open
-    already; None is the model shipped with Karat. tokenizer is taken instead of the model's own. dtype is what is
-    computed in, kv_dtype what the KV cache stores (None: the executor's default), executor "auto" or a name that
+    already; None is the model shipped with Karat. tokenizer is taken instead of the model's own; a path or a name
+    stands for the tokenizer of that model. dtype is what is computed in ("auto": float32, whatever the weights are
+    stored as), kv_dtype what the KV cache stores (None: the executor's default), executor "auto" or a name that
     karat.ops.registry lists. max_model_len bounds prompt and output together (None: what the model was made for). seed
     is what requests without a seed of their own draw by, together with their number. At most max_num_seqs sequences and
     max_num_batched_tokens tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks blocks of 16
@@ -59,6 +62,8 @@ class LLM:
     finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
     processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
     with this object or this process. progress is called with the bytes of weights that are loaded, and of all of them.
+    Arguments of vLLM's that cannot change anything here, such as gpu_memory_utilization, are logged and left at that;
+    for any other name UsageError says what replaces it.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -67,8 +72,8 @@ class LLM:
         self,
         model: str | Path | ModelCheckpoint | None = None,
         *,
-        tokenizer: Tokenizer | None = None,
-        dtype: FloatName = "float32",
+        tokenizer: Tokenizer | str | Path | None = None,
+        dtype: FloatName | Literal["auto"] = "auto",
         kv_dtype: FloatName | None = None,
         executor: str = "auto",
         max_model_len: int | None = None,
@@ -84,7 +89,14 @@ class LLM:
         guard: bool = False,
         progress: Callable[[int, int], None] | None = None,
         tensor_parallel_size: int = 1,
+        **others: object,
     ) -> None:
+        settle_constructor(others, LLM.__init__)
+        compute_dtype = _compute_dtype(dtype)
+        if not isinstance(tokenizer, Tokenizer | str | Path | None):
+            raise UsageError(
+                f"tokenizer={shown(tokenizer)}: expected a folder, a GGUF file, org/name, or a karat.text.Tokenizer"
+            )
         if quantize is not None and quantize not in get_args(Quantization):
             raise UsageError(f"quantize={shown(quantize)}: expected {' or '.join(map(repr, get_args(Quantization)))}")
         if generation_config not in get_args(GenerationSource):
@@ -107,7 +119,7 @@ class LLM:
         for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes), ("threads", threads)):
             if value is not None:
                 _check_int(name, value, 1)
-        ops = registry.create(executor, dtype, threads)
+        ops = registry.create(executor, compute_dtype, threads)
         if isinstance(model, FolderCheckpoint | GgufCheckpoint):
             checkpoint = model
         else:
@@ -162,7 +174,7 @@ class LLM:
 
             text_side.result()  # a fault in it leaves no ranks behind
             command = load_command(
-                checkpoint, sizes, executor=ops.executor, dtype=dtype, threads=threads, kv_dtype=self.kv_dtype,
+                checkpoint, sizes, executor=ops.executor, dtype=compute_dtype, threads=threads, kv_dtype=self.kv_dtype,
                 quantize=quantize, guard=guard,
             )  # fmt: skip
             num_bytes = sum(weight.num_bytes for weight in each_once)
@@ -186,60 +198,96 @@ class LLM:
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **others: object,
     ) -> list[RequestOutput]:
         """Continue one prompt or many; outputs in the order of the prompts.
 
-        A prompt is a text, which the tokenizer may give a BOS, or token ids, which are taken as they are. params are
-        for all prompts, or one for each; None: the model's defaults. RequestError, before any work, for a prompt that
-        is empty or too long, or parameters that do not suit the model. What goes wrong later ends only the choice it
-        concerns, with finish_reason "error".
+        A prompt is a text, which the tokenizer may give a BOS, or token ids, which are taken as they are, or a mapping
+        {"prompt": text} or {"prompt_token_ids": ids}. sampling_params are for all prompts, or one for each; None: the
+        model's defaults. use_tqdm writes to stderr how many requests and tokens are done. RequestError, before any
+        work, for a prompt that is empty or too long, or parameters that do not suit the model. What goes wrong later
+        ends only the choice it concerns, with finish_reason "error". UsageError for any other argument.
         """
+        refuse("generate", others, LLM.generate)
         listed = prompts_in(prompts)
-        all_params = self._intake.params_for(len(listed), params)
-        return self._run([self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)])
+        all_params = self._intake.params_for(len(listed), sampling_params)
+        return self._run(
+            [self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)], use_tqdm
+        )
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         now: datetime | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sanitize_control_tokens: bool = False,
+        **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
 
-        The prompt is made by the model's chat template, which also gets `tools`, the time `now` (None: the clock) and
-        `template_variables`. params as in `generate`. TemplateError if there is no template or it refuses.
+        A content is a text, or a list of parts {"type": "text", "text": …}, which are joined by line breaks. The prompt
+        is made by the model's chat template, which also gets `tools`, the time `now` (None: the clock) and
+        `chat_template_kwargs`. A control token such as <|im_end|> that a message spells becomes that token, as in
+        transformers; with sanitize_control_tokens, which is for text of strangers, it stays text (the prompt of the
+        output shows both alike, its prompt_token_ids do not). sampling_params and use_tqdm as in `generate`.
+        RequestError for what is no conversation of text, TemplateError if there is no template or it refuses.
         """
+        refuse("chat", others, LLM.chat)
         conversations = conversations_in(messages)
-        all_params = self._intake.params_for(len(conversations), params)
-        options = _chat_options(tools, add_generation_prompt, now, template_variables)
-        return self._run([self._chat_request(c, p, options) for c, p in zip(conversations, all_params, strict=True)])
+        all_params = self._intake.params_for(len(conversations), sampling_params)
+        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
+        requests = [
+            self._chat_request(c, p, options, sanitize_control_tokens)
+            for c, p in zip(conversations, all_params, strict=True)
+        ]
+        return self._run(requests, use_tqdm)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **others: object
+    ) -> Iterator[StreamChunk]:
         """Continue one prompt, token by token; errors as in `generate`, raised by this call.
 
         Work is done as chunks are asked for. Closing or dropping the iterator ends the request and frees its blocks.
         Several streams may be open; a step serves all of them.
         """
-        return self._stream(self._text_request(prompt, self._intake.params_for(1, params)[0]))
+        refuse("stream", others, LLM.stream)
+        return self._stream(self._text_request(prompt, self._intake.params_for(1, sampling_params)[0]))
 
     def stream_chat(
         self,
         messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         now: datetime | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sanitize_control_tokens: bool = False,
+        **others: object,
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
-        options = _chat_options(tools, add_generation_prompt, now, template_variables)
-        return self._stream(self._chat_request(messages, self._intake.params_for(1, params)[0], options))
+        refuse("stream_chat", others, LLM.stream_chat)
+        params = self._intake.params_for(1, sampling_params)[0]
+        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
+        return self._stream(self._chat_request(messages, params, options, sanitize_control_tokens))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer, which encodes and decodes, and renders conversations."""
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is sampled by where no sampling_params are given: the model's own, or SamplingParams()."""
+        return self.default_params
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.floating]:
         """The model's logits [tokens, vocab] after each token, as they are, in the compute dtype.
@@ -295,16 +343,17 @@ class LLM:
         return self._checked(self._intake.text_request(prompt, params))
 
     def _chat_request(
-        self, messages: Sequence[Message], params: SamplingParams | None, options: Mapping[str, Any]
+        self, messages: Sequence[Message], params: SamplingParams | None, options: Mapping[str, Any], sanitize: bool
     ) -> Request:
-        return self._checked(self._intake.chat_request(messages, params, options))
+        return self._checked(self._intake.chat_request(messages, params, options, sanitize_control_tokens=sanitize))
 
     def _checked(self, request: Request) -> Request:
         self.engine.check_request(request)
         return request
 
-    def _run(self, requests: Sequence[Request]) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[Request], show_progress: bool) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
+        bar = RequestBar(len(requests), shown=show_progress)
         try:
             try:
                 for request in requests:
@@ -313,10 +362,12 @@ class LLM:
                     self._advance()
                     for request_id in open_ids:
                         for update in self._take(request_id):
+                            bar.count(update)
                             if update.output:
                                 outputs[request_id] = update.output
             finally:
                 self._forget(requests)
+                bar.close()
         except BaseException:
             self._forget(requests)  # an interrupt may have fallen into the first
             raise
@@ -354,12 +405,31 @@ class LLM:
             self.engine.abort(request.request_id)
 
 
+def _compute_dtype(dtype: str) -> FloatName:
+    match dtype:
+        case "auto" | "float32":
+            return "float32"
+        case "float64":
+            return "float64"
+    raise ExecutorError(
+        f"dtype={shown(dtype)}: expected 'auto', 'float32' or 'float64'; this is what is computed in, and weights stay "
+        "as stored, float16 and bfloat16 ones too"
+    )
+
+
+def _named_tokenizer(name: str | Path) -> Tokenizer:
+    path = resolve(name)
+    return Tokenizer.of(open_model(path)) if path.is_file() else Tokenizer.from_folder(path)
+
+
 def _text_side(
-    checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | None, source: GenerationSource
+    checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | str | Path | None, source: GenerationSource
 ) -> tuple[Tokenizer, GenerationDefaults]:
     """The tokenizer, unless there is one, and the defaults of requests."""
     if tokenizer is None:
         tokenizer = Tokenizer.of(checkpoint)
+    elif isinstance(tokenizer, str | Path):
+        tokenizer = _named_tokenizer(tokenizer)
     defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
     if source == "none":
         defaults = replace(defaults, params=SamplingParams(), notice=None)

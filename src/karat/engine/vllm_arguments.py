@@ -1,0 +1,80 @@
+"""Arguments of vLLM's LLM that Karat's does not have: which change nothing here, and what stands in for the others."""
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+
+from karat.errors import UsageError
+from karat.request import unknown_name
+
+_log = logging.getLogger(__name__)
+
+# Nothing that these ask for could change an answer of Karat's, or would be missed.
+_WITHOUT_EFFECT = {
+    "gpu_memory_utilization": "there is no GPU; kv_cache_bytes bounds the KV cache",
+    "enforce_eager": "there are no CUDA graphs",
+    "max_seq_len_to_capture": "there are no CUDA graphs",
+    "trust_remote_code": "code of a checkpoint is never run",
+    "disable_log_stats": "nothing is logged in every step",
+    "disable_custom_all_reduce": "ranks share memory",
+    "swap_space": "nothing is swapped",
+    "enable_chunked_prefill": "prompts are always computed in chunks",
+    "tokenizer_mode": "there is one kind of tokenizer",
+    "use_tqdm_on_load": "progress= is called while weights are loaded",
+}
+_REPLACED = {
+    "revision": "name it with the model: org/name@revision",
+    "tokenizer_revision": "name it with the tokenizer: org/name@revision",
+    "code_revision": "code of a checkpoint is never run; leave it out",
+    "download_dir": "models lie in the cache of the hub: set HF_HOME or HF_HUB_CACHE",
+    "hf_token": "set HF_TOKEN",
+    "load_format": "the format is read from the files; leave it out",
+    "quantization": "a quantised file says so itself, and quantize= 'q8_0' or 'q4_0' quantises while loading",
+    "kv_cache_dtype": "use kv_dtype=",
+    "kv_cache_memory_bytes": "use kv_cache_bytes=",
+    "num_gpu_blocks_override": "use num_blocks=",
+    "block_size": "blocks have 16 tokens; leave it out",
+    "device": "Karat computes on the CPU; leave it out",
+    "cpu_offload_gb": "Karat computes on the CPU; leave it out",
+    "pipeline_parallel_size": "use tensor_parallel_size=",
+    "skip_tokenizer_init": "a model without a tokenizer takes one by tokenizer=; leave it out",
+    "chat_template": "the model's own is used; put another into its tokenizer_config.json",
+    "hf_overrides": "the model's config.json is what counts; change it there",
+    "override_generation_config": "give sampling_params= with each call",
+    "enable_lora": "there are no adapters yet",
+    "speculative_config": "there is no speculative decoding yet",
+    "limit_mm_per_prompt": "there are no images yet",
+    "runner": "there is generation only; leave it out",
+    "task": "there is generation only; leave it out",
+}
+_OF_CALLS = {
+    "lora_request": "there are no adapters yet",
+    "priority": "requests are served in the order they come in",
+    "params": "use sampling_params=",
+    "prompt_token_ids": "give them as prompts=, as a list of integers or {'prompt_token_ids': [...]}",
+    "template_variables": "use chat_template_kwargs=",
+    "chat_template": "the model's own is used; put another into its tokenizer_config.json",
+    "chat_template_content_format": "text parts are always joined; leave it out",
+    "continue_final_message": "end the prompt yourself: render with get_tokenizer().render_chat and use generate",
+    "mm_processor_kwargs": "there are no images yet",
+}
+
+
+def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..., None]) -> None:
+    """Logs what of `arguments`, which `constructor` does not take, has no effect; UsageError for all others."""
+    for name in arguments:
+        if name not in _WITHOUT_EFFECT:
+            raise UsageError(unknown_name("LLM", name, _names(constructor), _REPLACED))
+    for name in arguments:
+        _log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
+
+
+def refuse(method: str, arguments: Mapping[str, object], function: Callable[..., object]) -> None:
+    """UsageError if there are `arguments`, which the method `function` of LLM does not take; with advice."""
+    for name in arguments:
+        raise UsageError(unknown_name(f"LLM.{method}", name, _names(function), _OF_CALLS))
+
+
+def _names(function: Callable[..., object]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.name != "self" and p.kind is not inspect.Parameter.VAR_KEYWORD]
