@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +41,14 @@ Quantization = Literal["q8_0", "q4_0"]
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
 BLOCK_SIZE = 16
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model, its tokenizer and an engine. Not thread-safe: one thread uses an LLM.
+    """A model, its tokenizer and an engine. Several threads may use an LLM: one at a time computes, for all of them.
+    `with LLM(...) as llm:` closes it at the end.
 
     model is a folder, a GGUF file, org/name (or org/name:Q4_K_M) on the Hugging Face hub, or a checkpoint that is open
     already; None is the model shipped with Karat. tokenizer is taken instead of the model's own; a path or a name
@@ -195,6 +199,10 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
+        self._lock = RLock()
+        self._inside = False  # whether the thread that has the lock is in the engine
+        self._left: list[str] = []  # requests that nobody waits for any more
+        self._closed = False
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
 
     def generate(
@@ -214,6 +222,7 @@ class LLM:
         ends only the choice it concerns, with finish_reason "error". UsageError for any other argument.
         """
         refuse("generate", others, LLM.generate)
+        self._refuse_after_close()
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), sampling_params)
         return self._run(
@@ -243,6 +252,7 @@ class LLM:
         RequestError for what is no conversation of text, TemplateError if there is no template or it refuses.
         """
         refuse("chat", others, LLM.chat)
+        self._refuse_after_close()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
@@ -261,6 +271,7 @@ class LLM:
         Several streams may be open; a step serves all of them.
         """
         refuse("stream", others, LLM.stream)
+        self._refuse_after_close()
         return self._stream(self._text_request(prompt, self._intake.params_for(1, sampling_params)[0]))
 
     def stream_chat(
@@ -277,6 +288,7 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
         refuse("stream_chat", others, LLM.stream_chat)
+        self._refuse_after_close()
         params = self._intake.params_for(1, sampling_params)[0]
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
         return self._stream(self._chat_request(messages, params, options, sanitize_control_tokens))
@@ -295,6 +307,7 @@ class LLM:
         Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
         more than 1 GiB.
         """
+        self._refuse_after_close()
         ids = plain_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
@@ -308,13 +321,13 @@ class LLM:
         logits = np.empty((len(ids), self.config.vocab_size), dtype)
         try:
             try:
-                reader = self.engine.add_logits(ids, logits)
+                reader = self._alone(lambda: self.engine.add_logits(ids, logits))
                 while not reader.done:
                     self._advance()
             finally:
-                self.engine.abort_logits_into(logits)
+                self._alone(lambda: self.engine.abort_logits_into(logits))
         except BaseException:
-            self.engine.abort_logits_into(logits)  # an interrupt may have fallen into the first
+            self._alone(lambda: self.engine.abort_logits_into(logits))  # an interrupt may have fallen into the first
             raise
         if reader.error:
             raise reader.error
@@ -322,13 +335,27 @@ class LLM:
 
     def check_ranks(self) -> None:
         """Raise RankError if a rank of tensor parallelism has died since the last step: for an idle model."""
+        self._refuse_after_close()
         if self._ranks is not None:
             self._ranks.check()
 
     def close(self) -> None:
-        """End the ranks of tensor parallelism, if there are any; nothing can be computed afterwards."""
-        if self._ranks is not None:
-            self._ranks.close()
+        """End the ranks of tensor parallelism, if there are any; from now on every use raises UsageError."""
+        with self._lock:
+            self._closed = True
+            if self._ranks is not None:
+                self._ranks.close()
+
+    def __enter__(self) -> Self:
+        self._refuse_after_close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _refuse_after_close(self) -> None:
+        if self._closed:
+            raise UsageError("this LLM was closed; expected one that is open; load the model again, with LLM(...)")
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
@@ -392,17 +419,39 @@ class LLM:
             raise
 
     def _add(self, request: Request) -> None:
-        self.engine.add_request(request)
+        self._alone(lambda: self.engine.add_request(request))
 
     def _advance(self) -> None:
-        self.engine.advance()
+        self._refuse_after_close()
+        self._alone(self._abort_left)
+        self._alone(self.engine.advance)
 
     def _take(self, request_id: str) -> tuple[RequestUpdate, ...]:
-        return self.engine.take(request_id)
+        return self._alone(lambda: self.engine.take(request_id))
 
     def _forget(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self.engine.abort(request.request_id)
+        with self._lock:
+            self._left += [request.request_id for request in requests]
+            if not self._inside:  # else the garbage collector ends a stream in the middle of a step of this thread
+                self._alone(self._abort_left)
+
+    def _abort_left(self) -> None:
+        while self._left:
+            self.engine.abort(self._left[-1])
+            self._left.pop()
+
+    def _alone(self, act: Callable[[], T]) -> T:
+        """What `act` returns, while no other thread is in the engine."""
+        with self._lock:
+            try:
+                try:
+                    self._inside = True
+                    return act()
+                finally:
+                    self._inside = False
+            except BaseException:
+                self._inside = False  # an interrupt may have come in between
+                raise
 
 
 def _compute_dtype(dtype: str) -> FloatName:
