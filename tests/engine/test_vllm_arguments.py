@@ -92,3 +92,12 @@ def test_a_tokenizer_may_be_named(folder: Path, tmp_path: Path) -> None:
 def test_the_default_sampling_is_told(tmp_path: Path) -> None:
     llm = LLM(write_model(tmp_path, generation_config={"do_sample": True, "temperature": 0.7, "top_k": 3}))
     assert llm.get_default_sampling_params() == SamplingParams(temperature=0.7, top_k=3)
+
+
+def test_the_program_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "from-vllm.md").read_text(encoding="utf-8")
+    program = text.split("```python\n")[1].split("```")[0]
+    name = "Qwen/Qwen2.5-0.5B-Instruct"
+    assert name in program
+    exec(program.replace(name, str(folder)), {})  # noqa: S102
+    assert capsys.readouterr().out

@@ -1,0 +1,102 @@
+"""Prints docs/api.md, the reference of the Python API, made from signatures and docstrings of the source.
+
+Use: python -m tools.api_page > docs/api.md
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src" / "karat"
+# File and the public classes in it, in the order of the page.
+CLASSES = {
+    "engine/llm.py": ["LLM"],
+    "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "StreamChunk"],
+}
+HEAD = """\
+# Python API
+
+This page is made by `python -m tools.api_page` from the docstrings; a test compares them. All names but those of
+the errors are in `karat`. [from-vllm.md](from-vllm.md) says what differs from vLLM.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_classes(), *_errors()])
+
+
+def _classes() -> Iterator[str]:
+    for name, wanted in CLASSES.items():
+        found = {node.name: node for node in _module(name).body if isinstance(node, ast.ClassDef)}
+        for title in wanted:
+            yield from _class(found[title])
+
+
+def _class(node: ast.ClassDef) -> Iterator[str]:
+    yield f"## {node.name}\n"
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    if constructor := methods.get("__init__"):
+        yield _signature(constructor, node.name)
+    fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+    if fields:
+        yield _code([ast.unparse(item) for item in fields])
+    yield f"{_doc(node)}\n"
+    for name, method in methods.items():
+        if not name.startswith("_"):
+            is_property = any(isinstance(mark, ast.Name) and mark.id == "property" for mark in method.decorator_list)
+            yield f"### {node.name}.{name}\n"
+            yield _code([f"{name}: {ast.unparse(method.returns)}"]) if is_property else _signature(method, name)
+            yield f"{_doc(method)}\n"
+
+
+def _signature(method: ast.FunctionDef, name: str) -> str:
+    """One line, or one argument a line where that is too long."""
+    arguments = method.args
+    positional = arguments.args[1:]  # all but self
+    num_required = len(positional) - len(arguments.defaults)
+    defaults = [None] * num_required + list(arguments.defaults)
+    parts = [_argument(*pair) for pair in zip(positional, defaults, strict=True)]
+    if arguments.kwonlyargs:
+        parts.append("*")
+        parts += [_argument(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    end = ")" if method.name == "__init__" else f") -> {ast.unparse(method.returns)}"
+    line = f"{name}({', '.join(parts)}{end}"
+    return _code([line]) if len(line) <= 100 else _code([f"{name}(", *(f"    {part}," for part in parts), end])
+
+
+def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    kind = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    return f"{argument.arg}{kind}" + (f" = {ast.unparse(default)}" if default else "")
+
+
+def _errors() -> Iterator[str]:
+    yield "## Errors\n"
+    yield "All are in `karat.errors`, and `KaratError`, in `karat` too, is the base of all.\n"
+    yield "| class | of | exit code | means |\n|---|---|---|---|"
+    codes: dict[str, str] = {}
+    for node in _module("errors.py").body:
+        if isinstance(node, ast.ClassDef):
+            base = ast.unparse(node.bases[0])
+            own = [ast.unparse(item.value) for item in node.body if isinstance(item, ast.Assign)]
+            codes[node.name] = own[0] if own else codes[base]
+            yield f"| `{node.name}` | `{base}` | {codes[node.name]} | {' '.join(_doc(node).split())} |"
+    yield ""
+
+
+def _module(name: str) -> ast.Module:
+    return ast.parse((SOURCE / name).read_text(encoding="utf-8"))
+
+
+def _doc(node: ast.ClassDef | ast.FunctionDef) -> str:
+    """The docstring; what looks like HTML or emphasis stays text."""
+    return (ast.get_docstring(node) or "").replace("<|", "&lt;|").replace("*", "\\*")
+
+
+def _code(lines: list[str]) -> str:
+    return "\n".join(["```python", *lines, "```\n"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
