@@ -188,7 +188,8 @@ def shown(value: object) -> str:
 class Request:
     """One prompt to be continued, with everything resolved that params leave open.
 
-    `seed` is the one that draws are keyed by; `end_token_ids` are the model's own, which ignore_eos ignores.
+    `seed` is the one that draws are keyed by; `end_token_ids` are the model's own, which ignore_eos ignores. Requests
+    of different `salt` (tenants, adapters, images beside the tokens) share no blocks of the cache.
     """
 
     request_id: str
@@ -197,6 +198,7 @@ class Request:
     seed: int
     prompt: str | None = None
     end_token_ids: frozenset[int] = frozenset()
+    salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The engine where prompts begin alike: the same outputs as without sharing, and less to compute."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -131,3 +132,15 @@ def test_logits_of_a_text_are_all_computed_whatever_is_known_of_it() -> None:
         drive(engine)
         assert all((reader.logits[i] == model.noise(tuple(SYSTEM[: i + 1]))).all() for i in range(23))
     assert num_computed(model) == 2 * 23
+
+
+def test_requests_of_different_salts_share_no_block_and_get_the_same_tokens() -> None:
+    engine, model = make_engine()
+    outputs = []
+    for number, salt in enumerate([None, "a", "a", "b"]):
+        item = replace(request(str(number), bytes(range(16)), seed=1, **SAMPLED), salt=salt)
+        before = len(model.batches)
+        outputs.append(run(engine, item)[str(number)].outputs)
+        computed = model.batches[before].token_ids
+        assert len(computed) == (4 if number == 2 else 16), "only the second of a salt finds anything"
+    assert all(output == outputs[0] for output in outputs)

@@ -1,5 +1,9 @@
 """Sequences that begin with the same tokens: what they compute, what they wait for, and what they hold."""
 
+from typing import Any
+
+import pytest
+
 from tests.engine.schedules import compute, make, sizes, text
 
 
@@ -116,3 +120,66 @@ def test_what_is_removed_as_wrong_is_not_found() -> None:
         compute(scheduler, chunks)
         scheduler.remove(seq, forget=forget)
         scheduler.check()
+
+
+# Salts
+
+
+def test_sequences_of_different_salts_share_nothing() -> None:
+    scheduler = make(share_prefixes=True, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=5)
+    for seq_id, salt in enumerate([None, "a", "b", "a", ""]):
+        seq = text(seq_id, "abcdefghij", 3)
+        seq.salt = salt
+        scheduler.add(seq)
+    chunks = scheduler.schedule()
+    assert sizes(chunks) == {0: 10, 1: 10, 2: 10}, "3 waits for 1, which has its salt, and for nobody else"
+    compute(scheduler, chunks)
+    scheduler.check()
+    assert sizes(scheduler.schedule()) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 10}
+    tables = [set(scheduler.blocks.table(seq_id)) for seq_id in range(5)]
+    assert len(tables[1] & tables[3]) == 2
+    assert not any(tables[i] & tables[j] for i in range(5) for j in range(i) if {i, j} != {1, 3})
+
+
+# What waiting costs
+
+
+class Counted(list[int]):
+    """Tokens that count how many of them are looked at."""
+
+    num_seen = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        got = super().__getitem__(place)
+        Counted.num_seen += len(got) if isinstance(place, slice) else 1
+        return got
+
+
+@pytest.mark.parametrize("reason", ["no room", "a prefix under way"])
+def test_a_step_that_the_first_in_line_waits_costs_nothing_of_its_prompt(reason: str) -> None:
+    long = "abcdefgh" * 100
+    num_blocks = 410 if reason == "no room" else 1000
+    scheduler = make(share_prefixes=True, num_blocks=num_blocks, max_num_batched_tokens=8, max_prompt_logits=4)
+    if reason == "no room":  # half of the prompt is there, and the blocks of the other half are taken
+        scheduler.add(text(0, long[:400]))
+        for _ in range(50):
+            compute(scheduler, scheduler.schedule(), done=lambda seq: len(seq.token_ids) == seq.num_computed)
+        scheduler.add(text(1, "x" * 1000, 100))
+        for _ in range(126):
+            compute(scheduler, scheduler.schedule())
+    else:
+        scheduler.add(text(1, long, prompt_logits=True))  # which leaves some of the budget of tokens
+        compute(scheduler, scheduler.schedule())
+    head = text(2, long + "z" * 60)
+    head.token_ids = Counted(head.token_ids)
+    scheduler.add(head)
+    scheduler.schedule()
+    seen = []
+    for _ in range(40):
+        Counted.num_seen = 0
+        chunks = scheduler.schedule()
+        assert list(sizes(chunks)) == [1], "the first in line waits"
+        compute(scheduler, chunks)
+        seen.append(Counted.num_seen)
+    assert max(seen) <= 5 * scheduler.blocks.block_size
+    scheduler.check()

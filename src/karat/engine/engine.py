@@ -133,6 +133,7 @@ class Engine:
                 request.prompt_token_ids,
                 max_new=max_tokens - 1,
                 prompt_logits=index == 0 and request.params.prompt_logprobs is not None,
+                salt=request.salt,
             )
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens))
         self._half_done = True
@@ -250,10 +251,13 @@ class Engine:
             self._publish(entry)
         self._half_done = False
 
-    def _sequence(self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool) -> Sequence:
+    def _sequence(
+        self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool, salt: str | None = None
+    ) -> Sequence:
         return Sequence(
-            next(self._seq_ids), list(prompt), len(prompt), max_len=len(prompt) + max_new, prompt_logits=prompt_logits
-        )
+            next(self._seq_ids), list(prompt), len(prompt), max_len=len(prompt) + max_new,
+            prompt_logits=prompt_logits, salt=salt,
+        )  # fmt: skip
 
     def _drop(self, reader: Reader, *, forget: bool = False) -> None:
         del self._readers[reader.sequence.seq_id]

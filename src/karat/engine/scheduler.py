@@ -12,11 +12,11 @@ about to compute is waited for rather than computed twice.
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError
-from karat.kv.blocks import BlockPool
+from karat.kv.blocks import BlockPool, Chain
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,20 @@ class Chunk:
 
     seq: Sequence
     num_tokens: int
+
+
+@dataclass(slots=True)
+class _Head:
+    """What is known of the first waiting sequence, lest every step that it waits costs as much as its prompt is long.
+
+    `rivals` are the running ones in prefill that have its first `beginning` tokens, as of `num_changes`.
+    """
+
+    seq: Sequence
+    chain: Chain
+    beginning: int = 0
+    num_changes: int = -1
+    rivals: list[Sequence] = field(default_factory=list)
 
 
 class Scheduler:
@@ -50,6 +64,8 @@ class Scheduler:
         self._share_prefixes = share_prefixes
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
+        self._head: _Head | None = None
+        self._num_changes = 0  # of who runs
         self.num_preemptions = 0
         self.num_found_tokens = 0  # that were in the cache when a sequence began or came back, so not computed again
 
@@ -84,6 +100,7 @@ class Scheduler:
         """
         if seq in self._running:
             self._running.remove(seq)
+            self._num_changes += 1
             if forget:
                 self.blocks.forget(seq.seq_id)
             self.blocks.free(seq.seq_id)
@@ -135,6 +152,7 @@ class Scheduler:
         """Begin anew with these sequences, the oldest first, and an empty cache, whatever state all was left in."""
         self.blocks = BlockPool(self.blocks.num_blocks, self.blocks.block_size)
         self._running = []
+        self._head = None
         self._waiting = deque(sequences)
         for seq in self._waiting:
             seq.num_computed = 0
@@ -151,7 +169,11 @@ class Scheduler:
 
     def _find(self, seq: Sequence) -> list[int]:
         """Blocks of the cache that a waiting sequence can begin with; what logits are wanted of is computed anyway."""
-        return self.blocks.find(seq.token_ids, seq.wanted(seq.num_pending).start) if self._share_prefixes else []
+        if not self._share_prefixes:
+            return []
+        if self._head is None or self._head.seq is not seq:
+            self._head = _Head(seq, Chain(seq.token_ids, seq.wanted(seq.num_pending).start, seq.salt))
+        return self.blocks.follow(self._head.chain)
 
     def _has_room_for(self, seq: Sequence, found: list[int]) -> bool:
         """Whether all of it fits, even if each running sequence grows by a block: lest it be preempted at once."""
@@ -168,17 +190,24 @@ class Scheduler:
         That one is older, and sure to get there; to wait costs no more than to compute the same beside it.
         """
         stop = (num_found + 1) * self.blocks.block_size
-        if not self._share_prefixes or stop > seq.wanted(seq.num_pending).start:
+        head = self._head
+        if head is None or stop > head.chain.limit:
             return False
-        beginning = seq.token_ids[:stop]
-        return any(
-            other.num_pending > 1 and other.num_computed < stop and other.token_ids[:stop] == beginning
-            for other in self._running
-        )
+        if head.num_changes != self._num_changes or stop < head.beginning:
+            head.rivals = [other for other in self._running if other.num_pending > 1 and other.salt == seq.salt]
+            head.beginning, head.num_changes = 0, self._num_changes
+        if stop > head.beginning:
+            more = slice(head.beginning, stop)
+            tokens = seq.token_ids[more]
+            head.rivals = [other for other in head.rivals if other.token_ids[more] == tokens]
+            head.beginning = stop
+        return any(other.num_pending > 1 and other.num_computed < stop for other in head.rivals)
 
     def _admit(self, seq: Sequence, found: list[int]) -> None:
         self._running.append(self._waiting.popleft())
-        self.blocks.allocate(seq.seq_id, found)
+        self._num_changes += 1
+        self._head = None
+        self.blocks.allocate(seq.seq_id, found, seq.salt)
         seq.num_computed = self.blocks.cached_len(seq.seq_id)
         self.num_found_tokens += seq.num_computed
 
@@ -197,6 +226,7 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._running.remove(seq)
+        self._num_changes += 1
         self.blocks.free(seq.seq_id)
         seq.num_computed = 0
         self._waiting.appendleft(seq)

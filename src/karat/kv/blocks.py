@@ -5,20 +5,33 @@ position p of a sequence lies in slot table[p // block_size] * block_size + p % 
 sequence's block table. Sequences that begin with the same tokens may have the same blocks there (karat.kv.prefix).
 """
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from karat.errors import CapacityError
-from karat.kv.prefix import PrefixIndex
+from karat.kv.prefix import PrefixIndex, Salt
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one sequence holds: its block table, and the number of positions whose K and V are written."""
+    """What one sequence holds: its block table, the number of positions whose K and V are written, and its salt."""
 
     table: list[int] = field(default_factory=list)
     cached_len: int = 0
+    salt: Salt = None
+
+
+class Chain:
+    """Blocks that a text can begin with, as far as they were found. `BlockPool.follow` brings it up to date."""
+
+    def __init__(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> None:
+        self.token_ids = token_ids
+        self.limit = limit  # tokens
+        self.salt = salt
+        self.blocks: list[int] = []
+        self.identities: list[int | None] = []  # by which it is seen that a block is still what it was
 
 
 class BlockPool:
@@ -28,7 +41,7 @@ class BlockPool:
     back. A full block whose tokens were told to `commit` can be found by its content: while it is held, and then, kept,
     until it is needed for something else; the one freed least recently goes first. Only full blocks are ever in several
     tables, and no slot of theirs is written to again. Which blocks a sequence gets depends only on the calls before.
-    Unknown sequences raise KeyError.
+    Unknown sequences raise KeyError. Sequences of different salts never share a block.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -59,26 +72,40 @@ class BlockPool:
         """Blocks that a sequence of `num_tokens` tokens takes."""
         return -(-num_tokens // self.block_size)
 
-    def find(self, token_ids: Sequence[int], limit: int) -> list[int]:
+    def find(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> list[int]:
         """Blocks that hold the first `limit` tokens of `token_ids`, or as many of them as there are full blocks for."""
-        found: list[int] = []
-        for start in range(0, limit - self.block_size + 1, self.block_size):
-            block = self._index.find(found[-1] if found else None, token_ids[start : start + self.block_size])
+        return self.follow(Chain(token_ids, limit, salt))
+
+    def follow(self, chain: Chain) -> list[int]:
+        """What `find` gives for this chain, from what it was at the last call; costs only what has changed since.
+
+        A block that can be found can be found with all before it, so the last one tells of the whole.
+        """
+        blocks, identities, size = chain.blocks, chain.identities, self.block_size
+        while blocks and self._index.identity(blocks[-1]) != identities[-1]:
+            blocks.pop()
+            identities.pop()
+        while (stop := (len(blocks) + 1) * size) <= chain.limit:
+            content = chain.token_ids[stop - size : stop]
+            block = self._index.find(blocks[-1] if blocks else None, content, chain.salt)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+            identities.append(self._index.identity(block))
+        return blocks
 
     def cost(self, num_tokens: int, found: Sequence[int] = ()) -> int:
         """Free blocks that a new sequence of `num_tokens` tokens takes if it begins with `found`."""
-        return self.blocks_for(num_tokens) - sum(self._num_holders[block] > 0 for block in found)
+        # Who holds a block holds those before it too.
+        num_held = bisect_left(found, True, key=lambda block: self._num_holders[block] == 0)
+        return self.blocks_for(num_tokens) - num_held
 
-    def allocate(self, seq_id: int, found: Sequence[int] = ()) -> None:
+    def allocate(self, seq_id: int, found: Sequence[int] = (), salt: Salt = None) -> None:
         """Start a sequence with the blocks that `find` has just given for it; else it holds nothing yet."""
         assert seq_id not in self._held, f"sequence {seq_id} is allocated already"
         for block in found:
             self._hold(block)
-        self._held[seq_id] = _Held(list(found), len(found) * self.block_size)
+        self._held[seq_id] = _Held(list(found), len(found) * self.block_size, salt)
 
     def room(self, seq_id: int) -> int:
         """Tokens that `reserve` could take now for this sequence."""
@@ -109,7 +136,7 @@ class BlockPool:
         if token_ids is not None:
             assert held.cached_len <= len(token_ids), f"sequence {seq_id}: more committed than there are tokens"
             for place in range(first, held.cached_len // self.block_size):
-                self._publish(held.table, place, token_ids)
+                self._publish(held, place, token_ids)
 
     def free(self, seq_id: int) -> None:
         """End a sequence; blocks that no other one holds are free at once.
@@ -158,15 +185,16 @@ class BlockPool:
             for place, block in enumerate(seq.table):
                 before = seq.table[place - 1] if place else None
                 if block in self._index:
-                    assert self._index.is_child(block, before), f"sequence {seq_id}: its blocks are no chain"
+                    assert self._index.is_child(block, before, seq.salt), f"sequence {seq_id}: its blocks are no chain"
 
-    def _publish(self, table: list[int], place: int, token_ids: Sequence[int]) -> None:
+    def _publish(self, held: _Held, place: int, token_ids: Sequence[int]) -> None:
         """Make a full block of a table findable, or put in its place the one that is."""
+        table = held.table
         before, own = table[place - 1] if place else None, table[place]
         content = token_ids[place * self.block_size : (place + 1) * self.block_size]
-        other = self._index.find(before, content)
+        other = self._index.find(before, content, held.salt)
         if other is None:
-            self._index.add(own, before, content)
+            self._index.add(own, before, content, held.salt)
         else:
             self._hold(other)
             table[place] = other

@@ -2,14 +2,15 @@
 
 K and V of a position depend on its token and on all tokens before it. So a full block is known by its tokens and the
 block before it, which is known in the same way: a chain from the beginning of the text. The key is that pair itself,
-compared by value, not a hash of it that two texts might have in common.
+compared by value, not a hash of it that two texts might have in common. Texts of different salts (tenants, adapters,
+images) have nothing in common: the salt stands for the block before the first.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-_BEGINNING = 0  # stands for the block before the first
+Salt = str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class _Entry:
     """A block that can be found. `identity` is given once and never again, as block numbers are."""
 
     identity: int
-    parent: int  # identity of the block before
+    parent: int | Salt  # identity of the block before; of a first block the salt
     token_ids: tuple[int, ...]
 
 
@@ -25,9 +26,9 @@ class PrefixIndex:
     """Blocks by content. A block is in it once at most, and so is a content; every block's parent is in it too."""
 
     def __init__(self) -> None:
-        self._identities = count(_BEGINNING + 1)
+        self._identities = count()
         self._entries: dict[int, _Entry] = {}  # by block; a parent always comes before its children
-        self._blocks: dict[tuple[int, tuple[int, ...]], int] = {}  # by parent and tokens
+        self._blocks: dict[tuple[int | Salt, tuple[int, ...]], int] = {}  # by parent and tokens
 
     def __contains__(self, block: int) -> bool:
         return block in self._entries
@@ -35,17 +36,26 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def find(self, parent: int | None, token_ids: Sequence[int]) -> int | None:
+    def find(self, parent: int | None, token_ids: Sequence[int], salt: Salt = None) -> int | None:
         """The block that holds these tokens after block `parent` (None: at the beginning); None if there is none."""
-        identity = self._identity(parent)
-        return None if identity is None else self._blocks.get((identity, tuple(token_ids)))
+        if parent is None:
+            return self._blocks.get((salt, tuple(token_ids)))
+        entry = self._entries.get(parent)
+        return None if entry is None else self._blocks.get((entry.identity, tuple(token_ids)))
 
-    def add(self, block: int, parent: int | None, token_ids: Sequence[int]) -> None:
+    def identity(self, block: int) -> int | None:
+        """What this block is known by as long as it is here, and no other ever; None if it is not here."""
+        entry = self._entries.get(block)
+        return None if entry is None else entry.identity
+
+    def add(self, block: int, parent: int | None, token_ids: Sequence[int], salt: Salt = None) -> None:
         """Make a block findable, if its parent is; its content must be new."""
-        identity = self._identity(parent)
-        if identity is None:
-            return
-        entry = _Entry(next(self._identities), identity, tuple(token_ids))
+        before: int | Salt = salt
+        if parent is not None:
+            if parent not in self._entries:
+                return
+            before = self._entries[parent].identity
+        entry = _Entry(next(self._identities), before, tuple(token_ids))
         key = entry.parent, entry.token_ids
         assert block not in self._entries and key not in self._blocks, f"block {block}: there already"
         self._entries[block] = entry
@@ -73,18 +83,13 @@ class PrefixIndex:
         keys = {block: (entry.parent, entry.token_ids) for block, entry in self._entries.items()}
         assert {key: block for block, key in keys.items()} == self._blocks, "contents and blocks are not one to one"
         assert len(self._blocks) == len(keys), "one content under two blocks"
-        known = {_BEGINNING}
+        known = set[int]()
         for block, entry in self._entries.items():
-            assert entry.parent in known, f"block {block} can never be found: its parent is gone"
+            is_known = not isinstance(entry.parent, int) or entry.parent in known
+            assert is_known, f"block {block} can never be found: its parent is gone"
             assert entry.identity not in known, f"block {block} has another's identity"
             known.add(entry.identity)
 
-    def is_child(self, block: int, parent: int | None) -> bool:
-        """Whether a block that is here continues `parent`."""
-        return self._entries[block].parent == self._identity(parent)
-
-    def _identity(self, block: int | None) -> int | None:
-        if block is None:
-            return _BEGINNING
-        entry = self._entries.get(block)
-        return entry.identity if entry else None
+    def is_child(self, block: int, parent: int | None, salt: Salt = None) -> bool:
+        """Whether a block that is here continues `parent`; with None, whether it begins a text of this salt."""
+        return self._entries[block].parent == (salt if parent is None else self.identity(parent))
