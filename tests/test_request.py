@@ -34,6 +34,7 @@ WRONG: dict[str, list[Any]] = {
     "skip_special_tokens": [1, None],
     "logprobs": [-1, 65, 1.0, True, HUGE],
     "prompt_logprobs": [-1, 65, 1.0, True, HUGE],
+    "allowed_token_ids": [(), [], (-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
 }  # fmt: skip
 RIGHT: dict[str, list[Any]] = {
     "n": [1, 64],
@@ -55,6 +56,7 @@ RIGHT: dict[str, list[Any]] = {
     "skip_special_tokens": [False],
     "logprobs": [None, 0, 64],
     "prompt_logprobs": [None, 0, 64],
+    "allowed_token_ids": [None, [0, 5], (7,)],
 }
 
 
@@ -99,7 +101,7 @@ def test_the_callers_bias_is_copied() -> None:
 def test_unknown_fields_are_refused_with_advice() -> None:
     for name, advice in {
         "best_of": "has no best_of; ask for n", "max_token": "did you mean max_tokens?", "zzz": "expected one of",
-        "bad_words": "logit_bias", "allowed_token_ids": "logit_bias", "detokenize": "always",
+        "bad_words": "logit_bias", "detokenize": "always",
         "truncate_prompt_tokens": "token ids", "structured_outputs": "no structured output yet",
     }.items():  # fmt: skip
         with pytest.raises(RequestError, match=f"SamplingParams has no {name}; ") as caught:

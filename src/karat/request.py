@@ -13,13 +13,12 @@ MAX_LOGPROBS = 64  # alternatives per token; more is refused rather than clamped
 MAX_CHOICES = 64
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
-MAX_IDS = 1024  # of logit_bias and of stop_token_ids
+MAX_IDS = 1024  # of logit_bias, of stop_token_ids and of allowed_token_ids
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
 
 # Names of vLLM's SamplingParams that Karat does not have, and what to do instead.
 _ABSENT = {
-    "allowed_token_ids": "logit_bias with 100 for each of them comes near",
     "bad_words": "logit_bias with -100 bars single tokens",
     "best_of": "ask for n choices and take the best by cumulative_logprob",
     "detokenize": "text is always made",
@@ -54,6 +53,8 @@ class SamplingParams:
     are not chosen, and stop strings count in the text after them only. The text stops before the stop string or the
     token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
 
+    If allowed_token_ids are given, no other token is ever chosen: end tokens must be among them to end an answer.
+
     logprobs=k reports the chosen token and the k most probable ones, under the model's own distribution (before
     bias, penalties and temperature); prompt_logprobs=k the same for the prompt.
     """
@@ -77,6 +78,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
 
     def __new__(cls, *_: object, **fields: object) -> Self:
         """Only to refuse names that are no fields: dataclasses would raise a TypeError without advice."""
@@ -123,6 +125,14 @@ class SamplingParams:
             and all(_is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
             f"at most {MAX_IDS} token ids",
         )  # fmt: skip
+        allowed: object = self.allowed_token_ids
+        self._require(
+            "allowed_token_ids",
+            allowed is None
+            or (isinstance(allowed, tuple) and 0 < len(allowed) <= MAX_IDS
+                and all(_is_int(t, 0, MAX_COUNT) for t in allowed)),
+            f"None, or 1 to {MAX_IDS} token ids",
+        )  # fmt: skip
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 
@@ -137,7 +147,7 @@ class SamplingParams:
                 object.__setattr__(self, name, ())
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if _is_int(self.top_k, -1, -1):

@@ -59,6 +59,7 @@ def test_settings_are_checked_when_they_are_set() -> None:
     for name, text, value in [
         ("top_k", "7", 7), ("top-p", "0.5", 0.5), ("ignore_eos", "true", True), ("stop", "The end", "The end"),
         ("stop", "5", "5"), ("stop", '["a", "b"]', ["a", "b"]), ("logit_bias", '{"7": -1}', {7: -1}),
+        ("allowed_token_ids", "[65, 66]", [65, 66]),
     ]:  # fmt: skip
         talk.set(name, text)
         assert talk.settings[name.replace("-", "_")] == value
@@ -71,7 +72,7 @@ def test_settings_are_checked_when_they_are_set() -> None:
     for name in ("n", "logprobs", "nonsense", "__class__"):
         with pytest.raises(UsageError, match="no such parameter; there are temperature, "):
             talk.set(name, "1")
-    assert talk.settings == before and len(SETTINGS) == 16
+    assert talk.settings == before and len(SETTINGS) == 17
 
 
 def prompt_tokens(*messages: tuple[str, str]) -> int:

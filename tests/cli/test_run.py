@@ -55,6 +55,7 @@ EVERY_OPTION = {
     "temperature": 0.25, "top_k": 7, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.125,
     "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"65": -2.5, "66": 1.0}, "seed": 11,
     "max_tokens": 9, "min_tokens": 2, "stop": ["XY", "\n"], "stop_token_ids": [90, 91],
+    "allowed_token_ids": [65, 66, 67, 90],
     "n": 2, "logprobs": 3, "prompt_logprobs": 2,
 }  # fmt: skip
 FLAGS = {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,22 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
         llm.generate(["a", "b"], [short])
     with pytest.raises(RequestError, match="is no SamplingParams"):
         llm.generate("a", {"temperature": 0})
+
+
+@pytest.mark.parametrize("more", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 9, "logit_bias": {7: 100}}])
+def test_only_allowed_tokens_are_chosen(llm: LLM, more: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, allowed_token_ids=[65, 66, 67], **more)
+    ((ids,), (free,)) = (
+        tokens(llm.generate("Once", p)) for p in (params, replace(params, allowed_token_ids=None))
+    )  # fmt: skip
+    assert set(ids) <= {65, 66, 67} and not set(free) <= {65, 66, 67}
+    logits = llm.logits([*llm.tokenizer.encode("Once"), *ids])[-31:-1, 65:68]
+    if "temperature" in more:
+        assert list(logits.argmax(axis=1) + 65) == list(ids)
+    barred = replace(params, allowed_token_ids=[65, 65], stop_token_ids=[65], min_tokens=1)
+    assert "all 1 tokens are barred" in (llm.generate("Once", barred)[0].outputs[0].error or "")
+    with pytest.raises(RequestError, match="allowed_token_ids: 264 is no token id"):
+        llm.generate("Once", SamplingParams(allowed_token_ids=[264]))
 
 
 def test_the_whole_context_is_used_where_max_tokens_is_not_given(llm: LLM) -> None:

@@ -119,6 +119,9 @@ class SamplingOptions:
     logit_bias: Annotated[
         list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
     ] = None
+    allowed_token_ids: Annotated[list[int] | None, _option("Sampling", "ID", "Choose no other tokens; repeatable.")] = (
+        None
+    )
     seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
     max_tokens: Annotated[int | None, _option("Stopping", "N", "End after N tokens.")] = None
     min_tokens: Annotated[int | None, _option("Stopping", "N", "Do not end before N tokens.")] = None

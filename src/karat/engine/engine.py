@@ -116,6 +116,7 @@ class Engine:
         params = request.params
         self._check_tokens("the prompt", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_token_ids, may_be_empty=True)
+        self._check_tokens("allowed_token_ids", params.allowed_token_ids or (), may_be_empty=True)
         self._check_tokens("logit_bias", tuple(params.logit_bias), may_be_empty=True)
         max_tokens = resolve_max_tokens(request, self.config.max_model_len)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)

@@ -52,10 +52,12 @@ def choose(
 
 def _check_scores(scores: Float64, params: SamplingParams, barred: Collection[int]) -> None:
     """NumericsError for scores that parameters made infinite, or where none is left to choose from."""
-    if np.count_nonzero(np.isfinite(scores)) == len(scores) - len(set(barred)):
-        if len(set(barred)) < len(scores):
+    total = len(scores) if params.allowed_token_ids is None else len(set(params.allowed_token_ids))
+    banned = set(barred) if params.allowed_token_ids is None else set(barred) & set(params.allowed_token_ids)
+    if np.count_nonzero(np.isfinite(scores)) == total - len(banned):
+        if len(banned) < total:
             return
-        raise NumericsError(f"all {len(scores)} tokens are barred until min_tokens={params.min_tokens}; lower it")
+        raise NumericsError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
     raise NumericsError(
         f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: the logits divided by it are no "
         "finite numbers; expected about 1.0 to 1.5; change it in SamplingParams, on the command line, or in the "
@@ -66,14 +68,14 @@ def _check_scores(scores: Float64, params: SamplingParams, barred: Collection[in
 def _adjusts(params: SamplingParams) -> bool:
     """Whether `adjusted` would change a score."""
     penalties = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
-    return bool(params.logit_bias or penalties)
+    return bool(params.logit_bias or penalties or params.allowed_token_ids)
 
 
 def adjusted(
     logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int,
     barred: Collection[int] = (),
 ) -> Float64:  # fmt: skip
-    """Scores [vocab]: bias, then repetition, frequency and presence penalties; barred tokens are -inf."""
+    """Scores [vocab]: bias, then the three penalties; tokens that are barred or not allowed are -inf."""
     scores = logits.astype(np.float64)
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += bias
@@ -85,6 +87,11 @@ def adjusted(
     if params.frequency_penalty or params.presence_penalty:
         written, counts = np.unique(np.array(token_ids[prompt_len:], np.int64), return_counts=True)
         scores[written] -= params.frequency_penalty * counts + params.presence_penalty
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        kept = scores[allowed]
+        scores[:] = -np.inf
+        scores[allowed] = kept
     if barred:
         scores[list(barred)] = -np.inf
     return scores
