@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from karat import LLM, SamplingParams
+from karat.dist.connection import Connection
 from karat.dist.processes import Ranks
 from karat.errors import CapacityError, ExecutorError, KaratError, RankError
 from karat.ops.native import unavailable_reason
@@ -272,6 +274,34 @@ def test_an_interrupt_in_a_step_leaves_the_ranks_at_work(llm: LLM, monkeypatch: 
         with pytest.raises(KeyboardInterrupt):
             llm.generate("Something else", LONG)
         ranks._owed[0] -= 1  # counted by who sends, too
+    again = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    assert again[0].outputs[0].text == want[0].outputs[0].text
+
+
+@pytest.mark.parametrize("name", ["send", "receive"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("before", [True, False])
+def test_ctrl_c_among_messages_leaves_the_ranks_at_work(
+    llm: LLM, name: str, number: int, before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real signal before or after the first or second message of a step, to the ranks or from them."""
+    want = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    real, calls = getattr(Connection, name), 0
+
+    def signalled(connection: Connection, *message: bytes) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number and before:
+            signal.raise_signal(signal.SIGINT)
+        result = real(connection, *message)
+        if calls == number and not before:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, name, signalled)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("Something else", LONG)
     again = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     assert again[0].outputs[0].text == want[0].outputs[0].text
 

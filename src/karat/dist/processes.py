@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from karat.dist.connection import Connection, ConnectionEndedError
+from karat.dist.interrupts import InterruptsPutOff
 from karat.dist.starter import Starter
 from karat.dist.vitals import Vitals
 from karat.errors import RankError
@@ -119,19 +120,21 @@ class Ranks:
         (an interrupt) leaves replies that the next call passes over.
         """
         self._refuse_after_end()
-        for rank, message in enumerate(messages):
-            self._send(rank, message)
-            self._owed[rank] += 1
+        with InterruptsPutOff():  # else some ranks would wait in a step for others that never heard of it
+            for rank, message in enumerate(messages):
+                self._send(rank, message)
+                self._owed[rank] += 1
         replies: list[bytes | None] = [None] * self.size
         vitals = [Vitals(process.pid) for process in self._processes]
         looked = time.monotonic()
         while None in replies:
             for key, _ in self._selector.select(_LOOK_S):
                 rank, more = key.data, True
-                while more:
-                    reply = self._receive(rank)
-                    self._owed[rank] -= 1
-                    more = self._connections[rank].has_more
+                with InterruptsPutOff():
+                    while more:
+                        reply = self._receive(rank)
+                        self._owed[rank] -= 1
+                        more = self._connections[rank].has_more
                 if self._owed[rank] == 0:
                     replies[rank] = reply
                     on_reply(reply)
