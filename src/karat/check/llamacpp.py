@@ -1,9 +1,11 @@
 """Traces of llama.cpp over a GGUF file, through its evaluation callback.
 
-llama.cpp runs in a process of its own (`python -m karat.check.llamacpp`): what it does to a broken file ends that
-process and not this one. Flash attention is off and the cache float32, so that scores exist. Scores are its products
-q · k with the scale and the mask that its softmax is given. Before a product with a weight that is not float32 it
-rounds activations (karat.check.ggml_rounding).
+llama.cpp runs in a process of its own: what it does to a broken file ends that process and not this one. The process
+imports nothing from the current folder, has a time limit and dies with this one.
+
+Flash attention is off and the cache float32, so that scores exist. Scores are its products q · k with the scale and the
+mask that its softmax is given. Before a product with a weight that is not float32 it rounds activations
+(karat.check.ggml_rounding).
 """
 
 import ctypes
@@ -30,6 +32,19 @@ from karat.checkpoint.weights import Weight
 from karat.errors import ExecutorError
 
 _LARGEST_MESSAGE = 400  # characters of a worker's last words
+_MOST_SECONDS = 1800.0  # for one run of llama.cpp
+
+# `-P` keeps the current folder off the path. PR_SET_PDEATHSIG (1) with SIGKILL (9) ties the worker to the thread that
+# waits for it.
+_WORKER = """
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+if sys.argv[1] not in sys.path:
+    sys.path.append(sys.argv[1])
+from karat.check.llamacpp import main
+main(sys.argv[2], sys.argv[3])
+"""
 
 # Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
 # one counts (a product, then its sum with the bias); what RoPE turns is told by the op.
@@ -110,8 +125,17 @@ def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]
 def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
     if not is_installed():
         raise ExecutorError("llama.cpp is not installed: pip install llama-cpp-python (0.3.36 is known to work)")
-    command = [sys.executable, "-m", "karat.check.llamacpp", str(path), str(out)]
-    done = subprocess.run(command, input=json.dumps(job).encode(), capture_output=True, check=False)
+    root = str(Path(__file__).parents[2])
+    command = [sys.executable, "-P", "-c", _WORKER, root, str(path), str(out)]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(job).encode(), capture_output=True, check=False, timeout=_MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise ExecutorError(
+            f"{path}: llama.cpp has not ended within {_MOST_SECONDS:g} seconds and was stopped; use a smaller model "
+            "or a shorter prompt"
+        ) from None
     if done.returncode or not out.exists():
         words = done.stderr.decode(errors="replace").strip()[-_LARGEST_MESSAGE:]
         raise ExecutorError(f"{path}: llama.cpp ended with code {done.returncode}: {words or 'no message'}")
@@ -330,5 +354,6 @@ def _joined(parts: Mapping[str, list[Array]], context: int, heads: tuple[int, ..
     return arrays
 
 
-if __name__ == "__main__":
-    _work(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.stdin.read()))
+def main(path: str, out: str) -> None:
+    """The worker: run llama.cpp on the GGUF file `path` as the job on stdin says, and write the result to `out`."""
+    _work(Path(path), Path(out), json.loads(sys.stdin.read()))

@@ -42,7 +42,8 @@ class PeerProcess:
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         atexit.register(self._kill)  # else Python waits at its end for a process that stands still
         try:
-            self._process.start()
+            with _safe_path():
+                self._process.start()
             theirs.close()
             with self._turn():
                 self.name, self.version, self.details = self._receive()
@@ -121,6 +122,20 @@ class PeerProcess:
         """Only where the end of a process can be tied to its parent's: elsewhere it just waits for its turn."""
         if sys.platform == "linux" and self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, getattr(signal, name))
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A process that is started inside looks for no module in the current folder: what lies there is not trusted."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _serve(connection: Connection, load: Callable[[], Peer], parent: int, folder: str) -> None:
