@@ -10,22 +10,31 @@ from karat.dist.interrupts import InterruptsPutOff
 
 def test_an_interrupt_comes_at_the_end() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt):
+
+    def block() -> None:
         with InterruptsPutOff():
             signal.raise_signal(signal.SIGINT)
             done.append(1)
         done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert done == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_second_one_comes_at_once() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), InterruptsPutOff():
-        signal.raise_signal(signal.SIGINT)
-        done.append(1)
-        signal.raise_signal(signal.SIGINT)
-        done.append(2)
+
+    def block() -> None:
+        with InterruptsPutOff():
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+            signal.raise_signal(signal.SIGINT)
+            done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert done == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

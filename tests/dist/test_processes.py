@@ -118,6 +118,11 @@ def test_where_there_is_no_proc_nothing_is_reported(tmp_path: Path, monkeypatch:
     assert vitals.idle_s == vitals.stopped_s == vitals.vain_s == 0
 
 
+def send_without_end(connection: Connection) -> None:
+    for _ in range(100):
+        connection.send(b"z" * 100_000)
+
+
 def test_messages_arrive_whole_and_in_order() -> None:
     ours, theirs = (Connection(end) for end in socket.socketpair())
     sent = [b"", b"x", os.urandom(3_000_000), b"y" * 70_000]
@@ -129,8 +134,7 @@ def test_messages_arrive_whole_and_in_order() -> None:
     with pytest.raises(ConnectionEndedError):
         theirs.receive()
     with pytest.raises(ConnectionEndedError):
-        for _ in range(100):
-            theirs.send(b"z" * 100_000)
+        send_without_end(theirs)
 
 
 def test_messages_that_came_with_others_are_known_of() -> None:

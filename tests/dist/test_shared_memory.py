@@ -1,4 +1,4 @@
-"""Exchange between processes: what arrives is what was sent, however ranks are delayed; a step that is given up ends."""
+"""Exchange between processes: what is sent arrives, however ranks are delayed; a step that is given up ends."""
 
 import errno
 import os
@@ -13,7 +13,12 @@ import pytest
 from karat.dist.group import Seat, Share, SingleGroup, tree_sum
 from karat.dist.processes import Ranks
 from karat.dist.shared_memory import (
-    NUMBERS_OF_A_STEP, SharedMemoryGroup, Watcher, create_file, make_room, unavailable_reason,
+    NUMBERS_OF_A_STEP,
+    SharedMemoryGroup,
+    Watcher,
+    create_file,
+    make_room,
+    unavailable_reason,
 )  # fmt: skip
 from karat.errors import CapacityError, RankError
 
@@ -128,7 +133,10 @@ def test_the_file_has_no_name() -> None:
         pytest.skip("descriptors are listed by Linux")
     descriptor = create_file()
     try:
-        assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:") and os.fstat(descriptor).st_nlink == 0
+        assert (
+            str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("/memfd:")
+            and os.fstat(descriptor).st_nlink == 0
+        )
     finally:
         os.close(descriptor)
 
@@ -152,7 +160,9 @@ def test_the_room_is_really_taken(platform: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_than_there_is_is_refused_before_it_is_taken(descriptor: int) -> None:
-    with pytest.raises(CapacityError, match=r"need 17592\d+ bytes of shared memory, and 1000 are available; .*use one rank"):
+    with pytest.raises(
+        CapacityError, match=r"need 17592\d+ bytes of shared memory, and 1000 are available; .*use one rank"
+    ):
         make_room(descriptor, 8, slot_bytes=1 << 40, whole_bytes=1, available=1000)
     assert os.fstat(descriptor).st_blocks == 0
 

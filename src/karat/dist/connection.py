@@ -1,4 +1,4 @@
-"""Messages between a rank and who started it: frames over a pair of sockets. What is in them is said by msgspec types."""
+"""Messages between a rank and who started it: frames over a pair of sockets, with msgspec types inside."""
 
 import socket
 import struct
@@ -42,7 +42,7 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether a message, or the beginning of one, came with the last: then `receive` before waiting for the socket."""
+        """Whether more than the last message has come already: then `receive` before waiting for the socket."""
         return bool(self._received)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A group of tensor-parallel ranks, as layers and executors see it.
 
-A transport (shared memory; later gloo, NCCL) has to do one thing: show every rank's part of a result to all ranks. What is
-then made of the parts – sums along the fixed tree, rows, columns – is Karat's own arithmetic, so that no transport and no
-degree changes a bit.
+A transport (shared memory; later gloo, NCCL) has to do one thing: show every rank's part of a result to all ranks. What
+is then made of the parts – sums along the fixed tree, rows, columns – is Karat's own arithmetic, so that no transport
+and no degree changes a bit.
 """
 
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ class Share:
         return np.searchsorted(self.ends, indices, side="right")
 
     def rows_of_owners(self, indices: NDArray[np.integer], rows: Array) -> Array:
-        """Row i from the rank that has place indices[i]; `rows` are this rank's, of which others' places mean nothing."""
+        """Row i from the rank that has place indices[i]; `rows` are this rank's, where others' places mean nothing."""
         parts = self.group.all_gather(rows)
         whole: Array = np.stack(parts)[self.owners(indices), np.arange(len(indices))]
         return whole

@@ -10,8 +10,8 @@ from typing import Any, Self
 class InterruptsPutOff:
     """`with InterruptsPutOff():` lets SIGINT take effect at the end of the block, which should take microseconds.
 
-    A second one takes effect at once, lest a block that hangs could not be left. Python runs handlers in the main thread
-    alone, so in other threads there is nothing to put off.
+    A second one takes effect at once, lest a block that hangs could not be left. Python runs handlers in the main
+    thread alone, so in other threads there is nothing to put off.
     """
 
     def __init__(self) -> None:

@@ -44,8 +44,8 @@ main([int(number) for number in sys.argv[2:]])
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress, where it
-    is the only one that has not done its part, and in general.
+    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress, where
+    it is the only one that has not done its part, and in general.
     """
 
     stopped_s: float = 1.5
@@ -115,9 +115,9 @@ class Ranks:
 
         `on_look` is called ten times a second meanwhile.
 
-        A rank that died or is stopped raises RankError. Where there are `signs`, so does one that does nothing, and not for
-        want of another's part, or that computes without getting on. All ranks have ended then. An exception from outside
-        (an interrupt) leaves replies that the next call passes over.
+        A rank that died or is stopped raises RankError. Where there are `signs`, so does one that does nothing, and not
+        for want of another's part, or that computes without getting on. All ranks have ended then. An exception from
+        outside (an interrupt) leaves replies that the next call passes over.
         """
         self._refuse_after_end()
         with InterruptsPutOff():  # else some ranks would wait in a step for others that never heard of it
@@ -178,9 +178,7 @@ class Ranks:
             self._end("a message from them was interrupted midway")
             raise
 
-    def _look(
-        self, pending: Sequence[int], vitals: Sequence[Vitals], signs: Signs | None, patience: Patience
-    ) -> None:
+    def _look(self, pending: Sequence[int], vitals: Sequence[Vitals], signs: Signs | None, patience: Patience) -> None:
         """Raise RankError for a rank that hangs."""
         idle = []
         for rank in pending:

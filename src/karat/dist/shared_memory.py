@@ -1,7 +1,7 @@
 """Groups between processes of one machine, over a piece of memory that all of them have mapped.
 
-The memory is an anonymous file: it has no name that could be left behind, needs no room in /dev/shm, and is gone with the
-last process that has it.
+The memory is an anonymous file: it has no name that could be left behind, needs no room in /dev/shm, and is gone with
+the last process that has it.
 """
 
 import mmap
@@ -48,7 +48,9 @@ class SharedMemoryGroup:
         try:
             self.channel = _CHANNEL.SharedMemory(descriptor, rank, size, slot_bytes, whole_bytes, spins)
         except RuntimeError as refusal:
-            raise CapacityError(f"{refusal}; raise the limit of address space (ulimit -v), or use fewer ranks") from None
+            raise CapacityError(
+                f"{refusal}; raise the limit of address space (ulimit -v), or use fewer ranks"
+            ) from None
         self.rank, self.size = rank, size
 
     def begin(self, number: int) -> None:
@@ -61,7 +63,7 @@ class SharedMemoryGroup:
         return bool(self.channel.abandoned)
 
     def stir(self) -> None:
-        """Tell who watches that this rank gets on with its work. Collectives and the native plan do so by themselves."""
+        """Tell who watches that this rank gets on with its work. Collectives and the native plan do so too."""
         self.channel.stir()
 
     def all_gather(self, part: Array) -> list[Array]:
@@ -83,7 +85,7 @@ class SharedMemoryGroup:
 
 
 class Watcher:
-    """The view of who starts the ranks: it gives steps their numbers, may give one up, and reads what ranks made whole."""
+    """The view of who starts the ranks: it numbers the steps, may give one up, and reads what ranks made whole."""
 
     def __init__(self, descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
         assert _CHANNEL is not None, "who starts ranks has looked"
@@ -151,9 +153,7 @@ def create_file() -> int:
         ) from fault
 
 
-def make_room(
-    descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, available: int | None = None
-) -> None:
+def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, available: int | None = None) -> None:
     """Make the file zeros, as many as such a group needs, while nobody uses it: memory that is really taken.
 
     Raises CapacityError where they are more than `available`, or the system refuses them.

@@ -1,9 +1,9 @@
 """Processes that the system kills when this one is gone, stopped or not.
 
-Linux can send a process a signal at the end of its parent (PR_SET_PDEATHSIG), by which it means the *thread* that started
-it; a thread that computes something may end long before its process does. So processes are started by a thread of their
-own, which then waits until it is told to end, or this process does. No process of ours has to watch, and none can be
-stopped, killed or left behind in place of the ones it watches.
+Linux can send a process a signal at the end of its parent (PR_SET_PDEATHSIG), by which it means the *thread* that
+started it; a thread that computes something may end long before its process does. So processes are started by a thread
+of their own, which then waits until it is told to end, or this process does. No process of ours has to watch, and none
+can be stopped, killed or left behind in place of the ones it watches.
 """
 
 import errno
@@ -38,7 +38,8 @@ class Starter:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from fault
 
     def start(self, script: str, arguments: Sequence[str], descriptors: Sequence[int]) -> "subprocess.Popen[bytes]":
-        """A Python process that runs `script` with `arguments`, inherits `descriptors`, and writes to this one's stderr.
+        """A Python process that runs `script` with `arguments`, inherits `descriptors`, and writes to this one's
+        stderr.
 
         Ctrl-C and Ctrl-Z on the terminal are not for it. Raises OSError.
         """

@@ -11,10 +11,11 @@ _MOST_S = 0.5  # that one look adds: who was stopped or had no core between two 
 class Vitals:
     """Looked at every now and then; the figures hold as of the last look.
 
-    A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time that
-    its busiest thread has had since the process' own count of what it got done last changed: on a busy machine that is
-    less than has passed; `longest_vain_s` is the most it ever was. `idle_s` and `stopped_s` grow by what passes between two looks, up to half a second: a program that
-    was itself stopped for a while learns nothing of that while. Where the system has no /proc, nothing is ever reported.
+    A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time
+    that its busiest thread has had since the process' own count of what it got done last changed: on a busy machine
+    that is less than has passed; `longest_vain_s` is the most it ever was. `idle_s` and `stopped_s` grow by what passes
+    between two looks, up to half a second: a program that was itself stopped for a while learns nothing of that while.
+    Where the system has no /proc, nothing is ever reported.
     """
 
     def __init__(self, process_id: int, root: Path = _PROC) -> None:
