@@ -64,7 +64,10 @@ def test_linux(tmp_path: Path, files: dict[str, str], available: float) -> None:
     assert available_bytes(tmp_path) == available
 
 
-def test_where_the_system_does_not_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [{}, {"proc/meminfo": "MemTotal:       16777216 kB\nMemFree:   100 kB"}])
+def test_where_the_system_does_not_say(tmp_path: Path, files: dict[str, str]) -> None:
+    """No /proc, or an old kernel's or a sandbox's without MemAvailable."""
+    write(tmp_path, files)
     assert 2**20 < available_bytes(tmp_path) < 2**50
 
 

@@ -10,7 +10,7 @@ from karat.cli.conversation import Conversation
 from karat.cli.generation import Meter, Task, raise_if_failed
 from karat.cli.interrupts import deferred_interrupt
 from karat.cli.terminal import columns, emit, note, tell
-from karat.errors import CapacityError, KaratError, UsageError
+from karat.errors import CapacityError, UsageError
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
@@ -177,13 +177,11 @@ class Session:
             "settings": self._conversation.settings,
             "messages": self._conversation.messages(),
         }
-        try:
-            with path.open("w" if path in self._saved else "x", encoding="utf-8") as file:
-                json.dump(content, file, ensure_ascii=False, indent=2)
-                file.write("\n")
-        except FileExistsError:
-            raise UsageError(f"{path} exists already; give the name of a new file") from None
-        except OSError as fault:
-            raise KaratError(f"{path} cannot be written ({fault.strerror}); give another name") from fault
+        from karat.checkpoint.files import whole_file
+
+        if path not in self._saved and path.exists():
+            raise UsageError(f"{path} exists already; give the name of a new file")
+        with whole_file(path) as file:
+            file.write(json.dumps(content, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace") + b"\n")
         self._saved.add(path)
         note(f"saved to {path}")

@@ -177,11 +177,10 @@ def check(
     facts = gather(session, done, verdict, ctx.find_root().obj.args)
     if report is not None:
         from karat.check.report import page
+        from karat.checkpoint.files import whole_file
 
-        try:
-            report.write_bytes(page(session, done, facts).encode("utf-8", "backslashreplace"))
-        except OSError as fault:
-            raise OutputError(f"{report}: cannot be written ({fault.strerror}); choose another place") from fault
+        with whole_file(report) as file:
+            file.write(page(session, done, facts).encode("utf-8", "backslashreplace"))
     if verdict == "quantisation" and original is None:
         note("the verdict is of the file's values; how far they are from the original weights shows --original MODEL")
     flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""

@@ -1,10 +1,12 @@
 """How much memory there is, and how large a KV cache to make of it."""
 
 import os
+import re
 from pathlib import Path
 
 from karat.config import FloatName, ModelConfig
 from karat.dist.control_groups import memory_left
+from karat.dist.placement import read_text
 from karat.errors import CapacityError
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
@@ -13,11 +15,10 @@ CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that can still be taken: what Linux calls available, or what a control group's limit leaves of it.
 
-    Where the system does not say (macOS), half of the physical memory. `root` holds proc and sys.
+    Where the system does not say (macOS, some sandboxes), half of the physical memory. `root` holds proc and sys.
     """
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    if (meminfo := root / "proc/meminfo").exists():
-        available = int(meminfo.read_text().partition("MemAvailable:")[2].split()[0]) * 1024
+    stated = re.search(r"^MemAvailable:\s+(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
+    available = int(stated[1]) * 1024 if stated else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     left = memory_left(root)
     return max(available if left is None else min(available, left), 0)
 
