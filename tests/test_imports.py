@@ -19,6 +19,7 @@ ROWS = [
     {"quant"},
     {"checkpoint"},
     {"text"},
+    {"children"},
     {"dist"},
     {"ops"},
     {"kv"},

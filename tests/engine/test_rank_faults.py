@@ -217,7 +217,7 @@ def test_a_pause_of_all_is_a_fault_of_none(folder: Path) -> None:
 AT_ONCE = """
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which the tests may run under, has it ignored
-from karat.dist import starter
+from karat.children import starter
 starter._ASK = ""  # as if the stop came before it
 script = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
 process = starter.Starter().start(script, [], [])

@@ -1,7 +1,7 @@
 """Traces of llama.cpp over a GGUF file, through its evaluation callback.
 
-llama.cpp runs in a process of its own: what it does to a broken file ends that process and not this one. The process
-imports nothing from the current folder, has a time limit and dies with this one.
+llama.cpp runs in a process of its own (karat.children.worker): what it does to a broken file ends that process and not
+this one. The process imports nothing from the current folder, has a time limit and dies with this one.
 
 Flash attention is off and the cache float32, so that scores exist. Scores are its products q · k with the scale and the
 mask that its softmax is given. Before a product with a weight that is not float32 it rounds activations
@@ -11,10 +11,9 @@ mask that its softmax is given. Before a product with a weight that is not float
 import ctypes
 import json
 import re
-import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,22 +28,11 @@ from karat.check.selection import EVERYTHING, Selection, padded
 from karat.check.trace import Array, Trace, make_info, read_trace, write_trace
 from karat.checkpoint import GgufCheckpoint
 from karat.checkpoint.weights import Weight
+from karat.children.worker import run_worker
 from karat.errors import ExecutorError
 
 _LARGEST_MESSAGE = 400  # characters of a worker's last words
 _MOST_SECONDS = 1800.0  # for one run of llama.cpp
-
-# `-P` keeps the current folder off the path. PR_SET_PDEATHSIG (1) with SIGKILL (9) ties the worker to the thread that
-# waits for it.
-_WORKER = """
-import ctypes, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)
-if sys.argv[1] not in sys.path:
-    sys.path.append(sys.argv[1])
-from karat.check.llamacpp import main
-main(sys.argv[2], sys.argv[3])
-"""
 
 # Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
 # one counts (a product, then its sum with the bias); what RoPE turns is told by the op.
@@ -125,20 +113,20 @@ def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]
 def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
     if not is_installed():
         raise ExecutorError("llama.cpp is not installed: pip install llama-cpp-python (0.3.36 is known to work)")
-    root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-P", "-c", _WORKER, root, str(path), str(out)]
+    asked = out.with_suffix(".job")
+    asked.write_text(json.dumps(job))
     try:
-        done = subprocess.run(
-            command, input=json.dumps(job).encode(), capture_output=True, check=False, timeout=_MOST_SECONDS
-        )
-    except subprocess.TimeoutExpired:
+        code, words = run_worker(__name__, [str(path), str(out), str(asked)], _MOST_SECONDS)
+    except OSError as fault:
+        raise ExecutorError(f"a process for llama.cpp cannot be started ({fault.strerror}): end others") from fault
+    last = words[-_LARGEST_MESSAGE:] or "no message"
+    if code is None:
         raise ExecutorError(
             f"{path}: llama.cpp has not ended within {_MOST_SECONDS:g} seconds and was stopped; use a smaller model "
             "or a shorter prompt"
-        ) from None
-    if done.returncode or not out.exists():
-        words = done.stderr.decode(errors="replace").strip()[-_LARGEST_MESSAGE:]
-        raise ExecutorError(f"{path}: llama.cpp ended with code {done.returncode}: {words or 'no message'}")
+        )
+    if code or not out.exists():
+        raise ExecutorError(f"{path}: llama.cpp ended with code {code}: {last}")
 
 
 def _unpaired(name: str, array: Array, stored: Mapping[str, Weight]) -> Array:
@@ -354,6 +342,7 @@ def _joined(parts: Mapping[str, list[Array]], context: int, heads: tuple[int, ..
     return arrays
 
 
-def main(path: str, out: str) -> None:
-    """The worker: run llama.cpp on the GGUF file `path` as the job on stdin says, and write the result to `out`."""
-    _work(Path(path), Path(out), json.loads(sys.stdin.read()))
+def main(arguments: Sequence[str]) -> None:
+    """The worker: the GGUF file, the file for what comes out, and the file that has the job."""
+    path, out, asked = map(Path, arguments)
+    _work(path, out, json.loads(asked.read_text()))

@@ -11,7 +11,7 @@ def end_with_parent(lifeline: int) -> None:
     """From now on this process ends at once when the pipe's other end is closed, or when its parent is another.
 
     The second is for a parent that was forked: its child would hold the pipe open. It is for systems that do not kill
-    ranks at their parent's end (karat.dist.starter), and for ranks that were started too late for that.
+    ranks at their parent's end (karat.children.starter), and for ranks that were started too late for that.
     """
     parent = os.getppid()
 

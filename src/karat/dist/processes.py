@@ -2,8 +2,8 @@
 
 A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of
 its threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets
-a RankError. If this process ends, however it does, the system kills the ranks (karat.dist.starter); where it cannot,
-they see the end of a pipe that only this process holds (karat.dist.lifeline).
+a RankError. If this process ends, however it does, the system kills the ranks (karat.children.starter); where it
+cannot, they see the end of a pipe that only this process holds (karat.dist.lifeline).
 """
 
 import os
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from karat.children.starter import Starter
 from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.interrupts import InterruptsPutOff
-from karat.dist.starter import Starter
 from karat.dist.vitals import Vitals
 from karat.errors import RankError
 

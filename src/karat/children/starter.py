@@ -37,17 +37,21 @@ class Starter:
         except RuntimeError as fault:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from fault
 
-    def start(self, script: str, arguments: Sequence[str], descriptors: Sequence[int]) -> "subprocess.Popen[bytes]":
-        """A Python process that runs `script` with `arguments`, inherits `descriptors`, and writes to this one's
-        stderr.
+    def start(
+        self, script: str, arguments: Sequence[str], descriptors: Sequence[int], *, errors: int | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """A Python process that runs `script` with `arguments`, and inherits `descriptors`.
 
-        Ctrl-C and Ctrl-Z on the terminal are not for it. Raises OSError.
+        What it writes goes to this one's stderr; with `errors`, a descriptor, stderr goes there and stdout
+        nowhere. It imports nothing from the current folder (-P). Ctrl-C and Ctrl-Z on the terminal are not for it.
+        Raises OSError.
         """
 
         def popen() -> "subprocess.Popen[bytes]":
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", _ASK + script, *arguments],
-                pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=2, process_group=0,
+                pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=2 if errors is None else subprocess.DEVNULL,
+                stderr=errors, process_group=0,
             )  # fmt: skip
 
         return self._call(popen)

@@ -1,0 +1,39 @@
+"""One piece of work in a process of its own, which may crash, and is given so much time and no more."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from karat.children.starter import Starter
+
+START = """
+import sys
+if sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+from importlib import import_module
+import_module(sys.argv[2]).main(sys.argv[3:])
+"""
+ROOT = str(Path(__file__).parents[2])  # where this package is found
+
+
+def run_worker(module: str, arguments: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Call `module.main(arguments)` in a process of its own; its exit code, None if its time ran out, and its stderr.
+
+    The process has ended when this returns or raises. Raises OSError where none can be started.
+    """
+    with TemporaryFile() as words:
+        starter = Starter()
+        try:
+            process = starter.start(START, [ROOT, module, *arguments], (), errors=words.fileno())
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                process.kill()
+                process.wait()
+        finally:
+            starter.end()
+        words.seek(0)
+        return code, words.read().decode(errors="replace").strip()

@@ -1,0 +1,49 @@
+"""A piece of work in a process of its own: it fails, takes too long or is done, and leaves nothing behind."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from karat.check import llamacpp
+from karat.check.record import Steps
+from karat.children import worker
+from karat.children.worker import run_worker
+from karat.errors import ExecutorError
+
+WORK = """
+import os, sys, time
+def main(arguments):
+    open(arguments[1], "w").write(str(os.getpid()))
+    if arguments[0] == "hang":
+        time.sleep(600)
+    sys.exit(arguments[0])
+"""
+
+
+@pytest.fixture
+def pid_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "work_of_a_test.py").write_text(WORK)
+    monkeypatch.setattr(worker, "ROOT", str(tmp_path))
+    return tmp_path / "pid"
+
+
+def test_its_code_and_its_words_come_back(pid_file: Path) -> None:
+    assert run_worker("work_of_a_test", ["last words", str(pid_file)], 60.0) == (1, "last words")
+
+
+def test_its_time_runs_out_and_it_is_gone(pid_file: Path) -> None:
+    before = time.monotonic()
+    code, _ = run_worker("work_of_a_test", ["hang", str(pid_file)], 5.0)
+    assert code is None and time.monotonic() - before < 60
+    if pid_file.exists():  # else the machine was so busy that it had not begun
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid_file.read_text()), 0)
+
+
+def test_llama_cpp_is_given_so_much_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: True)
+    monkeypatch.setattr(llamacpp, "_MOST_SECONDS", 0.0)
+    with pytest.raises(ExecutorError, match=r"llama\.cpp has not ended within 0 seconds and was stopped"):
+        llamacpp.record_llamacpp(tmp_path / "x.gguf", {}, Steps((1, 2)))
