@@ -9,6 +9,7 @@ import pytest
 
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
+from karat.text.tokenizer_files import read_tokenizer_files
 
 TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -171,6 +172,15 @@ def test_added_tokens_are_normalized_unless_special(pieces: dict[str, Any], tmp_
     assert tokenizer.encode("<OTHER><other>", add_special_tokens=False) == [513, 513]
     assert tokenizer.encode("<NEW>", add_special_tokens=False) == [512]
     assert 512 not in tokenizer.encode("<new>")
+
+
+def test_merges_are_never_left_out_at_random(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    """`dropout` is for training; one text has one tokenisation, that of all merges."""
+    text = "The quick brown fox jumps over the lazy dog. " * 4
+    plain = read_tokenizer_files(write(tmp_path / "plain", byte_level)).backend.encode(text).ids
+    byte_level["model"]["dropout"] = 0.5
+    dropping = read_tokenizer_files(write(tmp_path / "dropping", byte_level)).backend
+    assert [dropping.encode(text).ids for _ in range(4)] == [plain] * 4
 
 
 def test_a_processors_template_is_the_last_resort(byte_level: dict[str, Any], tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`karat check`: proves that a model runs right, or says what is wrong."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +8,8 @@ import typer
 
 from karat.cli.exits import ends_in_verdict
 from karat.cli.options import ComputeOptions
-from karat.cli.terminal import emit, is_terminal, note
+from karat.cli.progress import Progress
+from karat.cli.terminal import emit, note
 from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -164,12 +164,13 @@ def check(
         seed=drawn,
         **options,
     )
-    session = Session(plan, _progress)
+    progress = Progress(quiet=False)
+    session = Session(plan, progress)
     if session.drawn:
         note(f"{session.no_tokenizer}; so {len(session.ids)} token ids were drawn with --seed {drawn}")
     done = []
     for stage in run_stages(session):
-        _progress("")
+        progress.clear()
         done.append(stage)
         if not as_json:
             emit(_lines(stage))
@@ -192,12 +193,6 @@ def check(
             raise KaratError("nothing was compared: health looks at a run alone; choose other --stages beside it")
         raise KaratError(f"{what}: {names} {verdict}, for the reasons given; choose other --stages")
     raise typer.Exit(1 if verdict == "bug" else 0)
-
-
-def _progress(what: str) -> None:
-    """One line on a terminal, written over by the next."""
-    if is_terminal(sys.stderr):
-        note(f"\r{what:30}\r", end="")
 
 
 def _layers(text: str, count: int) -> frozenset[int]:

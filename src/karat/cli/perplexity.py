@@ -2,14 +2,14 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from karat.cli.options import LoadOptions
-from karat.cli.terminal import emit, is_terminal, note
+from karat.cli.progress import Progress
+from karat.cli.terminal import emit
 from karat.errors import UsageError
 
 EXAMPLES = """
@@ -57,13 +57,11 @@ def perplexity(
     size = window or min(2048, llm.max_model_len)
     if not 2 <= size <= llm.max_model_len:
         raise UsageError(f"--window {size}: expected 2 to {llm.max_model_len}, what the model allows")
-    score = None
+    score, progress = None, Progress(quiet=False)
     for score in scoring.perplexity(llm.logits, ids, window=size, stride=stride or size // 2):
-        if is_terminal(sys.stderr):
-            note(f"\r{score.num_scored} of {score.num_total} tokens, {score.perplexity:.4f}", end="")
+        progress(f"{score.num_scored} of {score.num_total} tokens, {score.perplexity:.4f}")
     assert score is not None
-    if is_terminal(sys.stderr):
-        note("")
+    progress.clear()
     facts = {
         "model": str(llm.path), "file": str(file), "executor": llm.executor, "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype, "window": size, "stride": stride or size // 2, "tokens": len(ids),

@@ -85,6 +85,8 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
         raise TokenizerError(f"{path} is corrupt or of an unknown kind: {error}; fetch it again") from error
     if backend.padding:
         config.setdefault("pad_token", backend.padding["pad_token"])
+    if getattr(backend.model, "dropout", None) is not None:
+        backend.model.dropout = None  # merges left out at random are for training: a text has one tokenisation
     backend.no_padding()
     backend.no_truncation()  # nothing is cut silently
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
