@@ -69,6 +69,7 @@ void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const
 std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
                                         In<std::uint8_t, 1> stored, int num_threads, bool mapped, std::size_t row_bytes,
                                         std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
+    if (num_threads < 1) throw std::invalid_argument(std::to_string(num_threads) + " threads; expected 1 or more");
     Matrix matrix{format_of(format), rows, columns, nullptr};
     const FormatInfo& info = matrix.info();
     const std::size_t own_bytes = product({columns / info.block_columns, info.block_bytes});
@@ -79,10 +80,12 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
         (order ? order->shape(0) : num_stored) != rows)
         throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
                                     format + " in " + std::to_string(stored.shape(0)) + " bytes");
-    for (std::size_t row = 0; order && row < rows; ++row)
-        if (static_cast<std::size_t>(order->data()[row]) >= num_stored)
-            throw std::invalid_argument("row " + std::to_string(order->data()[row]) + " of " +
-                                        std::to_string(num_stored));
+    // A copy, so that what was checked is what is read without the interpreter's lock.
+    std::vector<std::int64_t> rows_in_order;
+    if (order) rows_in_order.assign(order->data(), order->data() + rows);
+    for (const std::int64_t row : rows_in_order)
+        if (static_cast<std::size_t>(row) >= num_stored)
+            throw std::invalid_argument("row " + std::to_string(row) + " of " + std::to_string(num_stored));
     const GilReleased released;
     Memory memory(matrix.packed_bytes() + kPackedSlack, /*together=*/true);
     struct Job {
@@ -95,7 +98,7 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
         std::atomic<std::size_t> next{0};
     };
     const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
-    Job job{matrix, stored.data(), {stored.data() + first_byte, row_bytes, order ? order->data() : nullptr}, memory.bytes(),
+    Job job{matrix, stored.data(), {stored.data() + first_byte, row_bytes, order ? rows_in_order.data() : nullptr}, memory.bytes(),
             std::clamp<std::size_t>(share, 1, kPackedTogether), mapped && !order};
     Pool::of(num_threads)->run(
         [](void* argument, int) {
@@ -169,17 +172,26 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
     if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
         block_tables.shape(0) != seqs)
         throw std::invalid_argument("arrays of a step that do not fit together");
+    // Copies: other threads may write to the arrays once the interpreter's lock is given away, after they were checked.
+    std::vector<std::int32_t> numbers;
+    numbers.reserve(3 * tokens + query_starts.size() + seqs + block_tables.size() + wanted.size());
+    const auto copied = [&numbers](const auto& array) {
+        const std::size_t at = numbers.size();
+        numbers.insert(numbers.end(), array.data(), array.data() + array.size());
+        return numbers.data() + at;  // stays: there is room for all
+    };
+    const std::int32_t* const starts = copied(query_starts);
+    const std::int32_t* const contexts = copied(context_lens);
     const StepInput input{
-        .batch = {tokens, seqs, block_tables.shape(1), block_size, positions.data(), slots.data(),
-                  query_starts.data(), context_lens.data(), block_tables.data()},
-        .token_ids = token_ids.data(),
-        .wanted = wanted.data(),
+        .batch = {tokens, seqs, block_tables.shape(1), block_size, copied(positions), copied(slots), starts, contexts,
+                  copied(block_tables)},
+        .token_ids = copied(token_ids),
+        .wanted = copied(wanted),
         .num_wanted = wanted.shape(0),
     };
     if (scores && (score_seq >= seqs || scores->shape(0) != plan.num_heads() ||
-                   scores->shape(1) != static_cast<std::size_t>(query_starts.data()[score_seq + 1] -
-                                                                query_starts.data()[score_seq]) ||
-                   scores->shape(2) != static_cast<std::size_t>(context_lens.data()[score_seq])))
+                   scores->shape(1) != static_cast<std::size_t>(starts[score_seq + 1] - starts[score_seq]) ||
+                   scores->shape(2) != static_cast<std::size_t>(contexts[score_seq])))
         throw std::invalid_argument("scores of another shape than the sequence's");
     float* score_data = scores ? scores->data() : nullptr;
     Plan::Overflow lost;
@@ -192,6 +204,7 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
 }
 
 void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
+    require(plan.finished(), "the plan is not finished");
     if (values.shape(1) != plan.width(reg) || values.shape(0) > plan.max_rows(reg))
         throw std::invalid_argument("rows that do not fit the register");
     std::copy(values.data(), values.data() + values.size(), plan.data(reg));
@@ -223,6 +236,7 @@ TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Plan::Register reg) {
     Plan& plan = nb::cast<Plan&>(self);
+    require(plan.finished(), "the plan is not finished");
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
 }
 

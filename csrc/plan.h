@@ -115,6 +115,7 @@ public:
                 const std::vector<Register>& kept);
 
     // ---- running
+    bool finished() const { return finished_; }  // not after a finish that failed
     // For a register of the finished plan; std::out_of_range for anything else.
     float* data(Register reg) {
         float* outside = registers_.at(static_cast<std::size_t>(reg)).outside;

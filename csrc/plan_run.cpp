@@ -41,6 +41,7 @@ void Plan::check(const StepInput& input) const {
     for (std::size_t seq = 0; seq < b.num_seqs; ++seq) {
         const std::int32_t first = b.query_starts[seq], last = b.query_starts[seq + 1];
         const std::size_t context = static_cast<std::size_t>(b.context_lens[seq]);
+        require(b.block_size <= num_slots_, "blocks larger than the cache");  // so no product below wraps
         require(first < last && static_cast<std::size_t>(last) <= b.num_tokens && b.context_lens[seq] > 0 &&
                     context <= max_context_ && (context + b.block_size - 1) / b.block_size <= b.max_blocks,
                 "a sequence that does not fit the step");
@@ -49,8 +50,7 @@ void Plan::check(const StepInput& input) const {
                     "positions that do not end with their sequence");
         for (std::size_t block = 0; block * b.block_size < context; ++block) {
             const std::int32_t id = b.block_tables[seq * b.max_blocks + block];
-            const std::size_t last_slot = (static_cast<std::size_t>(id) + 1) * b.block_size;
-            require(id >= 0 && (last_slot <= num_slots_), "a block outside the cache");
+            require(id >= 0 && static_cast<std::size_t>(id) < num_slots_ / b.block_size, "a block outside the cache");
         }
     }
 }

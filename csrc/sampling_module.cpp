@@ -3,6 +3,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -20,6 +21,15 @@ using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 const float* some(const Row<float>& row) {
     if (row.shape(0) == 0) throw std::invalid_argument("a row of no values");
     return row.data();
+}
+
+// Of a row with NaN and no largest value the first NaN, as numpy.argmax says.
+std::size_t argmax_of(const Row<float>& row) {
+    const float* values = some(row);
+    const std::size_t size = row.shape(0), found = argmax(values, size);
+    if (found < size) return found;
+    const auto is_nan = [](float x) { return x != x; };
+    return static_cast<std::size_t>(std::find_if(values, values + size, is_nan) - values);
 }
 
 // A NumPy array that owns `values`.
@@ -47,7 +57,7 @@ auto weights_of(Row<T> row, double top, double temperature) {
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
-    m.def("argmax", [](Row<float> row) { return argmax(some(row), row.shape(0)); }, nb::arg("row").noconvert());
+    m.def("argmax", &argmax_of, nb::arg("row").noconvert());
     m.def("finite_argmax", [](Row<float> row) { return finite_argmax(some(row), row.shape(0)); },
           nb::arg("row").noconvert());
     m.def("largest", &largest_of<float>, nb::arg("row").noconvert(), nb::arg("num"));
