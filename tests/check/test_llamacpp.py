@@ -1,10 +1,12 @@
 """llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right."""
 
+import ctypes
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from karat.check import llamacpp
 from karat.check.diagnose import Diagnoser
@@ -14,7 +16,7 @@ from karat.check.llamacpp import llamacpp_ids, record_llamacpp
 from karat.check.model import CheckedModel, open_model
 from karat.check.named import Diagnosis
 from karat.check.record import Steps
-from karat.check.selection import Selection
+from karat.check.selection import EVERYTHING, Selection
 from karat.check.trace import Trace, read_trace
 from karat.check.weights import CheckpointWeights, digest
 from karat.checkpoint import open_model as open_checkpoint
@@ -129,3 +131,39 @@ def test_half_a_step_is_as_far_as_rounding_goes(stored: str) -> None:
     moved = np.abs(rounded - x)
     assert (moved <= step * 1.001 + 1e-7).all() and moved.max() > 0.5 * step.min()
     assert half_step(x, "F32") is None
+
+
+class Ggml:
+    """A library whose tensors are as `_Tensor` says, or a few bytes longer."""
+
+    def __init__(self, more: int) -> None:
+        self.values = np.arange(6, dtype=np.float32)
+
+        def named(_address: int) -> bytes:
+            return b"kq-0"
+
+        def data(_address: int) -> int:
+            return self.values.ctypes.data
+
+        def num_bytes(_address: int) -> int:
+            return self.values.nbytes + more
+
+        def op_name(_op: int) -> bytes:
+            return b"NONE"
+
+        self.ggml_get_name, self.ggml_get_data, self.ggml_nbytes = named, data, num_bytes
+        self.ggml_op_name = op_name
+
+
+def values_of(ggml: Ggml) -> NDArray[np.float32]:
+    tensor = llamacpp._Tensor(type=0, ne=(3, 2, 1, 1), nb=(4, 12, 24, 24))
+    observer = llamacpp._Observer(ggml, EVERYTHING, 64, "9.9.9")
+    return observer._values(ctypes.addressof(tensor), 2)
+
+
+def test_a_version_that_keeps_its_tensors_in_another_way_is_named() -> None:
+    np.testing.assert_array_equal(values_of(Ggml(0)), [[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(
+        ExecutorError, match=r"llama-cpp-python 9\.9\.9 keeps .* \(0\.3\.36\): kq-0 has 32 bytes, .* 24"
+    ):
+        values_of(Ggml(8))

@@ -32,6 +32,7 @@ from karat.children.worker import run_worker
 from karat.errors import ExecutorError
 
 _LARGEST_MESSAGE = 400  # characters of a worker's last words
+_KNOWN = "0.3.36"  # versions of llama-cpp-python whose ggml_tensor is as `_Tensor`
 _MOST_SECONDS = 1800.0  # for one run of llama.cpp
 
 # Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
@@ -112,7 +113,7 @@ def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]
 
 def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
     if not is_installed():
-        raise ExecutorError("llama.cpp is not installed: pip install llama-cpp-python (0.3.36 is known to work)")
+        raise ExecutorError(f"llama.cpp is not installed: pip install llama-cpp-python ({_KNOWN} is known to work)")
     asked = out.with_suffix(".job")
     asked.write_text(json.dumps(job))
     try:
@@ -151,15 +152,16 @@ class _Tensor(ctypes.Structure):
 class _Observer:
     """Copies the results that have a canonical name while llama.cpp makes them."""
 
-    def __init__(self, ggml: ctypes.CDLL, selection: Selection, head_dim: int) -> None:
-        self._ggml, self._selection, self._head_dim = ggml, selection, head_dim
+    def __init__(self, ggml: ctypes.CDLL, selection: Selection, head_dim: int, version: str) -> None:
+        self._ggml, self._selection, self._head_dim, self._version = ggml, selection, head_dim, version
         self.parts: dict[str, list[Array]] = defaultdict(list)
         self._step: dict[str, Array] = {}
         self._products: NDArray[Any] = np.zeros(0)
         self.fault: Exception | None = None
         ggml.ggml_get_name.restype = ggml.ggml_op_name.restype = ctypes.c_char_p
         ggml.ggml_get_data.restype = ctypes.c_void_p
-        for function in (ggml.ggml_get_name, ggml.ggml_get_data):
+        ggml.ggml_nbytes.restype = ctypes.c_size_t
+        for function in (ggml.ggml_get_name, ggml.ggml_get_data, ggml.ggml_nbytes):
             function.argtypes = [ctypes.c_void_p]
 
     def __call__(self, address: int, ask: bool, _user_data: Any) -> bool:
@@ -227,6 +229,12 @@ class _Observer:
         if any(n != 1 for n in tensor.ne[ndim:]):
             raise ExecutorError(f"{self._name(address)}: {list(tensor.ne)}, not {ndim} axes")
         num_bytes = sum((n - 1) * step for n, step in zip(tensor.ne, tensor.nb, strict=True)) + dtype.itemsize
+        if num_bytes != self._ggml.ggml_nbytes(address):
+            raise ExecutorError(
+                f"llama-cpp-python {self._version} keeps its tensors in another way than those that are known here "
+                f"({_KNOWN}): {self._name(address)} has {self._ggml.ggml_nbytes(address)} bytes, by its shape "
+                f"{num_bytes}; install one of those"
+            )
         raw = (ctypes.c_uint8 * num_bytes).from_address(self._ggml.ggml_get_data(address))
         shape, strides = tuple(tensor.ne[:ndim])[::-1], tuple(tensor.nb[:ndim])[::-1]
         return np.ndarray(shape, dtype, raw, strides=strides).copy()
@@ -279,7 +287,9 @@ def _trace(llama_cpp: Any, model: Any, out: Path, job: Mapping[str, Any]) -> Non
     num_heads = llama_cpp.llama_model_n_head(model)
     steps = Steps(tuple(job["ids"]), tuple(job["cuts"]), job["decode"])
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-    observer = _Observer(ctypes.CDLL(str(library / name)), selection, _head_dim(llama_cpp, model, num_heads))
+    observer = _Observer(
+        ctypes.CDLL(str(library / name)), selection, _head_dim(llama_cpp, model, num_heads), llama_cpp.__version__
+    )
     callback = llama_cpp.ggml_backend_sched_eval_callback(observer)
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = steps.total
