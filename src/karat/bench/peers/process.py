@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from karat.bench.peers.api import Peer
 from karat.bench.sides import Prompt, Sample
+from karat.config import safe_path
 from karat.errors import ExecutorError, KaratError
 
 _PR_SET_PDEATHSIG = 1
@@ -42,7 +43,7 @@ class PeerProcess:
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         atexit.register(self._kill)  # else Python waits at its end for a process that stands still
         try:
-            with _safe_path():
+            with safe_path():
                 self._process.start()
             theirs.close()
             with self._turn():
@@ -122,20 +123,6 @@ class PeerProcess:
         """Only where the end of a process can be tied to its parent's: elsewhere it just waits for its turn."""
         if sys.platform == "linux" and self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, getattr(signal, name))
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """A process that is started inside looks for no module in the current folder: what lies there is not trusted."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _serve(connection: Connection, load: Callable[[], Peer], parent: int, folder: str) -> None:
