@@ -177,3 +177,11 @@ def test_a_turn_may_end_with_an_added_token_that_is_not_special(tmp_path: Path) 
         tokenizer = Tokenizer.from_folder(folder)
         expected = {backend.token_to_id(token)} if ends else set()
         assert backend.token_to_id(token) not in tokenizer.special_ids and turn_end_ids(tokenizer) == expected
+
+
+def test_the_notice_ends_however_much_is_not_applied(tokenizer: Tokenizer) -> None:
+    defaults = read(tokenizer, {f"unknown_{i}": "x" * 1000 for i in range(50_000)} | {"y" * 2**20: 1})
+    assert len(defaults.notice) < 3000 and "unknown_0='xxx" in defaults.notice
+    assert "and 49986 more" in defaults.notice
+    ends = read(tokenizer, {"eos_token_id": list(range(10**38, 10**38 + 10_000))})
+    assert len(ends.notice) < 3000

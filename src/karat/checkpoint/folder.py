@@ -52,14 +52,26 @@ def open_folder(path: Path) -> FolderCheckpoint:
                 f"{path}: has no config.json, which says what model the weights are; download it beside them"
             )
         generation_config = member(path, "generation_config.json")
-        return FolderCheckpoint(
+        checkpoint = FolderCheckpoint(
             path,
             read_json(config),
             read_json(generation_config) if generation_config else None,
             _read_shards(path, files) if files else read_safetensors(path / SINGLE),
         )
+        _check_num_layers(checkpoint)
+        return checkpoint
     except OSError as fault:
         raise CheckpointError(f"{path}: cannot be read ({fault.strerror}); may you read it?") from fault
+
+
+def _check_num_layers(checkpoint: FolderCheckpoint) -> None:
+    """Raises ConfigError for more layers than tensors, before anything is made for each layer."""
+    stated, num_tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.weights)
+    if isinstance(stated, int) and stated > num_tensors:
+        raise ConfigError(
+            f"{checkpoint.path}: config.json has num_hidden_layers={stated}, and there are {num_tensors} tensors; "
+            "expected some for each layer; download both again"
+        )
 
 
 def read_index(path: Path) -> dict[str, str]:

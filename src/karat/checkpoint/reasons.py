@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
+from karat.checkpoint.wording import shown
+
 # (what an unexpected name contains, what the file then is and what to do)
 _KINDS: Sequence[tuple[str, str]] = (
     (r"lora_|\.base_layer\.", "these are a LoRA adapter's: merge it into its base model first"),
@@ -68,13 +70,13 @@ def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
         name[: dot + 1] for name in unexpected for dot in _dots(name) if name[dot + 1 :] in wanted
     ).most_common(1)
     if longer and 2 * longer[0][1] >= len(missing):
-        return f"most are there with {longer[0][0]!r} before the name: save the model without its wrapper"
+        return f"most are there with {shown(longer[0][0])} before the name: save the model without its wrapper"
     shorter = Counter(
         name[: dot + 1] for name in missing for dot in _dots(name) if name[dot + 1 :] in present
     ).most_common(1)
     if shorter and 2 * shorter[0][1] >= len(missing):
         return (
-            f"most are there without {shorter[0][0]!r} before the name: this is a model's body saved without "
+            f"most are there without {shown(shorter[0][0])} before the name: this is a model's body saved without "
             "its head: save the whole model (…ForCausalLM)"
         )
     return None

@@ -13,6 +13,7 @@ answer (such as <|im_end|>) ends it too, whatever the configs say.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from karat.checkpoint.wording import listed
 from karat.config import ModelConfig
 from karat.errors import ConfigError, RequestError, TemplateError
 from karat.models.end_tokens import stated_end_ids
@@ -21,6 +22,7 @@ from karat.text import Tokenizer
 
 _FILE = "generation_config.json"
 _TOP_K = 50  # transformers' default where it samples
+_MAX_NAMED = 15  # of what is not applied
 
 # Name there -> name of the field of SamplingParams.
 _ALWAYS = {
@@ -98,17 +100,18 @@ def read_defaults(
         {names[key]: value for key, value in stated.items() if key in names}, do_sample, where
     )
     ignored = [
-        f"{key}={shown(value)}"
+        f"{key[:80]}={shown(value)}"
         for key, value in sorted(stated.items())
         if key not in names and key not in _HARMLESS and not any(value == off for off in _OFF.get(key, ()))
     ]
     end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
-    ignored += [f"eos_token_id={i} (outside the vocabulary)" for i in sorted(end_ids) if i >= config.vocab_size]
+    beyond = sorted(i for i in end_ids if i >= config.vocab_size)
+    ignored += [f"eos_token_id={shown(i)} (outside the vocabulary)" for i in beyond]
     article = "a " if where == _FILE else ""
     notice = f"sampling without {article}{where}: " if raw is None else f"sampling as {where} says: "
     notice += ", ".join(applied) or "nothing that differs from the usual"
     if ignored:
-        notice += f"; not applied: {', '.join(ignored)}"
+        notice += f"; not applied: {listed(ignored, _MAX_NAMED)}"
     return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
 
 

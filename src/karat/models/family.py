@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.models.reader import ConfigReader, read_dtype, read_rope, read_token_ids
+from karat.request import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,9 @@ def read_decoder(
     """The keys that all families share; what differs is passed in. head_dim None: hidden_size / heads."""
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ConfigError(f"hidden_act={activation!r} is not supported: models of this type are computed with silu")
+        raise ConfigError(
+            f"hidden_act={shown(activation)} is not supported: models of this type are computed with silu"
+        )
     hidden, num_heads = reader.get(int, "hidden_size"), reader.get(int, "num_attention_heads")
     if head_dim is None:
         if num_heads < 1 or hidden % num_heads:

@@ -49,6 +49,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 _FLOATS: tuple[FloatName, ...] = get_args(FloatName)
 _DEFAULT_THETA = 10000.0  # of the format, for files that predate the key
+_MAX_INT = 2**63 - 1
 
 
 def _same(value: object, allowed: object) -> bool:
@@ -91,7 +92,7 @@ class ConfigReader:
         """Refuse any value but these (absent is fine)."""
         value = self.raw(key)
         if key in self._raw and not any(_same(value, a) for a in allowed):
-            raise ConfigError(f"{self._where}: {key}={value!r} is not supported: {why}")
+            raise ConfigError(f"{self._where}: {key}={shown(value)} is not supported: {why}")
 
     def finish(self) -> None:
         """Raise ConfigError for keys that nobody read and that may change the result."""
@@ -100,7 +101,7 @@ class ConfigReader:
                 self.must_be(key, *allowed, why=f"Karat computes only with {key}={allowed[0]!r}")
         unknown = sorted(set(self._raw) - self._seen - _HARMLESS)
         if unknown:
-            named = ", ".join(f"{key}={self._raw[key]!r}"[:80] for key in unknown[:5])
+            named = ", ".join(f"{key[:80]}={shown(self._raw[key])}" for key in unknown[:5])
             raise ConfigError(
                 f"{self._where}: {len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({named}): each may change the "
                 "result, so none is ignored; remove it if you know that it does not, or report the model"
@@ -109,9 +110,11 @@ class ConfigReader:
     def _typed(self, kind: type[T], key: str, value: object) -> T:
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-            raise ConfigError(f"{self._where}: {key}={value!r}: expected {kind.__name__}")
+            raise ConfigError(f"{self._where}: {key}={shown(value)}: expected {kind.__name__}")
         if kind is float and isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise ConfigError(f"{self._where}: {key}={str(value)[:80]}: expected a finite number")
+        if kind is int and isinstance(value, int) and abs(value) > _MAX_INT:
+            raise ConfigError(f"{self._where}: {key}={shown(value)}: expected an integer of at most 64 bits")
         return kind(value)
 
 
@@ -119,7 +122,7 @@ def read_dtype(reader: ConfigReader) -> FloatName | None:
     """`dtype` (transformers 5) or `torch_dtype` (4); what the checkpoint says of itself, None if it does not."""
     new, old = _read_float_name(reader, "dtype"), _read_float_name(reader, "torch_dtype")
     if new is not None and old is not None and new != old:
-        raise ConfigError(f"dtype={new!r} and torch_dtype={old!r} disagree: keep the one that is right")
+        raise ConfigError(f"dtype={shown(new)} and torch_dtype={shown(old)} disagree: keep the one that is right")
     return new if new is not None else old
 
 
@@ -130,7 +133,7 @@ def _read_float_name(reader: ConfigReader, key: str) -> FloatName | None:
     for known in _FLOATS:
         if name.removeprefix("torch.") == known:
             return known
-    raise ConfigError(f"{key}={name!r}: expected one of {', '.join(_FLOATS)}")
+    raise ConfigError(f"{key}={shown(name)}: expected one of {', '.join(_FLOATS)}")
 
 
 def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
@@ -138,7 +141,7 @@ def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     value = reader.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
-        raise ConfigError(f"{key}={value!r}: expected a token id or a list of token ids")
+        raise ConfigError(f"{key}={shown(value)}: expected a token id or a list of token ids")
     return tuple(values)
 
 
@@ -151,11 +154,11 @@ def read_layer_windows(
     stated = reader.raw("layer_types")
     types = default_types if stated is None else stated
     if not isinstance(types, list) or len(types) != num_layers:
-        raise ConfigError(f"layer_types={stated!r}: expected a list of {num_layers} types, one a layer")
+        raise ConfigError(f"layer_types={shown(stated)}: expected a list of {num_layers} types, one a layer")
     for layer, kind in enumerate(types):
         if kind not in ("full_attention", "sliding_attention"):
             raise ConfigError(
-                f"layer_types[{layer}]={kind!r} is not supported: expected full_attention or sliding_attention"
+                f"layer_types[{layer}]={shown(kind)} is not supported: expected full_attention or sliding_attention"
             )
         if kind == "sliding_attention" and window is None:
             raise ConfigError(f"layer_types[{layer}] is sliding_attention, but no sliding_window is in force")
@@ -167,18 +170,20 @@ def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
     theta = reader.optional(float, "rope_theta")
     new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
     if new is not None and old is not None and new != old:
-        raise ConfigError(f"rope_parameters={new!r} and rope_scaling={old!r} disagree: keep the one that is right")
+        raise ConfigError(
+            f"rope_parameters={shown(new)} and rope_scaling={shown(old)} disagree: keep the one that is right"
+        )
     where = "rope_parameters" if new is not None else "rope_scaling"
     given = new if new is not None else old if old is not None else {}
     if not isinstance(given, dict):
-        raise ConfigError(f"{where}={given!r}: expected an object or null")
+        raise ConfigError(f"{where}={shown(given)}: expected an object or null")
     if any(isinstance(value, dict) for value in given.values()):
         raise ConfigError(f"{where}: RoPE parameters that differ by layer type are not supported")
     rope = ConfigReader(given, where)
     kind = rope.optional(str, "rope_type")
     legacy = rope.optional(str, "type")  # the older name
     if kind and legacy and kind != legacy:
-        raise ConfigError(f"{where}: rope_type={kind!r} and type={legacy!r} disagree")
+        raise ConfigError(f"{where}: rope_type={shown(kind)} and type={shown(legacy)} disagree")
     kind = kind or legacy or "default"
     inner_theta = rope.optional(float, "rope_theta")
     if theta is not None and inner_theta is not None and theta != inner_theta:
@@ -203,8 +208,8 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         return RopeConfig(theta=theta, rope_type="factors", factors=_read_factors(rope, where))
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(
-            f"{where}: rope_type={kind!r} is not supported: Karat has default, linear, llama3 and yarn (dynamic and "
-            "longrope change a token's result with the length of the sequence)"
+            f"{where}: rope_type={shown(kind)} is not supported: Karat has default, linear, llama3 and yarn (dynamic "
+            "and longrope change a token's result with the length of the sequence)"
         )
     factor = rope.get(float, "factor")
     if not factor >= 1:

@@ -17,6 +17,7 @@ from karat.models.family import Family
 from karat.models.reader import ConfigReader
 from karat.models.units import units_of
 from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
+from karat.request import shown
 
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -72,17 +73,17 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
         quantization = raw["quantization_config"]
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         raise ConfigError(
-            f"quantization method {method!r} is not supported in a Hugging Face folder; use the original model"
+            f"quantization method {shown(method)} is not supported in a Hugging Face folder; use the original model"
         )
     model_type = raw.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     supported = ", ".join(f"{f.model_type} ({f.architecture})" for f in FAMILIES.values())
     if family is None:
-        raise ConfigError(f"model_type={model_type!r} is not supported; Karat has {supported}")
+        raise ConfigError(f"model_type={shown(model_type)} is not supported; Karat has {supported}")
     architectures = raw.get("architectures")
     if architectures is not None and architectures != [family.architecture]:
         raise ConfigError(
-            f"architectures={architectures!r} is not supported for model_type={model_type!r}: "
+            f"architectures={shown(architectures)} is not supported for model_type={model_type!r}: "
             f"expected [{family.architecture!r}]; Karat has {supported}"
         )
     reader = ConfigReader({key: value for key, value in raw.items() if key != "quantization_config"})

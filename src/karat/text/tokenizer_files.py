@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
 from karat.checkpoint.files import member
+from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
@@ -72,7 +73,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             None if control_tokens is None else frozenset(_expect(list, control_tokens, "chat_control_tokens")),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(f"{config_file} is malformed: {error}; fetch it again") from error
+        raise TokenizerError(f"{config_file} is malformed: {_cut(error)}; fetch it again") from error
 
 
 def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
@@ -82,7 +83,7 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     try:
         backend = Backend.from_buffer(_read_bytes(path, MAX_TOKENIZER_BYTES))
     except ValueError as error:
-        raise TokenizerError(f"{path} is corrupt or of an unknown kind: {error}; fetch it again") from error
+        raise TokenizerError(f"{path} is corrupt or of an unknown kind: {_cut(error)}; fetch it again") from error
     if backend.padding:
         config.setdefault("pad_token", backend.padding["pad_token"])
     if getattr(backend.model, "dropout", None) is not None:
@@ -99,7 +100,7 @@ def _missing(folder: Path, config: Mapping[str, Any]) -> NoTokenizerError:
     if "auto_map" in config:
         return NoTokenizerError(
             f"{folder} has no tokenizer.json, and its tokenizer_config.json asks for code of the checkpoint to be run "
-            f"(auto_map: {config['auto_map']}); Karat never runs such code; ask the authors for a tokenizer.json"
+            f"(auto_map: {shown(config['auto_map'])}); Karat never runs such code; ask the authors for a tokenizer.json"
         )
     found = [f"{name}, {kind}" for name, kind in _OTHER_KINDS.items() if (folder / name).is_file()]
     found += [f"{path.name}, a Tiktoken vocabulary" for path in sorted(folder.glob("*.tiktoken"))]
@@ -138,7 +139,7 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
     for index, token in declared.items():
         if backend.token_to_id(token.content) != index:
             raise TokenizerError(
-                f"{folder} gives the added token {token.content!r} the id {index}; tokenizer.json makes it "
+                f"{folder} gives the added token {shown(token.content)} the id {index}; tokenizer.json makes it "
                 f"{backend.token_to_id(token.content)}; expected files that agree; fetch the model again"
             )
     return {role: token.content for role, token in roles.items()}
@@ -207,6 +208,12 @@ def _text(data: bytes, path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is not UTF-8: {error}; fetch it again") from error
+
+
+def _cut(error: Exception) -> str:
+    """What an error says, which may quote the file, without end."""
+    text = str(error)
+    return text if len(text) <= 300 else f"{text[:299]}…"
 
 
 def _expect(kind: type[T], value: object, what: str) -> T:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint.gguf.values import Metadata
+from karat.checkpoint.wording import shown
 from karat.errors import ConfigError
 
 # What every released llama3 model has; with them, the original length follows from the factors.
@@ -52,7 +53,8 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
             return scaling
         case _:
             raise ConfigError(
-                f"{prefix}type={kind!r} is not supported: Karat has none, linear and yarn, and llama3 by its factors"
+                f"{prefix}type={shown(kind)} is not supported: Karat has none, linear and yarn, and llama3 by its "
+                "factors"
             )
 
 
