@@ -8,9 +8,11 @@ import pytest
 
 from karat import LLM
 from karat.checkpoint import open_folder
+from karat.engine.memory import LIST_BYTES
 from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
 from karat.models.registry import find_weights, read_config
 from karat.ops import registry
+from karat.ops.rope_table import table_bytes
 from tests.engine.tiny import write, write_model
 
 
@@ -85,15 +87,16 @@ def test_the_cache_is_as_large_as_told(folder: Path) -> None:
 
 
 def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what the weights leave."""
+    """Of what the weights and the tables of RoPE leave, lists of blocks counted."""
     block_bytes, ops = 16 * 2 * 2 * 2 * 8 * 4, registry.create("auto", "float32")
     checkpoint = open_folder(folder)
     weights = find_weights(read_config(checkpoint.config), checkpoint).values()
     weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: weight_bytes + 100 * block_bytes)
+    other_bytes = weight_bytes + table_bytes(8, 128, 4)
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES))
     assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: weight_bytes + 10 * block_bytes)
-    with pytest.raises(CapacityError, match=r"40% of the 40\.0 KiB of memory that are available.*64 tokens"):
+    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES))
+    with pytest.raises(CapacityError, match=r"40% of the 40\.5 KiB of memory that are available.*64 tokens"):
         LLM(folder, kv_dtype="float32")
     assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4
 

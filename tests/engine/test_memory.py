@@ -1,11 +1,18 @@
 """Available memory as different systems state it."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from karat.engine.memory import available_bytes, require_room
+from karat import LLM
+from karat.engine import llm as llm_module
+from karat.engine import memory
+from karat.engine.memory import LIST_BYTES, available_bytes, num_cache_blocks, require_room
 from karat.errors import CapacityError
+from karat.models.registry import read_config
+from karat.ops.rope_table import table_bytes
+from tests.engine.tiny import CONFIG, write_model
 
 GIB = 1024**3
 
@@ -81,3 +88,51 @@ def test_weights_that_do_not_fit_are_refused_with_the_figures() -> None:
         CapacityError, match=r"the weights take 3\.0 GiB of memory, and 2\.0 GiB are available; .*--quantize"
     ):
         require_room(3 * GIB, 2 * GIB)
+
+
+def blocks(monkeypatch: pytest.MonkeyPatch, available: int, **changes: int | None) -> int:
+    """Of 16 tokens of a model with 256 bytes of K and V a token, for contexts of 1,600 tokens."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    arguments: dict[str, int | None] = {"num_bytes": None, "num_blocks": None, **changes}
+    return num_cache_blocks(
+        read_config(CONFIG),
+        "float32",
+        block_size=16,
+        max_model_len=1600,
+        max_num_seqs=4,
+        **arguments,  # type: ignore[arg-type]
+    )
+
+
+def test_lists_of_blocks_and_tables_of_rope_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(monkeypatch, GIB) == 400
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    available = 300 * (block_bytes + LIST_BYTES) * 5 // 2
+    assert blocks(monkeypatch, available) == 300
+    assert blocks(monkeypatch, available + 777, rope_bytes=777) == 300
+    assert blocks(monkeypatch, available, rope_bytes=available // 3) == 200
+    with pytest.raises(CapacityError, match=r"40% .* lists of blocks included.*lower max_model_len"):
+        blocks(monkeypatch, available, rope_bytes=available * 3 // 4)
+
+
+def test_tables_and_lists_that_do_not_fit_are_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CapacityError, match=r"RoPE .*max_model_len=1600 .*3\.0 GiB .*1\.5 GiB .*lower max_model_len"):
+        blocks(monkeypatch, 2 * GIB, rope_bytes=3 * GIB, weight_bytes=GIB // 2)
+    with pytest.raises(CapacityError, match=r"lists of 1000000000 blocks take 44\.7 GiB .*num_blocks"):
+        blocks(monkeypatch, 2 * GIB, num_blocks=10**9)
+
+
+def test_a_long_context_of_a_tiny_model_is_refused_before_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a few kilobytes may state a context whose tables and lists take more than all memory."""
+    write_model(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 10**9}))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(llm_module, "build", lambda *_, **__: pytest.fail("it was built"))
+    assert table_bytes(8, 10**9, 4) > 8 * GIB
+    with pytest.raises(CapacityError, match="the tables of RoPE"):
+        LLM(tmp_path)
+    with pytest.raises(CapacityError, match="RoPE"):
+        LLM(tmp_path, num_blocks=10**9)

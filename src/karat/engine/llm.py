@@ -29,6 +29,7 @@ from karat.models.units import units_of
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner
 from karat.ops.guard import Guard
+from karat.ops.rope_table import table_bytes
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import Tokenizer
 
@@ -159,6 +160,8 @@ class LLM:
             self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
             num_kv_heads=num_kv_heads_held(self.config, units, tensor_parallel_size), weight_bytes=weight_bytes,
+            rope_bytes=tensor_parallel_size
+            * table_bytes(self.config.head_dim, self.max_model_len, FLOAT_BYTES[compute_dtype]),
         )  # fmt: skip
         sizes = EngineConfig(
             vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,

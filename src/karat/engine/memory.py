@@ -10,6 +10,7 @@ from karat.dist.placement import read_text
 from karat.errors import CapacityError
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
+LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and a place in two lists
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -35,21 +36,38 @@ def require_room(weight_bytes: int, available: int) -> None:
 def num_cache_blocks(
     config: ModelConfig, kv_dtype: FloatName, *, block_size: int, max_model_len: int, max_num_seqs: int,
     num_bytes: int | None, num_blocks: int | None, num_kv_heads: int | None = None, weight_bytes: int = 0,
+    rope_bytes: int = 0,
 ) -> int:  # fmt: skip
     """Blocks for the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
-    num_kv_heads counts KV heads as often as ranks hold them (None: once); weight_bytes are still to be loaded.
-    CapacityError, with the figures, if not even one sequence of max_model_len tokens fits.
+    num_kv_heads counts KV heads as often as ranks hold them (None: once); weight_bytes and rope_bytes (the tables of
+    RoPE) are still to be loaded. Blocks are counted with the lists that say who holds them. CapacityError, with the
+    figures, if not even one sequence of max_model_len tokens fits, or the tables or lists do not.
     """
+    available = max(0, available_bytes() - weight_bytes)
+    if rope_bytes > available:
+        raise CapacityError(
+            f"the tables of RoPE for max_model_len={max_model_len} positions take {_size(rope_bytes)} of memory, and "
+            f"{_size(available)} are available; lower max_model_len"
+        )
+    available -= rope_bytes
     block_bytes = block_size * config.kv_bytes_per_token(kv_dtype, num_kv_heads)
     blocks_per_seq = -(-max_model_len // block_size)
     limit = "given"
     if num_blocks is None:
         if num_bytes is None:
-            available = max(0, available_bytes() - weight_bytes)
-            num_bytes = min(max_num_seqs * blocks_per_seq * block_bytes, int(CACHE_SHARE * available))
-            limit = f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available"
+            with_lists = block_bytes + LIST_BYTES
+            affordable = int(CACHE_SHARE * available) // with_lists
+            num_bytes = min(max_num_seqs * blocks_per_seq, affordable) * block_bytes
+            limit = (
+                f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available, lists of blocks included"
+            )
         num_blocks = num_bytes // block_bytes
+    if num_blocks * LIST_BYTES > available:
+        raise CapacityError(
+            f"the lists of {num_blocks} blocks take {_size(num_blocks * LIST_BYTES)} of memory, and {_size(available)} "
+            "are available; give fewer (num_blocks or kv_cache_bytes)"
+        )
     if num_blocks < blocks_per_seq:
         raise CapacityError(
             f"a context of max_model_len={max_model_len} tokens takes {_size(blocks_per_seq * block_bytes)} of "

@@ -37,6 +37,11 @@ class CosSin:
     sin: NDArray[np.floating]
 
 
+def table_bytes(head_dim: int, num_positions: int, itemsize: int) -> int:
+    """What the table takes in memory at the most: cosine and sine, and the copy that an executor makes of them."""
+    return 2 * 2 * num_positions * (head_dim // 2) * itemsize
+
+
 def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype: np.dtype[np.floating]) -> CosSin:
     """The table for positions 0 … num_positions - 1."""
     frequencies = inverse_frequencies(rope, head_dim)
