@@ -1,5 +1,6 @@
 """What a model's name may mean: a folder here, or org/name on the hub; and what is neither."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,16 @@ class TestLocal:
         (tmp_path / "model.safetensors").touch()
         with pytest.raises(CheckpointError, match=f"is a file; expected the folder .*: give {tmp_path}"):
             resolve(tmp_path / "model.safetensors")
+
+    def test_a_gguf_file_is_told_by_its_first_bytes(self, tmp_path: Path) -> None:
+        """`karat convert` writes what it is told to, and blobs of Ollama have no ending."""
+        (tmp_path / "blob").write_bytes(b"GGUF\3\0\0\0")
+        assert resolve(tmp_path / "blob") == resolve(str(tmp_path / "blob")) == tmp_path / "blob"
+        (tmp_path / "other").write_bytes(b"GGU")
+        os.mkfifo(tmp_path / "pipe")
+        for name in ("other", "pipe"):
+            with pytest.raises(CheckpointError, match="or a GGUF file, which begins with GGUF"):
+                resolve(tmp_path / name)
 
     def test_path_that_does_not_exist(self) -> None:
         with pytest.raises(CheckpointError, match="org/fox: does not exist; expected a folder"):

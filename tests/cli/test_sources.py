@@ -1,17 +1,23 @@
 """How the words of `karat run` are told apart."""
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from karat.checkpoint import resolve as resolve_model
+from karat.cli import sources
 from karat.cli.sources import Source, looks_like_model, resolve
-from karat.errors import RequestError, UsageError
+from karat.errors import CapacityError, CheckpointError, RequestError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to be in, with one sub-folder `tale`, and a home with a folder `model`."""
+    """A folder to be in, with a sub-folder `tale` and a file `blob`, and a home with a folder `model`."""
+    (tmp_path / "blob").touch()
     (tmp_path / "tale").mkdir()
     (tmp_path / "home" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -33,8 +39,10 @@ def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = Fa
 
 
 @pytest.mark.parametrize(
-    "word", ["tale", "./tale", "./nowhere", "/no/such/folder", "../x", "~/model", "org/name", "a.b/c-d_1@v2", "and/or"]
-)
+    "word",
+    ["tale", "blob", "no-such.gguf", "./tale", "./nowhere", "/no/such/folder", "../x", "~/model", "org/name",
+     "a.b/c-d_1@v2", "and/or"],
+)  # fmt: skip
 def test_words_taken_for_a_model(word: str) -> None:
     assert looks_like_model(word)
 
@@ -42,7 +50,8 @@ def test_words_taken_for_a_model(word: str) -> None:
 @pytest.mark.parametrize(
     "word",
     ["Once upon a time", "fox", "", "tale ", "a/b/c", "./two words", "and/or not", "1/2 cup", "~nobody", "x" * 5000,
-     "a\0b", "line\nbreak", "größe/maß", "-"],
+     "a\0b", "line\nbreak", "größe/maß", "-",
+     "About no-such.gguf", "gguf"],
 )  # fmt: skip
 def test_words_taken_for_a_prompt(word: str) -> None:
     assert looks_like_model(word) is None
@@ -130,3 +139,35 @@ def test_text_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         resolve([], None, None)
     with pytest.raises(RequestError, match="UTF-8"):
         resolve(["caf\udce9 au lait"], None, None)
+
+
+def test_a_misspelt_file_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, b"piped")
+    source = resolve(["modle.gguf"], None, None)
+    assert (source.model, source.prompt) == ("modle.gguf", "piped")
+    with pytest.raises(CheckpointError, match=r"'modle\.gguf': does not exist"):
+        resolve_model(source.model or "")
+
+
+def test_a_pipe_without_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_PIPE_BYTES", 1000)
+    pipe(monkeypatch, b"x" * 1000)
+    assert resolve([], None, None).prompt == "x" * 1000
+    with Path("/dev/zero").open() as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        with pytest.raises(CapacityError, match="more than 1000 bytes"):
+            resolve([], None, None)
+
+
+def test_utf8_is_utf8_without_a_locale() -> None:
+    """Python takes each byte beyond ASCII for half a surrogate pair then."""
+    program = (
+        "import sys; from karat.cli.sources import resolve; print(ascii(resolve(sys.argv[1:], None, None).prompt))"
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(word: bytes) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([sys.executable, "-c", program, word], env=environment, capture_output=True, text=True)
+
+    assert run("größe ☃".encode()).stdout.strip() == ascii("größe ☃")
+    assert "RequestError: the prompt is not valid UTF-8" in run(b"gr\xf6sse").stderr

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+from karat.checkpoint.files import open_regular
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError, HubError, UsageError
+
+_MAGIC = b"GGUF"
 
 
 def resolve(model: str | Path, *, revision: str | None = None, progress: bool = True) -> Path:
@@ -17,14 +20,14 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
         exists = model != "" and path.exists()
     except (OSError, RuntimeError):  # a name too long, no such home
         exists = False
-    if exists and (path.is_dir() or path.suffix == ".gguf"):
+    if exists and (path.is_dir() or path.suffix == ".gguf" or _is_gguf(path)):
         if revision is not None:
             raise UsageError(f"{path}: is local and has no revision {shown(revision)}; leave it out")
         return path
     if exists:
         raise CheckpointError(
             f"{path}: is a file; expected the folder with config.json and the weights: give {path.parent}; or a GGUF "
-            "file, whose name ends in .gguf"
+            f"file, which begins with {_MAGIC.decode()}"
         )
     if isinstance(model, Path):
         raise CheckpointError(
@@ -41,3 +44,13 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
             "org/name:TYPE for a GGUF file, like Q4_K_M)"
         )
     return pull(model, revision=revision, progress=progress)
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a file is one by its first bytes: those of an Ollama store have no ending."""
+    try:
+        file, _ = open_regular(path)
+    except CheckpointError:
+        return False
+    with file:
+        return file.read(len(_MAGIC)) == _MAGIC

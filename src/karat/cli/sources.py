@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from karat.cli.terminal import is_terminal
-from karat.errors import RequestError, UsageError
+from karat.errors import CapacityError, RequestError, UsageError
 
 # org/name, also with @revision and :TYPE. Only its look is judged here; whether there is such a model, the hub says.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(:[\w.-]+)?", re.ASCII)
+MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has some 4
 _PATH_START = ("/", "./", "../", "~/")
 
 
@@ -53,24 +54,37 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
             if reading is not None:
                 error.add_note(reading)
             raise
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise RequestError("the prompt is not valid UTF-8; convert it, for example with iconv") from None
-    return Source(model, prompt, reading, is_piped)
+    return Source(model, _as_utf8(prompt), reading, is_piped)
 
 
 def looks_like_model(word: str) -> str | None:
     """Why a single word is taken for a model and not for a prompt; None where it is a prompt."""
     if os.path.isdir(os.path.expanduser(word)):  # noqa: PTH111, PTH112 - Path's raise on what cannot be a path
         return "there is a folder of that name"
-    if word.endswith(".gguf") and os.path.isfile(os.path.expanduser(word)):  # noqa: PTH111, PTH113 - likewise
-        return "there is a GGUF file of that name"
+    if os.path.isfile(os.path.expanduser(word)):  # noqa: PTH111, PTH113 - likewise
+        return "there is a file of that name"
+    if word.endswith(".gguf") and not re.search(r"\s", word):
+        return "it ends in .gguf"
     if word.startswith(_PATH_START) and not re.search(r"\s", word):
         return "it is written like a path"
     if _HUB_NAME.fullmatch(word):
         return "it has the form org/name"
     return None
+
+
+def _as_utf8(prompt: str) -> str:
+    """The prompt, whatever the locale took its bytes for: without one (LC_ALL=C) Python reads letters as single bytes.
+
+    RequestError for what is not UTF-8.
+    """
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(prompt).decode()
+        except UnicodeError:
+            raise RequestError("the prompt is not valid UTF-8; convert it, for example with iconv") from None
+    return prompt
 
 
 def _too_many(words: Sequence[str]) -> str:
@@ -82,7 +96,12 @@ def _too_many(words: Sequence[str]) -> str:
 def _read_pipe(*, asked: bool) -> str:
     if sys.stdin is None or (is_terminal(sys.stdin) and not asked):
         raise UsageError('no prompt; write for example: karat run "Once upon a time", or pipe a text in')
-    content = sys.stdin.buffer.read()
+    content = sys.stdin.buffer.read(MAX_PIPE_BYTES + 1)
+    if len(content) > MAX_PIPE_BYTES:
+        raise CapacityError(
+            f"the prompt on stdin has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a text "
+            "that the model can read; give a part of it"
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError as fault:
