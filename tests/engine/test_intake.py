@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from karat import LLM
-from karat.errors import RequestError
+from karat.errors import CapacityError, RequestError
 from tests.engine.tiny import GREEDY, IM_END, tokens
 
 
@@ -34,6 +34,30 @@ def test_other_mappings_are_refused(llm: LLM, prompt: Any, advice: str) -> None:
     with pytest.raises(RequestError) as caught:
         llm.generate(prompt, GREEDY)
     assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "prompt", [b"abc", bytearray(b"abc"), memoryview(b"abc"), [b"abc"], {"prompt_token_ids": b"a"}]
+)
+def test_bytes_are_neither_text_nor_ids(llm: LLM, prompt: Any) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="expected"):
+            call(prompt, GREEDY)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = max(map(len, ["<|endoftext|>", "<|other_end|>"]))
+    most = llm.max_model_len * longest
+    with pytest.raises(CapacityError, match=r"context|fit"):  # tokenised
+        llm.generate("x" * most, GREEDY)
+    monkeypatch.setattr(llm.tokenizer, "_backend", None)
+    for call in (lambda: llm.generate("x" * (most + 1)), lambda: llm.stream({"prompt": "x" * (most + 1)})):
+        with pytest.raises(
+            CapacityError, match=f"{most + 1} characters.*{llm.max_model_len} tokens.*more than {longest}"
+        ):
+            call()
+    with pytest.raises(CapacityError, match=f"more than {longest}, holds at most {most}"):
+        llm.chat([{"role": "user", "content": "x" * most}])
 
 
 @pytest.mark.parametrize("messages", [{"role": "user", "content": "Hi"}, "Hi", 5, None, ["Hi"], [[5]], [5]])

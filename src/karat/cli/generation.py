@@ -56,9 +56,9 @@ class Task:
         self.llm = llm
         self.prompt = prompt
         if isinstance(prompt, str):
-            self.prompt_ids = llm.tokenizer.encode(prompt)
+            self.prompt_ids = llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
         else:
-            self.prompt_ids = llm.tokenizer.encode_chat(prompt)
+            self.prompt_ids = llm.tokenizer.encode_chat(prompt, max_tokens=llm.max_model_len)
         self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
 
     def stream(self) -> Iterator[StreamChunk]:

@@ -74,7 +74,8 @@ class Intake:
         if isinstance(prompt, Mapping):
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
-            return self._request(self._tokenizer.encode(prompt), params, prompt, self._defaults.end_token_ids)
+            ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
+            return self._request(ids, params, prompt, self._defaults.end_token_ids)
         return self._request(prompt, params, None, self._defaults.end_token_ids)
 
     def chat_request(
@@ -92,7 +93,7 @@ class Intake:
         messages = plain_messages(messages)
         if not sanitize_control_tokens:
             text = self._tokenizer.render_chat(messages, **variables)
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=self._max_model_len)
         else:  # rendered twice, by one clock
             variables = {"now": datetime.now(), **variables}
             text = self._tokenizer.render_chat(messages, **variables)
@@ -185,5 +186,5 @@ def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def _require_sequence(name: str, value: object) -> None:
-    if not isinstance(value, Sequence | np.ndarray):
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, bytes | bytearray | memoryview):
         raise RequestError(f"{name}={shown(value)}: expected a text, token ids, or a list of them")

@@ -1,6 +1,5 @@
 """Text to token ids and back: the `tokenizers` library, loaded from a checkpoint's folder as transformers loads it."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -10,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
 from karat.checkpoint.gguf import Metadata
-from karat.errors import RequestError, TemplateError, TokenizerError
+from karat.checkpoint.wording import shown
+from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
+from karat.text.token_length import max_token_chars, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        steps = _decoder_steps(self._backend.decoder)
-        _check_decoder(steps)
-        self.is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
-        self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        decoder = steps(self._backend.decoder)
+        _check_decoder(decoder)
+        self.is_byte_level = any(step["type"] == "ByteLevel" for step in decoder)
+        self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in decoder)
         # Added tokens are text; a byte-level decoder takes letters such as ö for the bytes they spell in other tokens.
         letters = {token_id for token_id, token in self.added_tokens.items() if not token.isascii()}
         self._verbatim = frozenset(letters if self.is_byte_level else ())
@@ -86,12 +87,15 @@ class Tokenizer:
             return cls.from_gguf(checkpoint.metadata, checkpoint.path)
         return cls.from_folder(checkpoint.path)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`; special tokens that it spells become their ids.
 
         `add_special_tokens` adds what tokenizer.json puts around a text, such as BOS. Raises `RequestError` for a text
-        that is not valid Unicode.
+        that is not valid Unicode, and CapacityError, before any work, for one that is longer than `max_tokens` tokens
+        of the greatest length.
         """
+        if max_tokens is not None and len(text) > max_tokens:
+            self._refuse_longer_than(max_tokens, text)
         if found := _SURROGATE.search(text):
             raise RequestError(
                 f"character {found.start()} of the text is half a surrogate pair ({found[0]!r}); expected valid "
@@ -193,6 +197,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         now: Callable[[], datetime] | datetime = datetime.now,
         sanitize_control_tokens: bool = False,
+        max_tokens: int | None = None,
         **extra: Any,
     ) -> list[int]:
         """Token ids of the rendered prompt: special tokens are those of the template, none is added (or doubled).
@@ -200,12 +205,14 @@ class Tokenizer:
         By default, as in transformers, a special token spelled in a message becomes its id as well: a user can write
         `<|im_end|>` and open a turn of their own. With `sanitize_control_tokens` such tokens in messages, tools,
         documents and `extra` stay text; those are the special tokens and the added tokens the template itself spells.
-        What a template builds from a role (`'<|' + role + '|>'`) is not covered: check roles before.
+        What a template builds from a role (`'<|' + role + '|>'`) is not covered: check roles before. `max_tokens` as
+        in `encode`.
         """
         conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **extra}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}
         if not sanitize_control_tokens:
-            return self.encode(self.render_chat(**conversation, **options), add_special_tokens=False)
+            prompt = self.render_chat(**conversation, **options)
+            return self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)
         control = ControlTokens(self._tokens_to_sanitize(self._template_for(tools)))
         try:
             marked = control.mark(conversation)
@@ -261,7 +268,7 @@ class Tokenizer:
         ids = ids[len(newline) :] if ids[: len(newline)] == newline else encode(piece)
         if as_text and self.token_to_id(piece) in ids:
             raise RequestError(
-                f"the conversation holds {piece!r}, which this tokenizer cannot write as text; "
+                f"the conversation holds {shown(piece)}, which this tokenizer cannot write as text; "
                 "expected a conversation without it; take it out"
             )
         return ids
@@ -276,6 +283,18 @@ class Tokenizer:
             words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
         return [token.id for word in words for token in backend.model.tokenize(word)]
 
+    def _refuse_longer_than(self, max_tokens: int, text: str) -> None:
+        longest = self._max_token_chars
+        if longest is not None and len(text) > max_tokens * longest:
+            raise CapacityError(
+                f"the prompt has {len(text)} characters, and the context of {max_tokens} tokens, of which none stands "
+                f"for more than {longest}, holds at most {max_tokens * longest}; shorten the prompt"
+            )
+
+    @cached_property
+    def _max_token_chars(self) -> int | None:
+        return max_token_chars(self._backend, "".join(_BYTE_OF_CHAR))
+
     @cached_property
     def _anchor(self) -> list[int]:
         """An ordinary token, to stand before others in `decode_continuation`."""
@@ -288,15 +307,6 @@ class Tokenizer:
     @cached_property
     def _anchor_len(self) -> int:
         return len(self.decode(self._anchor))
-
-
-def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
-    """The steps of a decoder of the `tokenizers` library, which gives its own JSON as its state."""
-    if decoder is None:
-        return []
-    state: dict[str, Any] = json.loads(decoder.__getstate__())
-    steps: list[dict[str, Any]] = state["decoders"] if state["type"] == "Sequence" else [state]
-    return steps
 
 
 def _check_decoder(steps: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,81 @@
+"""How much text a token can stand for: a bound that no text breaks, and none where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+from karat.errors import CapacityError
+from karat.text import Tokenizer
+from karat.text.token_length import max_token_chars
+
+ALPHABET = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
+TEXT = st.text(st.sampled_from(" \n\ta1\u03b1\u0313\u0300\u0345\u1100\u1161\u11a8é☃"), max_size=60) | st.text(
+    max_size=40
+)
+
+
+def byte_level(*, normalizer: Any = None, cut: Any = None, added: Any = None, alphabet: str = ALPHABET) -> Any:
+    """Byte-level BPE whose longest token is `aaa`."""
+    vocab = {token: i for i, token in enumerate([*alphabet, "aa", "aaa"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, [("a", "a"), ("aa", "a")]))
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = last if cut is None else pre_tokenizers.Sequence([cut, last])
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    if added is not None:
+        backend.add_tokens([added])
+    return backend
+
+
+def pieces(**model: Any) -> Any:
+    vocab = {token: i for i, token in enumerate(["<unk>", "a", "aa", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    return tokenizers.Tokenizer(models.BPE(vocab, [("a", "a")], unk_token="<unk>", **model))
+
+
+BOUNDED = {
+    "byte level": (byte_level(), 3),
+    "composing": (byte_level(normalizer=normalizers.NFC()), 12),
+    "digits": (byte_level(cut=pre_tokenizers.Digits(individual_digits=True)), 3),
+    "longer": (byte_level(normalizer=normalizers.Replace(" ", "__")), 3),
+    "added": (byte_level(added=AddedToken("<added>")), 7),
+    "byte fallback": (pieces(byte_fallback=True, fuse_unk=True), 6),
+    "one unknown token a character": (pieces(), 6),
+}
+UNBOUNDED = {
+    "shorter": byte_level(normalizer=normalizers.Replace("  ", " ")),
+    "pattern": byte_level(normalizer=normalizers.Replace(tokenizers.Regex(" +"), " ")),
+    "strip": byte_level(normalizer=normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])),
+    "spaces that are dropped": byte_level(cut=pre_tokenizers.Whitespace()),
+    "cuts that are dropped": byte_level(cut=pre_tokenizers.Split(" ", "removed")),
+    "spaces that a token takes": byte_level(added=AddedToken("<added>", rstrip=True)),
+    "bytes without a token": byte_level(alphabet=ALPHABET[1:]),
+    "unknown characters as one": pieces(fuse_unk=True),
+    "unigram": tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(max_examples=100)
+@given(text=TEXT)
+def test_no_text_has_fewer_tokens(name: str, text: str) -> None:
+    backend, longest = BOUNDED[name]
+    assert max_token_chars(backend, ALPHABET) == longest
+    assert len(text) <= longest * len(backend.encode(text).ids)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_where_there_is_no_bound_none_is_stated(name: str) -> None:
+    assert max_token_chars(UNBOUNDED[name], ALPHABET) is None
+
+
+@pytest.mark.parametrize("folder", ["stories260k", "checkpoint"])
+def test_real_tokenizers(data_dir: Path, folder: str) -> None:
+    tokenizer = Tokenizer.from_folder(data_dir / folder)
+    with pytest.raises(CapacityError, match="the prompt has 1000000 characters, and the context of 100 tokens"):
+        tokenizer.encode("x" * 10**6, max_tokens=100)
+    assert tokenizer.encode("Once upon a time" * 5, max_tokens=40)
