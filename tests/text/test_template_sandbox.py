@@ -121,6 +121,7 @@ SLOW_BOMBS = {
     "print items": NESTED + "{{ {1: n.x}.items() }}",
     "concatenate": NESTED + "{% set x = 'a' ~ n.x %}",
     "to JSON": NESTED + "{{ n.x | tojson }}",
+    "to safe text": NESTED + "{{ n.x | safe | length }}",
     "to text": NESTED + "{{ n.x | string | length }}",
     "percent": NESTED + "{{ '%s' % [n.x] }}",
     "format": NESTED + "{{ '{}'.format(n.x) }}",
@@ -306,3 +307,42 @@ def test_threads_do_not_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join()
     assert results == {1: "done", 2: "done", 3: "done", 99999: "stopped"}
+
+
+def outcome(source: str) -> str:
+    """What is rendered, or what is said."""
+    try:
+        return render(source)
+    except TemplateError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception }}", "{{ range }}", "{{ dict }}", "{{ 'a'.upper }}", "{{ messages.append }}",
+        "{{ messages | map('upper') }}", "{{ range ~ 'a' }}", "{{ range | string }}", "{{ range | safe }}",
+        "{{ '%s' % range }}", "{{ '%s' | format(range) }}", "{{ '{}'.format(range) }}", "{{ '{a}'.format(a=range) }}",
+        "{{ [1, [range]] }}", "{{ {'a': range} }}", "{{ {'a': range}.items() }}", "{{ [range] | join }}",
+        "{{ [range] | map('string') | list }}", "{{ namespace(a=range) }}", "{{ cycler(range).next() }}",
+        "{{ joiner }}{{ joiner() }}", "{{ self }}", "{% macro m() %}{{ range }}{% endmacro %}{{ m() }}",
+        "{% set s %}{{ range }}{% endset %}{{ s }}", "{{ range | upper }}", "{{ strftime_now }}",
+    ],
+)  # fmt: skip
+def test_no_address_is_printed(source: str) -> None:
+    """`<function ... at 0x...>` would be another prompt in each run."""
+    assert " at 0x" not in outcome(source)
+
+
+@pytest.mark.parametrize("source", ["{{ range }}", "{{ [range] }}", "{{ 'a'.upper ~ '' }}", "{{ range | safe }}"])
+def test_what_prints_an_address_is_named(source: str) -> None:
+    with pytest.raises(TemplateError, match="only an address in memory"):
+        render(source)
+
+
+def test_what_has_a_text_of_its_own_is_printed() -> None:
+    assert render("{{ '<a at 0x7f>' }}{{ '%s' % 'b at 0x1' }}") == "<a at 0x7f>b at 0x1"
+    assert (
+        render("{{ range(3) }}{{ none }}{{ nothing }}{{ {'a': [1.5, true]} }}") == "range(0, 3)None{'a': [1.5, True]}"
+    )
+    assert render("{% macro m() %}{% endmacro %}{{ m }}").startswith("<Macro")

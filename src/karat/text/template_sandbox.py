@@ -23,12 +23,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
 from karat.text.template_budget import ITEM_BYTES, VALUE_BYTES, Budget, LimitError, shallow_size
+from karat.text.template_printing import refuse_addresses
 
 MAX_INT_BITS = 100_000
 
 # Filters that cost no more than the number of elements, whatever the elements hold.
 _SHALLOW_FILTERS = frozenset(
-    "attr count d default first items last length list map reject rejectattr reverse safe select selectattr".split()
+    "attr count d default first items last length list map reject rejectattr reverse select selectattr".split()
 )
 # Filters and str methods whose result or time grows with the product of their operands.
 _AMPLIFIERS = frozenset(
@@ -52,7 +53,7 @@ class _Metering(NodeTransformer):
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         self.generic_visit(node)
         if isinstance(node, nodes.Concat):
-            node.nodes = [_through("%paid", operand) for operand in node.nodes]
+            node.nodes = [_through("%printed", operand) for operand in node.nodes]
         elif isinstance(node, nodes.Compare):
             node.expr = _through("%paid", node.expr)
             for operand in node.ops:
@@ -140,7 +141,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[GenerationTag, jinja2.ext.loopcontrols],
-            finalize=self._paid,
+            finalize=self._printed,
         )
         self.budget = budget
         self.filters |= filters
@@ -149,6 +150,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = self._metered_filter(name, function)
         self.filters |= {"%each": budget.each, "%paid": self._paid, "%paid_shallow": self._paid_shallow}
+        self.filters["%printed"] = self._printed
         for name, test in self.tests.items():
             self.tests[name] = self._metered_test(name, cast(Callable[..., Any], test))
         del self.globals["lipsum"]
@@ -187,6 +189,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
             self.budget.pay_format(left, "%", right)
+            refuse_addresses(right)
         elif operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(value, str | list | tuple) and isinstance(times, int):
@@ -207,6 +210,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         @wraps(wrapped)
         def metered(*args: Any, **kwargs: Any) -> str:
             self.budget.pay_format(value.__self__, "{", (*args, *kwargs.values()))
+            refuse_addresses((args, kwargs))
             return wrapped(*args, **kwargs)
 
         return metered
@@ -221,6 +225,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
     def _paid(self, value: Any) -> Any:
         self.budget.pay_value(value)
+        return value
+
+    def _printed(self, value: Any) -> Any:
+        refuse_addresses(self._paid(value))
         return value
 
     def _paid_shallow(self, value: Any) -> Any:
@@ -248,6 +256,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
                     value = self.budget.listed(value)
                 self.budget.pay_value(value)
                 self._pay_operation(name, value, options)
+                refuse_addresses((value, options))  # it may print what it gets
             return self._paid_result(value, function(*passed, value, *rest, **kwargs))
 
         return _passed_like(function, metered)
