@@ -15,6 +15,7 @@ from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from karat.text.tokenizer_limits import panics_told
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
@@ -101,12 +102,14 @@ class Tokenizer:
                 f"character {found.start()} of the text is half a surrogate pair ({found[0]!r}); expected valid "
                 "Unicode; decode the text correctly or take it out"
             )
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with panics_told(f"a text of {len(text)} characters cannot be tokenised"):
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
         if self._verbatim.isdisjoint(ids):
-            return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            with panics_told(f"{len(ids)} tokens cannot be decoded"):
+                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
 
@@ -276,12 +279,13 @@ class Tokenizer:
     def _encode_as_text(self, text: str) -> list[int]:
         """Ids of `text` in which no added token is seen."""
         backend = self._backend
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
-        words = [text]
-        if backend.pre_tokenizer is not None:
-            words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [token.id for word in words for token in backend.model.tokenize(word)]
+        with panics_told(f"a text of {len(text)} characters cannot be tokenised"):
+            if backend.normalizer is not None:
+                text = backend.normalizer.normalize_str(text)
+            words = [text]
+            if backend.pre_tokenizer is not None:
+                words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+            return [token.id for word in words for token in backend.model.tokenize(word)]
 
     def _refuse_longer_than(self, max_tokens: int, text: str) -> None:
         longest = self._max_token_chars

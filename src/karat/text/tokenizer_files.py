@@ -18,6 +18,7 @@ from karat.checkpoint import read_json
 from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
+from karat.text.tokenizer_limits import check_added, check_limits, check_strings, panics_told
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
 MAX_TEMPLATE_BYTES = 16 * 1024**2
@@ -80,8 +81,11 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     path = folder / "tokenizer.json"
     if not _has(folder, path.name):
         raise _missing(folder, config)
+    data = _read_bytes(path, MAX_TOKENIZER_BYTES)
+    check_strings(data, str(path))
     try:
-        backend = Backend.from_buffer(_read_bytes(path, MAX_TOKENIZER_BYTES))
+        with panics_told(str(path)):
+            backend = Backend.from_buffer(data)
     except ValueError as error:
         raise TokenizerError(f"{path} is corrupt or of an unknown kind: {_cut(error)}; fetch it again") from error
     if backend.padding:
@@ -91,6 +95,7 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     backend.no_padding()
     backend.no_truncation()  # nothing is cut silently
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    check_limits(backend, str(path))
     return backend
 
 
@@ -134,6 +139,7 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
     known = {token.content for token in [*backend.get_added_tokens_decoder().values(), *added]}
     added += [token for content, token in special.items() if content not in known]
     for token in added:
+        check_added(token.content, str(folder))
         token.special = token.special or any(token.content == role.content for role in roles.values())
     backend.add_tokens(added)
     for index, token in declared.items():

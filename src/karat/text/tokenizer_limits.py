@@ -1,0 +1,133 @@
+"""What a tokenizer.json may make of a text: a file of a few hundred bytes could take all memory, or end the process.
+
+The `tokenizers` library obeys a file without limits of its own. What may grow a text, or the work at each token, is
+bounded here by what the file states; what the library then still gives up on by a Rust panic, which is no Exception,
+becomes a TokenizerError in `panics_told`.
+"""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from math import prod
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from karat.checkpoint.wording import shown
+from karat.errors import TokenizerError
+from karat.text.token_length import steps
+
+MAX_GROWTH = 256  # of a text; SentencePiece's NFKC alone may make 18 characters of one
+MAX_STEPS = 64  # of a normalizer, pre-tokenizer, post-processor or decoder
+MAX_AFFIX_CHARS = 64  # what stands before or after the pieces of a word
+MAX_ADDED_CHARS = 1000  # of an added token
+MAX_FRAME_TOKENS = 256  # around a text
+# Between two quotation marks: SentencePiece's table of characters has 300,000 bytes, and nothing else has many.
+MAX_STRING_BYTES, LONG_STRING_BYTES, MAX_LONG_STRINGS = 1 << 20, 10_000, 4
+_SAMPLE = "The quick brown fox, 123 \n\t" + "".join(map(chr, [*range(0x21, 0x180), 0x3B1, 0x4E2D, 0xFB01, 0x1F600]))
+
+
+@contextmanager
+def panics_told(what: str) -> Iterator[None]:
+    """Raises TokenizerError, which begins with `what`, for a panic of the library or its untyped errors."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(
+            f"{what}: the tokenizers library gave up ({str(error)[:200]}); expected a tokenizer that takes any text; "
+            "use another one"
+        ) from None
+
+
+def check_strings(data: bytes, place: str) -> None:
+    """Raises TokenizerError for a tokenizer.json with long strings (or lists of numbers), before it is parsed."""
+    letters = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero((letters[1:] == ord('"')) & (letters[:-1] != ord("\\"))) + 1
+    lengths = np.diff(ends, prepend=0, append=len(letters))
+    num_long = int((lengths > LONG_STRING_BYTES).sum())
+    if lengths.max() > MAX_STRING_BYTES or num_long > MAX_LONG_STRINGS:
+        raise TokenizerError(
+            f"{place}: has {num_long} strings of more than {LONG_STRING_BYTES} bytes, the longest of {lengths.max()}; "
+            f"expected at most {MAX_LONG_STRINGS}, of at most {MAX_STRING_BYTES}; fetch it again"
+        )
+
+
+def check_added(content: str, place: str) -> None:
+    """Raises TokenizerError for an added token that is too long: each is looked for at every place of a text."""
+    if len(content) > MAX_ADDED_CHARS:
+        raise TokenizerError(
+            f"{place}: has an added token of {len(content)} characters, {shown(content)}; expected at most "
+            f"{MAX_ADDED_CHARS}; fetch it again"
+        )
+
+
+def check_limits(backend: Backend, place: str) -> None:
+    """Raises TokenizerError for what may grow a text without measure, and for what fails on a short one."""
+    normalizer, decoder = steps(backend.normalizer), steps(backend.decoder)
+    cuts, frame = steps(backend.pre_tokenizer), steps(backend.post_processor)
+    for name, part in (
+        ("normalizer", normalizer), ("pre-tokenizer", cuts), ("post-processor", frame), ("decoder", decoder),
+    ):  # fmt: skip
+        if len(part) > MAX_STEPS:
+            raise _wrong(place, f"a {name} of {len(part)} steps", f"at most {MAX_STEPS}")
+    for name, part in (("normalizer", normalizer), ("decoder", decoder)):
+        if (growth := prod(map(_growth, part))) > MAX_GROWTH:
+            raise _wrong(place, f"a {name} that makes a text {growth:.3g} times as long", f"at most {MAX_GROWTH} times")
+    if any(step["type"] == "FixedLength" and step["length"] < 1 for step in cuts):
+        raise _wrong(place, "a pre-tokenizer FixedLength of length 0", "a length of at least 1")
+    _check_frame(frame, place)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        affix = getattr(backend.model, name, None) or ""
+        if len(affix) > MAX_AFFIX_CHARS:
+            raise _wrong(place, f"{name} of {len(affix)} characters", f"at most {MAX_AFFIX_CHARS}")
+    for token in backend.get_added_tokens_decoder().values():
+        check_added(token.content, place)
+    with panics_told(place), suppress(Exception):  # one that only knows some texts may be right
+        backend.encode(_SAMPLE)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """How many times as long a step may make a text."""
+    match step["type"]:
+        case "Replace":
+            pattern, added = step["pattern"].get("String"), len(step["content"])
+            return max(1.0, added / len(pattern)) if pattern else 1.0 + added  # a regular expression may match nothing
+        case "Prepend":
+            return 1.0 + len(step["prepend"])
+        case "Precompiled":
+            return float(_longest(step["precompiled_charsmap"]))
+    return 1.0
+
+
+def _longest(table: str | None) -> int:
+    """The characters of the longest text that SentencePiece's table, a trie and then texts, has for a character."""
+    data = base64.b64decode(table or "")
+    start = 4 + int.from_bytes(data[:4], "little")
+    texts: Sequence[bytes] = data[start:].split(b"\0")
+    return max(1, *map(_num_chars, texts))
+
+
+def _num_chars(text: bytes) -> int:
+    """Characters of UTF-8: all bytes but those that continue one."""
+    return sum(byte & 0xC0 != 0x80 for byte in text)
+
+
+def _check_frame(frame: Sequence[Mapping[str, Any]], place: str) -> None:
+    num_tokens = 0
+    for step in frame:
+        pieces = step.get("single") or ()
+        if len(pieces) > MAX_FRAME_TOKENS or sum("Sequence" in piece for piece in pieces) > 1:
+            raise _wrong(place, f"a post-processor of {len(pieces)} pieces", f"one text, and {MAX_FRAME_TOKENS} tokens")
+        named = step.get("special_tokens") or {}
+        for piece in pieces:
+            if "SpecialToken" in piece:
+                num_tokens += len(named.get(piece["SpecialToken"]["id"], {}).get("ids", ()))
+    if num_tokens > MAX_FRAME_TOKENS:
+        raise _wrong(place, f"a post-processor that adds {num_tokens} tokens", f"at most {MAX_FRAME_TOKENS}")
+
+
+def _wrong(place: str, came: str, expected: str) -> TokenizerError:
+    return TokenizerError(f"{place}: has {came}; expected {expected}; use another model")
