@@ -58,9 +58,9 @@ def run(
 ) -> None:
     """Continue a text, or answer a message (--chat), as it is generated.
 
-    MODEL is a folder or org/name of the Hugging Face hub; left out, it is the storyteller that comes with Karat.
-    One word alone is MODEL if there is such a folder, or if it is written like a path (./x, ../x, ~/x, /x) or like
-    org/name; else it is PROMPT. -m and -p leave no doubt.
+    MODEL is a folder, a GGUF file or org/name of the Hugging Face hub; left out, Karat's own storyteller.
+    One word alone is MODEL if there is such a folder or file, if it ends in .gguf, or if it is written like a path
+    (./x, ../x, ~/x, /x) or like org/name; else it is PROMPT. -m and -p leave no doubt.
 
     Without PROMPT, or if it is -, the prompt is read from stdin, less one line end. The answer and a line end
     are all that goes to stdout; of several answers (-n), one after the other.
