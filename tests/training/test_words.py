@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from training import requests
@@ -43,10 +43,11 @@ def test_a_word_is_one_of_its_inflections(word: str) -> None:
 
 
 @given(WORDS, WORDS)
+@example("there", "fox")  # words of the sentences around it
 def test_contains_wants_a_whole_word(word: str, other: str) -> None:
     assert contains(f"There was a {word}.", word)
     assert contains(f"“{word.capitalize()}’s!”", word)
-    assert not contains(f"There was a qq{word}, and a {word}qqq.", word)
+    assert not contains(f"qq{word}, {word}qqq.", word)
     assert contains(f"A {other}.", word) == (other in inflections(word) or "a" in inflections(word))
 
 
