@@ -40,7 +40,9 @@ class Context:
     """What evaluating a node needs beside its inputs.
 
     `logit_rows` are the tokens whose logits exist; `kv_dtype` is what the cache stores, None for what is computed in;
-    `jitter` moves RoPE's angles by that relative amount.
+    `jitter` moves RoPE's angles by that relative amount; `loose` moves what a narrower cache stores, before it is
+    rounded, by that part of its row's largest value, up or down by chance, so that of numbers near a tie half fall to
+    either side: to the other one where `loose` is negative.
     """
 
     def __init__(
@@ -50,18 +52,25 @@ class Context:
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.kv_dtype = kv_dtype
-        self.jitter = 0.0
+        self.jitter = self.loose = 0.0
         self._frequencies: dict[tuple[RopeConfig, int], NDArray[np.float32]] = {}
 
-    def with_jitter(self, jitter: float) -> "Context":
+    def disturbed(self, *, jitter: float = 0.0, loose: float = 0.0) -> "Context":
+        """The same with angles and cached numbers moved."""
         other = Context(self.weights, self.tokens, self.logit_rows, self.kv_dtype)
-        other.jitter = jitter
+        other.jitter, other.loose = jitter, loose
         other._frequencies = self._frequencies
         return other
 
     def cached(self, x: Array) -> Array:
         """`x` as the cache gives it back."""
-        return x if self.kv_dtype is None else rounded(x, self.kv_dtype).astype(x.dtype, copy=False)
+        if self.kv_dtype is None:
+            return x
+        if self.loose:
+            largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
+            signs = np.random.default_rng(x.shape).choice((-1.0, 1.0), x.shape)
+            x = (x + self.loose * largest * signs).astype(x.dtype, copy=False)
+        return rounded(x, self.kv_dtype).astype(x.dtype, copy=False)
 
     def frequencies(self, rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
         if (rope, head_dim) not in self._frequencies:

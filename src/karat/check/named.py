@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from karat.check.assumed import Assumed
 from karat.check.catalogue import Variant
 from karat.check.replay import Finding
 
@@ -35,7 +36,7 @@ class Wrong:
 
     empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
     whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told. hint:
-    what more of a trace would tell.
+    what more of a trace would tell. not_tried: the mistakes that there was no time for.
     """
 
     finding: Finding
@@ -45,6 +46,7 @@ class Wrong:
     empty: str | None = None
     follows: bool = False
     hint: str | None = None
+    not_tried: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Diagnosis:
     missing: Sequence[str]
     follows: Sequence[str] = ()
     reach: str = ""
+    assumed: Assumed | None = None
 
     @property
     def not_finite(self) -> list[Finding]:

@@ -8,7 +8,7 @@ training). What rounding alone can explain lies within a small multiple of it.
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,7 @@ _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
 _WIDE = 64  # features
+_STRAY = 16  # units of its row's largest value, by which a number may be off when a cache of a narrower type rounds it
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
@@ -49,9 +50,10 @@ class Finding:
     """How one recorded result compares with the right computation from its recorded inputs.
 
     ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
-    largest absolute error; where the row of the largest ratio; scale the largest magnitude of the right result;
-    by_token the largest ratio of each token that the result has a row for (nothing where all are equal); odd the first
-    place of NaN or infinity in what was recorded, masks aside (nothing: there is none).
+    largest absolute error, of what is beyond the limit if anything is (under a mistake: of the same values); where the
+    row of the largest ratio; scale the largest magnitude of the right result; by_token the largest ratio of each token
+    that the result has a row for (nothing where all are equal); odd the first place of NaN or infinity in what was
+    recorded, masks aside (nothing: there is none).
     """
 
     name: str
@@ -84,12 +86,15 @@ class Replay:
         kv_dtype = trace.info.kv_dtype
         narrow = kv_dtype is not None and PRECISION[kv_dtype] > self.unit
         self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None)
-        self._jittered = self.context.with_jitter(2.0**-22)
+        loose = _STRAY * self.unit if narrow else 0.0
+        # Between them, every number near a tie has been rounded to either side.
+        self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
         places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
         self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
         self._segments = Segments(graph, self.tokens, head_rows, self.recorded)
         self.beyond_judging: list[str] = []
+        self._wrong: dict[str, NDArray[np.uint8]] = {}  # bits: the values of a result that are beyond the limit
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
         self._computed: Kept[str, Array] = Kept(_BUDGET)  # what the next node reads, where it is not recorded
@@ -213,8 +218,7 @@ class Replay:
                 # Thousands of values at once: one draw is enough, and noise and float32 in the same pass.
                 draws = [(self.noisy_dtype, 0)]
             for dtype, draw in draws:
-                context = self._jittered if draw % 2 else self.context
-                moved = self._run(names, edits, dtype, self.unit, context)
+                moved = self._run(names, edits, dtype, self.unit, self._noisy[draw % 2])
                 np.fmax(spread, gap(moved, expected), out=spread)
             if self.unit == PRECISION["float32"] and len(draws) > 1:
                 single = self._run(names, edits, F32, 0.0, self.context)
@@ -243,8 +247,7 @@ class Replay:
                 spread[name] = _ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
-                context = self._jittered if draw % 2 else self.context
-                self._run(names, {}, self.noisy_dtype, self.unit, context, kept=moved)
+                self._run(names, {}, self.noisy_dtype, self.unit, self._noisy[draw % 2], kept=moved)
                 for name in names:
                     rows = np.fmax.reduce(gap(moved[name], right[name]), axis=-1, keepdims=True)
                     spread[name] = np.fmax(spread[name], np.where(np.isfinite(rows), rows, 0))
@@ -279,7 +282,8 @@ class Replay:
         floor = self.floor(names, expected, edits)
         if edits is None:
             self.floors[name] = floor.max(axis=-1, keepdims=True)
-        largest = float(error.max())
+        among = self._beyond_limit(name, error, floor, edits)
+        largest = float((error if among is None else error[among]).max(initial=0))
         with np.errstate(all="ignore"):
             ratio = np.divide(error, floor, out=error)  # 0 / 0 where there is neither error nor floor
         ratio[np.isnan(ratio)] = 0
@@ -289,6 +293,18 @@ class Replay:
         place = tuple(int(i) for i in where)
         odd = self._odd(name, expected)
         return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token, odd)
+
+    def _beyond_limit(self, name: str, error: Array, floor: Array, edits: Edits | None) -> NDArray[np.bool_] | None:
+        """Which values of a result are wrong; under a mistake those that are without it. None where all are right."""
+        if edits is not None:
+            bits = self._wrong.get(name)
+            return None if bits is None else np.unpackbits(bits, count=error.size).view(bool).reshape(error.shape)
+        wrong = error > LIMIT * floor
+        if not wrong.any():
+            self._wrong.pop(name, None)
+            return None
+        self._wrong[name] = np.packbits(wrong)
+        return wrong
 
     def _odd(self, name: str, expected: Array) -> tuple[int, ...]:
         """The first place of NaN or infinity in a recorded result; a mask's is none."""
@@ -336,15 +352,17 @@ class Replay:
 
         NaN and infinity hide what an op does with them, so nothing is said of ops behind them: see `beyond_judging`.
         """
-        found = []
+        return list(self.judged(among))
+
+    def judged(self, among: Collection[str] | None = None) -> Iterator[Finding]:
+        """The same, one by one."""
         for name in self.graph.nodes:
             if name in self.recorded and (among is None or name in among):
                 names = self.segment(name)
                 if self._has_finite_inputs(names):
-                    found.append(self.judge(name, names, self.run(names)))
+                    yield self.judge(name, names, self.run(names))
                 else:
                     self.beyond_judging.append(name)
-        return found
 
     def _has_finite_inputs(self, names: tuple[str, ...]) -> bool:
         read = {s for n in names for s in self.graph.nodes[n].inputs} - {*names} | {*names[:-1]} & {*self.recorded}

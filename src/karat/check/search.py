@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from karat.check.budget import Budget
 from karat.check.catalogue import Variant
 from karat.check.distances import distance
 from karat.check.replay import Edits, Finding, Replay
@@ -17,8 +18,11 @@ from karat.check.replay import Edits, Finding, Replay
 _REACHES = (4, 12, 40, 1 << 20)
 
 
-def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
-    """Variants of a segment of several nodes with a number that was searched for. Proposals, as all fits are."""
+def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Variant]:
+    """Variants of a segment of several nodes with a number that was searched for. Proposals, as all fits are.
+
+    Stops when the time is up.
+    """
     nodes = [replay.graph.nodes[name] for name in finding.segment]
     rope = replay.graph.config.rope
     turned = [node.name for node in nodes if node.kind == "rope"]
@@ -27,16 +31,18 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
         def bases(theta: float) -> Edits:
             return {name: {"rope": replace(rope, theta=theta)} for name in turned}
 
-        theta = _minimum(replay, finding, bases, 50.0, 2e7, 48)
+        theta = _minimum(replay, finding, budget, bases, 50.0, 2e7, 48)
         for value in _rounded(theta, rope.theta):
             yield Variant("rope-theta", f"theta {value:g} instead of {rope.theta:g}", bases(value), fitted=True)
     for node in nodes:
+        if budget.is_spent:
+            return
         if node.kind == "embedding":
 
             def factors(factor: float, name: str = node.name) -> Edits:
                 return _scaled(name, factor).edits
 
-            for value in _rounded(_minimum(replay, finding, factors, 1 / 300, 300, 36), 1.0):
+            for value in _rounded(_minimum(replay, finding, budget, factors, 1 / 300, 300, 36), 1.0):
                 yield _scaled(node.name, value)
         if node.kind == "scores":
 
@@ -44,7 +50,7 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
                 return {name: {"scale": scale}}
 
             right = node.params["scale"]
-            for value in _rounded(_minimum(replay, finding, scales, right / 100, right * 100, 24), right):
+            for value in _rounded(_minimum(replay, finding, budget, scales, right / 100, right * 100, 24), right):
                 detail = f"multiplied by {value:.6g} instead of {right:.6g}"
                 yield Variant("scale-wrong", detail, scales(value), fitted=True)
         if node.kind == "norm":
@@ -53,7 +59,7 @@ def searched(replay: Replay, finding: Finding) -> Iterator[Variant]:
                 return {name: {"eps": eps}}
 
             right = node.params["eps"]
-            for value in _rounded(_minimum(replay, finding, epsilons, 1e-9, 1.0, 12), right):
+            for value in _rounded(_minimum(replay, finding, budget, epsilons, 1e-9, 1.0, 12), right):
                 yield Variant(
                     "norm-eps", f"{node.role}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True
                 )
@@ -81,9 +87,10 @@ def _scaled(embedding: str, factor: float) -> Variant:
 
 
 def _minimum(
-    replay: Replay, finding: Finding, edits: Callable[[float], Edits], low: float, high: float, num_points: int
-) -> float:
-    """The number between low and high, on a logarithmic scale, that leaves the least error."""
+    replay: Replay, finding: Finding, budget: Budget, edits: Callable[[float], Edits], low: float, high: float,
+    num_points: int,
+) -> float:  # fmt: skip
+    """The number between low and high, on a logarithmic scale, that leaves the least error, as far as there is time."""
     recorded = replay.recorded[finding.name]
     there: Any = True if recorded.present is None else recorded.present
     node = replay.graph.nodes[finding.name]
@@ -92,7 +99,7 @@ def _minimum(
 
     def left(log: float, reach: int) -> float:
         rows = positions < reach
-        if not rows.any():
+        if budget.is_spent or not rows.any():
             return np.inf
         with np.errstate(all="ignore"):
             error = distance(recorded.values, replay.run(finding.segment, edits(float(np.exp(log)))))

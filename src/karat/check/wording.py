@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from karat.check.catalogue import BUGS
+from karat.check.explain import EVERYTHING
 from karat.check.graph import Graph
 from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.names import shortened
@@ -30,12 +31,18 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
             lines.append(f"verdict: numerics; the largest error is {times(worst.ratio)} the noise floor ({worst.name})")
     else:
         lines.append("verdict: bug")
+    if diagnosis.assumed is not None:
+        lines.append(diagnosis.assumed.text(alone=diagnosis.is_healthy))
     for number, named in enumerate(diagnosis.named, 1):
         lines += ["", *_named_lines(named, graph, info, number if len(diagnosis.named) > 1 else None)]
-    for wrong in diagnosis.unexplained[:_SHOWN]:
+    unexplained = [wrong for wrong in diagnosis.unexplained if wrong.not_tried != EVERYTHING]
+    for wrong in unexplained[:_SHOWN]:
         lines += ["", *_unexplained_lines(wrong, graph, info)]
-    if len(diagnosis.unexplained) > _SHOWN:
-        lines.append(f"… and {len(diagnosis.unexplained) - _SHOWN} more results that no known mistake explains")
+    if len(unexplained) > _SHOWN:
+        lines.append(f"… and {len(unexplained) - _SHOWN} more results that no known mistake explains")
+    if others := [wrong.finding.name for wrong in diagnosis.unexplained if wrong.not_tried == EVERYTHING]:
+        lines += ["", f"wrong as well: {shortened(others, graph)}; no mistake was tried there, as the time was up "
+                  "(--seconds)"]  # fmt: skip
     if odd := diagnosis.not_finite:
         names = shortened([finding.name for finding in odd], graph)
         where = place(replace(odd[0], where=odd[0].odd), graph, info)
@@ -50,6 +57,18 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
     if diagnosis.reach:
         lines.append(diagnosis.reach)
     return lines
+
+
+def located(finding: Finding, graph: Graph) -> str:
+    """Where a run goes wrong first, before anything is known of why."""
+    node = graph.nodes[finding.name]
+    where = "" if node.layer is None else f", layer {node.layer} of {graph.config.num_layers}"
+    inside = len({graph.nodes[name].layer for name in finding.segment} - {None})
+    over = f" (computed over {inside} layers)" if inside > 1 else ""
+    return (
+        f"located: {finding.name}{where}{over} is the first result that its recorded inputs do not give: off by "
+        f"{finding.error:.3g}, {times(finding.ratio)} the noise floor; searching for what explains it"
+    )
 
 
 def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None) -> list[str]:
@@ -96,6 +115,8 @@ def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]
             f"unexplained: {evidence}",
             "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
         ]
+    if wrong.not_tried:
+        lines.append(f"   not tried, as the time was up (--seconds): {wrong.not_tried}")
     if wrong.hint:
         lines.append(f"   {wrong.hint}")
     if len(finding.segment) > 1:

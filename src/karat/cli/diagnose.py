@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.exits import ends_in_verdict
+from karat.cli.progress import Progress
 from karat.cli.terminal import emit, note
 from karat.errors import TraceError
 
@@ -45,8 +46,8 @@ def diagnose(
         Path | None, typer.Option(metavar="TRACE", help="A trace of the same tokens that is known to be right.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="S", help="At most so long for each search for two mistakes at one place.")
-    ] = 20.0,
+        float, typer.Option(metavar="S", min=0, help="At most so long for all searches for mistakes together.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Find the op of a traced run that departs from the right computation of its own inputs, and name the bug.
@@ -70,11 +71,23 @@ def diagnose(
         assert right is not None
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
     trace, differing = gathered(opened.graph, trace)
-    diagnoser = Diagnoser(opened.graph, opened.weights(trace.info.dtype), trace, seconds=seconds)
+    progress = Progress(quiet=False)
+
+    def say(text: str) -> None:
+        progress.clear()
+        note(text)
+
+    diagnoser = Diagnoser(
+        opened.graph, opened.weights(trace.info.dtype), trace,
+        seconds=seconds / 3, budget=seconds, progress=progress, say=say,
+    )  # fmt: skip
     for misnamed in misnamed_of(opened.graph, trace)[0]:
         note(f"not used: {misnamed.name}: {misnamed.why}" + (f"; is it {misnamed.meant}?" if misnamed.meant else ""))
     tokens = findings_of_model(opened, trace)
-    diagnosis = diagnoser.run()
+    try:
+        diagnosis = diagnoser.run()
+    finally:
+        progress.clear()
     if not (diagnosis.findings or diagnosis.beyond_judging or tokens or right is not None):
         raise TraceError(
             f"{path}: nothing to judge: none of its {len(trace.arrays)} arrays has the name of a result of this model; "
@@ -187,6 +200,8 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
         "unexplained": [item.finding.name for item in diagnosis.unexplained],
         "hints": {item.finding.name: item.hint for item in diagnosis.unexplained if item.hint},
         "empty": {item.finding.name: item.empty for item in diagnosis.unexplained if item.empty},
+        "not_tried": {item.finding.name: item.not_tried for item in diagnosis.unexplained if item.not_tried},
+        "assumed": None if diagnosis.assumed is None else asdict(diagnosis.assumed),
         "results": [
             {
                 key: _finite(value) if isinstance(value, float) else value

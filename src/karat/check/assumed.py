@@ -1,0 +1,116 @@
+"""What a trace leaves out and an engine does all the same: its cache rounds, its products round activations.
+
+Neither is a mistake, and both look like one where the trace does not say so. They are tried before any mistake is: what
+is explained by them is rounding, and the diagnosis says what it took for granted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from karat.check.distances import distance
+from karat.check.noise import PRECISION
+from karat.check.replay import Finding, Replay
+from karat.check.trace import TraceInfo
+from karat.config import FloatName
+from karat.quant import FORMATS
+
+_CACHES: tuple[FloatName, ...] = ("float16", "bfloat16")
+_SCREENED = 3  # wrong results that are looked at before all are
+# A cache's rounding is reproduced, up to the numbers that fall to the other side of a tie.
+_LEFT_BY_CACHE = 0.5
+# Rounded activations are a floor and nothing that could be reproduced: the errors have to be as large as they make
+# them, and all results that hold such a product have to be off.
+_LEAST_OF_ACTIVATIONS, _MANY = 0.05, 4
+_STATE_ALL = ("karat ", "transformers ")  # executors whose traces leave nothing out
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What is taken for granted."""
+
+    kv_dtype: FloatName | None = None
+    activations: str | None = None
+
+    @property
+    def what(self) -> str:
+        """In words: a float16 cache."""
+        parts = [] if self.kv_dtype is None else [f"a {self.kv_dtype} cache"]
+        parts += [] if self.activations is None else [f"activations rounded as {self.activations} rounds them"]
+        return " and ".join(parts)
+
+    def text(self, *, alone: bool = True) -> str:
+        """What it is explained by, and what to state; not alone: beside something that is wrong all the same."""
+        stated = [] if self.kv_dtype is None else [f'kv_dtype="{self.kv_dtype}"']
+        stated += [] if self.activations is None else [f'activations="{self.activations}"']
+        if not alone:
+            return f"taken for granted: {self.what}, which the trace does not state"
+        text = f"explained by {self.what}, which the trace does not state"
+        if self.activations is None:
+            return f"{text}: state {stated[0]}"
+        return (
+            f"{text}: is this an engine that rounds activations, as llama.cpp does? State {' and '.join(stated)} then; "
+            "of an engine that does not, it is a bug"
+        )
+
+
+def assumptions(replay: Replay) -> Iterator[Assumed]:
+    """What could be taken for granted of this trace, the likeliest first."""
+    info = replay.trace.info
+    if info.executor.startswith(_STATE_ALL):
+        return
+    narrower: list[FloatName] = [
+        name for name in _CACHES if info.kv_dtype is None and PRECISION[name] > replay.unit
+    ]  # fmt: skip
+    yield from (Assumed(kv_dtype) for kv_dtype in narrower)
+    if info.activations is None and any(_has_blocks(replay, name) for name in replay.graph.nodes):
+        yield from (Assumed(kv_dtype, "ggml") for kv_dtype in (None, *narrower[:1]))
+
+
+def info_with(info: TraceInfo, assumed: Assumed) -> TraceInfo:
+    """The description of a trace that states what is assumed."""
+    return replace(
+        info, kv_dtype=assumed.kv_dtype or info.kv_dtype, activations=assumed.activations or info.activations
+    )
+
+
+def explains(replay: Replay, assumed: Assumed, findings: Sequence[Finding]) -> bool:
+    """Whether results that are wrong in `findings` are right under `assumed`, which `replay` has.
+
+    Of a cache some of them are enough: a mistake may be there as well. Of activations it takes all.
+    """
+    wrong = [finding for finding in findings if finding.is_wrong]
+    if assumed.activations is None and not any(_is_closer(replay, finding) for finding in wrong[:_SCREENED]):
+        return False
+    right = 0
+    largest = 0.0
+    for number, before in enumerate(wrong):
+        (after,) = replay.findings((before.name,))
+        if not after.is_wrong and (assumed.activations is not None or after.error <= _LEFT_BY_CACHE * before.error):
+            right += 1
+            largest = max(largest, after.ratio)
+        elif assumed.activations is not None or (number + 1 >= _SCREENED and not right):
+            return False
+    return right > 0 if assumed.activations is None else largest >= _LEAST_OF_ACTIVATIONS
+
+
+def _is_closer(replay: Replay, finding: Finding) -> bool:
+    """Whether a wrong result is closer to what is computed now; before its floor is measured."""
+    recorded = replay.recorded[finding.name]
+    error = distance(recorded.values, replay.run(finding.segment))
+    if recorded.present is not None:
+        error = np.where(recorded.present, error, 0)
+    return float(error.max()) <= _LEFT_BY_CACHE * finding.error
+
+
+def is_throughout(replay: Replay, findings: Sequence[Finding]) -> bool:
+    """Whether nearly all results that hold a product with blocks are wrong, and they are many: not at one place."""
+    held = [finding for finding in findings if any(_has_blocks(replay, name) for name in finding.segment)]
+    return len(held) >= _MANY and sum(finding.is_wrong for finding in held) >= 0.9 * len(held)
+
+
+def _has_blocks(replay: Replay, name: str) -> bool:
+    """Whether an op is a product with a weight that is stored in blocks."""
+    node = replay.graph.nodes[name]
+    return node.kind == "linear" and replay.context.weights.stored_type(node.params["weight"]) in FORMATS

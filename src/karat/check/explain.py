@@ -1,0 +1,291 @@
+"""Explaining a wrong result: it is computed again with every known mistake, and with pairs of them.
+
+A name is given only when its mistake reproduces the recorded numbers to rounding. Mistakes that reproduce them equally
+well are one class, and the class is what is reported.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from karat.check.budget import Budget
+from karat.check.catalogue import Variant
+from karat.check.distances import distance
+from karat.check.fits import fits
+from karat.check.named import Explanation
+from karat.check.other_head import fitted_head
+from karat.check.replay import LIMIT, Array, Edits, Finding, Replay
+from karat.check.search import same_by_factor, searched
+from karat.check.theory import merged
+from karat.check.variants import Enumeration
+
+# A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (see karat.check.replay.LIMIT).
+REPRODUCED = 5.0
+# … and if it leaves so much less than the right computation does; a fit has a free number and needs more.
+GAIN, FIT_GAIN = 3.0, 10.0
+EVERYTHING = "any mistake"
+_SHOWN = 6
+_LAST = "layer-prefix"  # of deep models most variants by far; tried after all others where each takes a while
+
+
+class Explainer:
+    """Works on one trace beside its model.
+
+    `seconds` bounds each search for two mistakes at one place, `budget` all searches together. `progress` is told what
+    is being tried.
+    """
+
+    def __init__(
+        self, replay: Replay, enumeration: Enumeration, *, seconds: float, budget: Budget,
+        progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.replay, self.graph = replay, replay.graph
+        self._enumeration, self._seconds, self._budget, self._progress = enumeration, seconds, budget, progress
+        self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
+        self._ends = list(enumeration.of_ends())
+        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
+        self._alone: dict[str, list[Explanation]] = {}  # what single mistakes explain, by result
+        self._not_tried: list[str] = []
+
+    def explain(self, finding: Finding) -> tuple[list[Explanation], str]:
+        """Everything that reproduces one wrong result, best first; and what was not tried, as the time was up."""
+        self._not_tried = []
+        if self._budget.is_spent and finding.name not in self._alone and len(finding.segment) > 1:
+            return [], EVERYTHING
+        found = self.alone(finding) or self._pairs(finding)
+        if not found and self.is_tied_head(finding):
+            found = [e for e in [other_head(self.replay, finding)] if e]
+        stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
+        # A fit that comes out at a mistake of the catalogue is that mistake.
+        found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
+        unique = {explanation.key: explanation for explanation in sorted(found, key=lambda e: -e.ratio)}
+        explanations = sorted(unique.values(), key=lambda e: e.ratio)
+        self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
+        return explanations, _shortened(dict.fromkeys(self._not_tried))
+
+    def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[Explanation]:
+        """What of the mistakes that explain other results explains this one, in its own layers; best first."""
+        names = finding.segment
+        layers = self._layers(names)
+        here = {(v.bug, v.detail): v for v in self.singles(names, finding.name)}
+        found = []
+        for variants in known:
+            moved = [
+                here.get((v.bug, v.detail)) or (_moved(v, self.replay, layers, names) if v.fitted else None)
+                for v in variants
+            ]
+            if None not in moved and (e := self.attempt(finding, tuple(v for v in moved if v is not None))):
+                found.append(e)
+        return sorted(found, key=lambda e: e.ratio)
+
+    def is_tied_head(self, finding: Finding) -> bool:
+        """Whether a result is logits, computed behind the layers, of a model without a head of its own."""
+        behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
+        return finding.name == "lm_head" and behind and self.graph.config.tie_word_embeddings
+
+    def alone(self, finding: Finding) -> list[Explanation]:
+        """What single mistakes reproduce a wrong result, each looked for once."""
+        if finding.name not in self._alone:
+            self._alone[finding.name] = self._found(finding)
+        return self._alone[finding.name]
+
+    def _found(self, finding: Finding) -> list[Explanation]:
+        singles = list(self.singles(finding.segment, finding.name))
+        if len(finding.segment) == 1:
+            return list(self._all_of(finding, singles))
+        first = [variant for variant in singles if variant.bug != _LAST]
+        found = list(self._all_of(finding, first))
+        named = [variant for e in found for variant in e.variants]
+        others = same_by_factor(self.replay, finding, named) if named else self._searched(finding)
+        found += [e for variant in others if (e := self.attempt(finding, (variant,)))]
+        return found + list(self._all_of(finding, [variant for variant in singles if variant.bug == _LAST]))
+
+    def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[Explanation]:
+        """What each of these mistakes explains, as long as there is time."""
+        for number, variant in enumerate(variants):
+            if self._budget.is_spent:
+                left = Counter(v.bug for v in variants[number:])
+                self._not_tried += [f"{bug} ({count})" for bug, count in left.most_common()]
+                return
+            if len(finding.segment) > 1:  # of one op that takes no time
+                self._progress(f"{finding.name}: {number} of {len(variants)} mistakes tried")
+            if explanation := self.attempt(finding, (variant,)):
+                yield explanation
+
+    def _searched(self, finding: Finding) -> Iterator[Variant]:
+        """Free numbers of ops that are not recorded, as long as there is time."""
+        if not self._budget.is_spent:
+            self._progress(f"{finding.name}: numbers are searched for")
+        found = searched(self.replay, finding, self._budget)
+        yield from found
+        if self._budget.is_spent:
+            self._not_tried.append("other numbers (theta, eps, factors)")
+
+    def _layers(self, names: Iterable[str]) -> tuple[int, ...]:
+        return tuple(sorted({layer for n in names if (layer := self.graph.nodes[n].layer) is not None}))
+
+    def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
+        """Variants that touch the segment, each once; those of one node fitted too."""
+        inside = set(names)
+        layers = self._layers(names)
+        seen: set[Any] = set()
+        pools = [self._enumerated(layers)]
+        if len(layers) > 1:
+            pools += [self._enumerated((layer,)) for layer in layers]
+        pools.append(self._ends)
+        parts: list[Variant] = []  # of mistakes that reach further: they say more than happened here
+        for variant in (variant for pool in pools for variant in pool):
+            edits = {n: params for n, params in variant.edits.items() if n in inside}
+            if edits and len(edits) < len(variant.edits):
+                parts.append(replace(variant, edits=edits))
+            elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
+                seen.add(key)
+                yield variant
+        for variant in parts:
+            if (key := (variant.bug, _frozen(variant.edits))) not in seen:
+                seen.add(key)
+                yield variant
+        node = self.graph.nodes[name]
+        recorded = self.replay.recorded[name]
+        if recorded.present is None:
+            inputs = [self.replay.value(source) for source in node.inputs]
+            yield from fits(node, inputs, recorded.values, self.replay.context)
+
+    def _enumerated(self, layers: tuple[int, ...]) -> list[Variant]:
+        if layers not in self._by_layers:
+            self._by_layers[layers] = list(self._enumeration.of_layers(layers))
+        return self._by_layers[layers]
+
+    def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
+        """Whether these mistakes give what was recorded."""
+        edits = merged(variants)
+        if edits is None:
+            return None
+        expected = self.replay.run(finding.segment, edits)
+        if not self._is_close(finding, expected, edits):
+            return None
+        left = self.replay.judge(finding.name, finding.segment, expected, edits)
+        gain = FIT_GAIN if any(variant.fitted for variant in variants) else GAIN
+        if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
+            return None
+        # A mistake that has a higher floor of its own may seem to explain what it does not bring any closer.
+        return Explanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
+
+    def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
+        """Whether anything wrong is left to reproduce, besides what may have overflowed under these mistakes."""
+        beyond = self.replay.overflowed(finding.name, expected, edits)
+        if not beyond.any():
+            return True
+        recorded, right = self.replay.recorded[finding.name], self.replay.run(finding.segment)
+        there: Any = True if recorded.present is None else recorded.present
+        error = np.where(there & ~beyond, distance(recorded.values, right), 0)
+        return bool((error > LIMIT * self.replay.floor(finding.segment, right)).any())
+
+    def _is_close(self, finding: Finding, expected: Array, edits: Edits) -> bool:
+        """A cheap look, before the floor of a mistake is measured."""
+        recorded = self.replay.recorded[finding.name]
+        got = recorded.values
+        with np.errstate(all="ignore"):
+            if recorded.present is not None:
+                got = np.where(recorded.present, got, expected)
+            if self.graph.nodes[finding.name].kind == "softmax":
+                got = np.where(self.replay.undefined(finding.name, expected), expected, got)
+            got = np.where(self.replay.overflowed(finding.name, expected, edits), expected, got)
+            if not np.array_equal(np.isnan(got), np.isnan(expected)):
+                return False
+            if not np.array_equal(np.isposinf(got), np.isposinf(expected)):
+                return False
+            if not np.array_equal(np.isneginf(got), np.isneginf(expected)):
+                return False
+            finite = np.isfinite(got)
+            if not finite.any():
+                return True
+            error = np.abs(got[finite] - expected[finite]).max()
+            size = np.abs(expected[finite]).max()
+            # Rounding moves even a whole layer by far less than this part of its largest value.
+            return bool(error <= max(0.02, 200 * self.replay.unit) * size) if size else bool(error == 0)
+
+    def _pairs(self, finding: Finding) -> list[Explanation]:
+        """Two mistakes at once, at one place; stops when the time is up."""
+        until = time.monotonic() + self._seconds
+        names = finding.segment
+        singles = list(self.singles(names, finding.name))
+        by_key = {(variant.bug, variant.detail): variant for variant in singles}
+        known = (tuple(by_key[part] for part in key) for key in self._known if all(part in by_key for part in key))
+        found = [explanation for variants in known if (explanation := self.attempt(finding, variants))]
+        if found:
+            return found
+        enumerated = [variant for variant in singles if not variant.fitted and not _leaves_zeros(variant)]
+        for index, first in enumerate(enumerated):
+            for second in enumerated[index + 1 :]:
+                if self._budget.is_spent:
+                    self._not_tried.append("most pairs of mistakes")
+                    return found
+                if explanation := self.attempt(finding, (first, second)):
+                    found.append(explanation)
+            if time.monotonic() > until:
+                return found
+            if len(names) == 1:
+                found += self._with_fit(finding, first)
+        if len(names) == 1:
+            for first in singles:
+                if first.fitted:
+                    found += self._with_fit(finding, first)
+        return found
+
+    def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:
+        """An enumerated mistake, and then a fitted one of the node as it stands with the first."""
+        node = self.graph.nodes[finding.name]
+        changed = node.changed(first.edits[node.name])
+        inputs = [self.replay.value(source) for source in changed.inputs]
+        for second in fits(changed, inputs, self.replay.recorded[node.name].values, self.replay.context):
+            if explanation := self.attempt(finding, (first, second)):
+                yield explanation
+
+
+def _shortened(parts: Iterable[str]) -> str:
+    names = list(parts)
+    return ", ".join(names[:_SHOWN]) + (f", … {len(names) - _SHOWN} more kinds" if len(names) > _SHOWN else "")
+
+
+def _leaves_zeros(variant: Variant) -> bool:
+    """Whether nothing of another mistake would be seen beside it: zeros say nothing of what they were made of."""
+    return any(params.get("factor") == 0 for params in variant.edits.values())
+
+
+def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
+    return frozenset((n, key) for v in explanation.variants for n, params in v.edits.items() for key in params)
+
+
+def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Sequence[str]) -> Variant | None:
+    """A mistake with a number that was fitted elsewhere, in these layers; its parameters name no weights."""
+    graph, inside = replay.graph, set(names)
+    edits: dict[str, Mapping[str, Any]] = {}
+    for name, params in variant.edits.items():
+        node = graph.nodes[name]
+        places = [node] if node.layer is None else [graph.by_role[layer, node.role] for layer in layers]
+        edits |= {place.name: params for place in places if place.name in inside}
+    return replace(variant, edits=edits) if edits else None
+
+
+def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
+    return tuple(sorted((name, tuple(sorted(params.items(), key=lambda kv: kv[0]))) for name, params in edits.items()))
+
+
+def other_head(replay: Replay, finding: Finding) -> Explanation | None:
+    """Logits as some linear map of the final hidden state, where no weight of the model gives them."""
+    found = fitted_head(replay, finding)
+    if found is None:
+        return None
+    ratio, error, num_fitted = found
+    largest = np.abs(replay.recorded["lm_head"].values).max()
+    if ratio > REPRODUCED or not error < finding.error or not error * FIT_GAIN < largest:
+        return None
+    detail = (
+        f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
+    )
+    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, error)
