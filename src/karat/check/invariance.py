@@ -3,10 +3,12 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName, Settings
 from karat.engine.choice import LogitsReader
@@ -195,11 +197,13 @@ def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) ->
 
 
 def _finish(engine: Engine, readers: list[LogitsReader], setting: Setting) -> None:
+    # A step on kernels without vectors takes seconds; ranks exchange messages, which are the main thread's.
+    step = engine.step if setting.ranks > 1 else partial(interruptible, engine.step)
     if setting.preempt:
-        engine.step()
+        step()
         engine.scheduler.preempt_all()
     while not all(reader.done for reader in readers):
-        engine.step()
+        step()
     for reader in readers:
         if reader.error:
             raise reader.error

@@ -13,7 +13,7 @@ from karat.check.distances import distance
 from karat.check.generation import generation_stage
 from karat.check.health import signs
 from karat.check.inputs import weights_stage
-from karat.check.invariance import invariance_of
+from karat.check.invariance import Row, invariance_of
 from karat.check.noise import PRECISION
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.prompt import findings_of_model, token_lines
@@ -113,12 +113,13 @@ def _invariance(session: Session) -> Stage:
     """Native promises the same bits under every setting; the reference, that chunks change roundings at most."""
     if session.executor == "native":
         checkpoint = open_model(session.plan.model.path)
-        rows = list(
-            invariance_of(
-                checkpoint, num_tokens=len(session.ids), threads=session.plan.threads, kv_dtype=session.plan.kv_dtype,
-                seed=session.plan.seed,
-            )
-        )  # fmt: skip
+        rows: list[Row] = []
+        for row in invariance_of(
+            checkpoint, num_tokens=len(session.ids), threads=session.plan.threads, kv_dtype=session.plan.kv_dtype,
+            seed=session.plan.seed,
+        ):  # fmt: skip
+            rows.append(row)
+            session.progress(f"invariance: {row.setting.name}: {row.word}")
         lines = [f"{row.setting.name}: {row.digest[:16]}{'' if row.is_right else f', {row.word}'}" for row in rows]
         facts = {row.setting.name: row.digest for row in rows}
         return Stage("invariance", "exact" if all(row.is_right for row in rows) else "bug", lines, facts)
