@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.check import agreement
+from karat.check.model import open_model
+from karat.check.session import Plan, Session
 
 BAD = (np.nan, np.inf, -np.inf)
 
@@ -46,3 +48,21 @@ def test_finite_logits_are_compared_as_they_were(seed: int) -> None:
     divergences = (p * np.log(p / q)).sum(axis=1)
     assert facts["kl"] == pytest.approx(divergences.max(), rel=1e-6, abs=1e-14)
     assert facts["mean_kl"] == pytest.approx(divergences.mean(), rel=1e-6, abs=1e-14)
+
+
+def test_tokens_are_shown_with_their_texts() -> None:
+    theirs, ours = np.zeros((2, 9)), np.zeros((2, 9))
+    theirs[1, 4], ours[1, 7] = 1.0, 1.0
+    words = {4: "4 ' there ('", 7: "7 'fish'"}
+    (flip,) = agreement.logit_facts(ours, theirs, words.__getitem__)["flips"]
+    assert "in row 1: 7 'fish' here, 4 ' there (' there; margin 1" in flip
+    found = agreement.greedy_difference(theirs, ours, shown=words.__getitem__)
+    assert found is not None and "token 1 is 7 'fish' here (ahead by 1), 4 ' there (' there (ahead by 1)" in found
+
+
+def test_a_session_shows_the_text_of_a_token() -> None:
+    model = open_model(None)
+    session = Session(Plan(model=model, num_tokens=4))
+    token_id = session.tokenizer.encode("fish")[-1]
+    assert session.shown(token_id) == f"{token_id} {session.tokenizer.decode([token_id])!r}"
+    assert session.shown(model.config.vocab_size - 1).startswith(f"{model.config.vocab_size - 1} ")

@@ -38,6 +38,19 @@ def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
     assert "http" not in text and "<script" not in text, "the page asks for something else"
 
 
+def test_the_verdict_is_said_in_a_sentence(tmp_path: Path, karat_here: Karat) -> None:
+    """On the terminal and on the page: whether it is fine, and what the word means."""
+    page = tmp_path / "check.html"
+    options = ("--tokens", "8", "--against", "reference", "--stages", "logits", "--report", str(page))
+    done = karat_here("check", *options)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2:] == [
+        "fine: what differs is rounding, no more than was measured for this model and these tokens",
+        "verdict: numerics",
+    ]
+    assert "<p>fine: what differs is rounding, no more than was measured" in page.read_text(encoding="utf-8")
+
+
 def test_one_element_of_one_weight_is_found_and_named(tmp_path: Path, karat_here: Karat) -> None:
     """The trace of another run, in which one product is off: the tensor and its element are named."""
     path = tmp_path / "x.trace"

@@ -106,8 +106,10 @@ def not_finite(logits: Array, tokens: Sequence[int] | NDArray[np.int64]) -> str 
     return f"NaN or infinity in {int(rows.sum())} of {len(logits)} rows of logits, first of token {tokens[row]}: {what}"
 
 
-def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
+def logit_facts(ours: Array, right: Array, shown: Callable[[int], str] = str) -> dict[str, Any]:
     """How two sets of logits [rows, vocab] agree; a flip of the likeliest token is explained by the margin, or not.
+
+    shown: a token id for people.
 
     A row that is not finite on both sides agrees with nothing, its own copy included: differences are then infinite.
     """
@@ -139,8 +141,8 @@ def logit_facts(ours: Array, right: Array) -> dict[str, Any]:
             margin, room = float(b[row, second[row]] - b[row, first[row]]), 2 * float(difference[row].max())
             word = "flip" if margin <= room else "unexplained flip"
             flips.append(
-                f"{word} in row {rows[row]}: {first[row]} here, {second[row]} there; margin {margin:.3g}, "
-                f"differences up to {room / 2:.3g}"
+                f"{word} in row {rows[row]}: {shown(int(first[row]))} here, {shown(int(second[row]))} there; "
+                f"margin {margin:.3g}, differences up to {room / 2:.3g}"
             )
     if unusable:
         largest = squares = np.inf
@@ -190,11 +192,13 @@ def _kl(p: Array, q: Array) -> Array:
 
 
 def greedy_difference(
-    theirs: Array, ours: Array, room: float = 0.0, *, tokens: Sequence[int] | NDArray[np.int64] | None = None
-) -> str | None:
+    theirs: Array, ours: Array, room: float = 0.0, *, tokens: Sequence[int] | NDArray[np.int64] | None = None,
+    shown: Callable[[int], str] = str,
+) -> str | None:  # fmt: skip
     """Where two engines that read the same tokens would take different ones next; None if nowhere.
 
-    theirs, ours: logits [tokens, vocab]; tokens: what the rows are called (None: 0, 1, …). The first difference that
+    theirs, ours: logits [tokens, vocab]; tokens: what the rows are called (None: 0, 1, …); shown: a token id for
+    people. The first difference that
     rounding does not explain, or else the first one. It explains what leaves logits within 2 % of their deviation, or
     within `room`.
     """
@@ -210,7 +214,7 @@ def greedy_difference(
         apart = float(np.abs(a - b).max())
         explained = apart < max(0.02 * theirs.std(), room)
         found.append(
-            f"{'rounding decides' if explained else 'bug'}: token {step} is {here} here (ahead by {margins[0]:.3g}), "
-            f"{there} there (ahead by {margins[1]:.3g}); logits differ by up to {apart:.3g}"
+            f"{'rounding decides' if explained else 'bug'}: token {step} is {shown(here)} here (ahead by "
+            f"{margins[0]:.3g}), {shown(there)} there (ahead by {margins[1]:.3g}); logits differ by up to {apart:.3g}"
         )
     return next((line for line in found if line.startswith("bug")), found[0] if found else None)

@@ -75,14 +75,14 @@ def _against(other: str, logits: Array, session: Session, chosen: Sequence[int],
     theirs, first = logits.astype(np.float64), len(session.ids) - 1
     same = f"{other} takes the same {len(chosen)} tokens"
     room = _room(session, other)
-    difference = agreement.greedy_difference(theirs, whole[first:-1], room)
+    difference = agreement.greedy_difference(theirs, whole[first:-1], room, shown=session.shown)
     if difference is None:
         return same
     if session.kv_dtype == session.dtype:
         return _said(session, other, difference)
     every = [*session.ids, *chosen]
     llm = session.engine(kv_dtype=session.dtype, max_num_seqs=1, max_model_len=len(every))
-    remaining = agreement.greedy_difference(theirs, llm.logits(every)[first:-1], room)
+    remaining = agreement.greedy_difference(theirs, llm.logits(every)[first:-1], room, shown=session.shown)
     if remaining is None:
         return f"{same} on a {session.dtype} cache; on the {session.kv_dtype} one {difference.partition(': ')[2]}"
     return f"{_said(session, other, remaining)} (both on a {session.dtype} cache)"
@@ -94,7 +94,7 @@ def _of_trace(session: Session) -> str:
     rows = rows_of(results.info, "lm_head")
     room = max(LIMIT * float(results.spread.max()), _room(session, "trace"))
     theirs, ours = (results.logits[side].astype(np.float64) for side in ("trace", "ours"))
-    difference = agreement.greedy_difference(theirs, ours, room, tokens=rows + 1)
+    difference = agreement.greedy_difference(theirs, ours, room, tokens=rows + 1, shown=session.shown)
     if difference is None:
         return f"the trace takes the same next token after each of {len(rows)}"
     return _said(session, "trace", difference)
@@ -102,7 +102,7 @@ def _of_trace(session: Session) -> str:
 
 def _said(session: Session, other: str, difference: str) -> str:
     """With the name of the other side, who is "there"; of one that rounds more than we do, no difference is a bug."""
-    named = difference.replace(" there (", f" in {label(other)} (", 1)
+    named = difference.replace(" there (ahead by", f" in {label(other)} (ahead by", 1)
     if other not in session.beside or other not in session.run().spread_beside:
         return named
     what = f"undecided, as it rounds more than Karat: its ops are judged in stage {other}"

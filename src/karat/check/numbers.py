@@ -74,13 +74,13 @@ def logits_stage(session: Session) -> Stage:
     """Differences, flips of the likeliest token, and perplexity, against float64 and every other side."""
     results, rounding = session.run(), session.rounding
     ours = results.logits["ours"]
-    facts = agreement.logit_facts(ours, results.logits["float64"])
+    facts = agreement.logit_facts(ours, results.logits["float64"], session.shown)
     lines = agreement.logit_lines("float64", facts)
     comparable = np.isfinite(facts["largest"])
     for other, theirs in results.logits.items():
         if other in ("ours", "float64"):
             continue
-        against = agreement.logit_facts(ours, theirs)
+        against = agreement.logit_facts(ours, theirs, session.shown)
         lines += agreement.logit_lines(label(other), against)
         facts[f"against_{other}"] = against
         comparable &= np.isfinite(against["largest"])

@@ -11,7 +11,7 @@ from karat.check.forced import Local
 from karat.check.replay import LIMIT
 from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
 from karat.check.session import Session
-from karat.check.stage import Stage
+from karat.check.stage import Stage, meaning
 from karat.check.streamed import Results
 from karat.check.wording import times
 
@@ -57,6 +57,7 @@ def page(session: Session, stages: Sequence[Stage], facts: Mapping[str, Any]) ->
         "<meta name='viewport' content='width=device-width'><title>karat check</title>",
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>karat check: <span class='{verdict}'>{verdict}</span></h1>",
+        *([f"<p>{escape(said)}</p>"] if (said := meaning(verdict, facts["flagged"])) else []),
         *_receipt(facts),
         "<h2>Stages</h2>",
         _stage_table(stages),

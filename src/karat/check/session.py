@@ -91,6 +91,12 @@ class Session:
     def prompt(self) -> str:
         return PROMPT if self.plan.prompt is None else self.plan.prompt
 
+    def shown(self, token_id: int) -> str:
+        """A token id with its text, where there is a tokenizer that knows it."""
+        if self.no_tokenizer is not None:
+            return str(token_id)
+        return f"{token_id} {self.tokenizer.decode([token_id], skip_special_tokens=False)!r}"
+
     @cached_property
     def llm(self) -> LLM:
         """The engine, with a context that the stages need."""

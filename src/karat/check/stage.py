@@ -1,11 +1,23 @@
 """What a stage of `karat check` ends in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 # flagged: nothing that proves a bug, and nothing that a right run of a good model does.
 Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped", "flagged"]
+_MEANINGS: Mapping[Verdict, str] = {
+    "exact": "fine: what was compared is equal in every bit",
+    "numerics": "fine: what differs is rounding, no more than was measured for this model and these tokens",
+    "quantisation": "fine: the file's quantised values are computed as they are, and what differs is rounding",
+    "bug": "not fine: something differs that rounding does not explain; its stage says what",
+}
+
+
+def meaning(verdict: Verdict, flagged: Sequence[str] = ()) -> str:
+    """A verdict of `karat check` in one sentence; nothing for those that are none. flagged: stages to be looked at."""
+    text = _MEANINGS.get(verdict, "")
+    return f"{text}; look at what is flagged: {', '.join(flagged)}" if text and flagged else text
 
 
 @dataclass(frozen=True, slots=True)

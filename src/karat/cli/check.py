@@ -93,7 +93,7 @@ def check(
     from karat.check.agreement import has_transformers
     from karat.check.model import open_model
     from karat.check.session import STAGES, Plan, Session
-    from karat.check.stage import overall
+    from karat.check.stage import meaning, overall
     from karat.check.stages import run_stages
     from karat.cli.check_facts import gather, plain
 
@@ -185,7 +185,11 @@ def check(
     if verdict == "quantisation" and original is None:
         note("the verdict is of the file's values; how far they are from the original weights shows --original MODEL")
     flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""
-    emit(json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}{flagged}\n")
+    if as_json:
+        emit(json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n")
+    else:
+        said = meaning(verdict, facts["flagged"])
+        emit((f"{said}\n" if said else "") + f"verdict: {verdict}{flagged}\n")
     if verdict in ("skipped", "flagged"):
         names = ", ".join(stage.name for stage in done)
         what = "nothing was checked" if verdict == "skipped" else "flags are no verdict"
