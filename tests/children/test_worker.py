@@ -8,7 +8,7 @@ import pytest
 
 from karat.check import llamacpp
 from karat.check.record import Steps
-from karat.children import worker
+from karat.children import starter
 from karat.children.worker import run_worker
 from karat.errors import ExecutorError
 
@@ -25,7 +25,7 @@ def main(arguments):
 @pytest.fixture
 def pid_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work_of_a_test.py").write_text(WORK)
-    monkeypatch.setattr(worker, "ROOT", str(tmp_path))
+    monkeypatch.setattr(starter, "ROOT", str(tmp_path))
     return tmp_path / "pid"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from karat.children.connection import Connection, ConnectionEndedError
 from karat.dist import placement
-from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.vitals import Vitals
 
 

@@ -30,7 +30,7 @@ SLOT, WHOLE = 4096, 8192
 STRESS = f"""
 import random, socket, time
 import numpy as np
-from karat.dist.connection import Connection
+from karat.children.connection import Connection
 from karat.dist.group import Share
 from karat.dist.lifeline import end_with_parent
 from karat.dist.shared_memory import SharedMemoryGroup
@@ -39,7 +39,7 @@ def sent(rank, number):
     return np.random.default_rng([rank, number]).standard_normal((1 + number % 3, 7))
 
 def main(arguments):
-    rank, size, end, lifeline, shared = arguments
+    rank, size, end, lifeline, shared = map(int, arguments)
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
     group = SharedMemoryGroup(shared, rank, size, slot_bytes={SLOT}, whole_bytes={WHOLE}, spins=False)

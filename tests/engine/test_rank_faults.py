@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.dist.connection import Connection
+from karat.children.connection import Connection
 from karat.dist.processes import Ranks
 from karat.errors import CapacityError, ExecutorError, KaratError, RankError
 from karat.ops.native import unavailable_reason
@@ -218,9 +218,11 @@ AT_ONCE = """
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which the tests may run under, has it ignored
 from karat.children import starter
-starter._ASK = ""  # as if the stop came before it
-script = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
-process = starter.Starter().start(script, [], [])
+# The stop comes before it asks.
+starter._SCRIPT = (
+    "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP); signal.pause()"
+)
+process = starter.Starter().start("no_module", [])
 os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
 os.kill(os.getpid(), signal.SIGKILL)
 """

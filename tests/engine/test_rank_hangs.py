@@ -28,11 +28,11 @@ if sys.platform != "linux":
 NOTICED_S = 3.0  # 1.5 seconds of silence, and the rest for starting and ending
 ECHO = """
 import socket, time
-from karat.dist.connection import Connection
+from karat.children.connection import Connection
 from karat.dist.lifeline import end_with_parent
 
 def main(arguments):
-    rank, size, end, lifeline, shared = arguments
+    rank, size, end, lifeline, shared = map(int, arguments)
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from karat.dist.connection import Connection, ConnectionEndedError
+from karat.children.connection import Connection, ConnectionEndedError
 from karat.dist.group import Group
 from karat.dist.lifeline import end_with_parent
 from karat.dist.placement import cores_of_ranks
@@ -63,9 +63,9 @@ def all_reduce_seconds(size: int, floats: int) -> tuple[float, bool]:
     return max(msgspec.msgpack.decode(reply, type=float) for reply in replies), placed is not None
 
 
-def main(arguments: Sequence[int]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """A rank: measures once, and answers with seconds."""
-    rank, size, end, lifeline, shared = arguments
+    rank, size, end, lifeline, shared = map(int, arguments)
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
     try:

@@ -47,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     attention: bool
 
 
-def main(arguments: Sequence[int]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """As karat.engine.rank's."""
     serve(arguments, CheckedRank)
 

@@ -14,17 +14,23 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
 # Before anything else the new process asks for its end. Until it has, it is in a process group of its own in this
 # session: such a group the system sends SIGHUP and SIGCONT when the parent ends while one of the group is stopped.
-_ASK = """
+_SCRIPT = """
 import ctypes, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if sys.argv[1] not in sys.path:
+    sys.path.insert(0, sys.argv[1])
+from importlib import import_module
+import_module(sys.argv[2]).main(sys.argv[3:])
 """
+ROOT = str(Path(__file__).parents[2])  # where this package is found
 
 
 class Starter:
@@ -38,9 +44,9 @@ class Starter:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from fault
 
     def start(
-        self, script: str, arguments: Sequence[str], descriptors: Sequence[int], *, errors: int | None = None
+        self, module: str, arguments: Sequence[str], descriptors: Sequence[int] = (), *, errors: int | None = None
     ) -> "subprocess.Popen[bytes]":
-        """A Python process that runs `script` with `arguments`, and inherits `descriptors`.
+        """A Python process that calls `module.main(arguments)`, and inherits `descriptors`.
 
         What it writes goes to this one's stderr; with `errors`, a descriptor, stderr goes there and stdout
         nowhere. It imports nothing from the current folder (-P). Ctrl-C and Ctrl-Z on the terminal are not for it.
@@ -49,7 +55,7 @@ class Starter:
 
         def popen() -> "subprocess.Popen[bytes]":
             return subprocess.Popen(
-                [sys.executable, "-P", "-c", _ASK + script, *arguments],
+                [sys.executable, "-P", "-c", _SCRIPT, ROOT, module, *arguments],
                 pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=2 if errors is None else subprocess.DEVNULL,
                 stderr=errors, process_group=0,
             )  # fmt: skip

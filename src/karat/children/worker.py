@@ -2,19 +2,9 @@
 
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
 
 from karat.children.starter import Starter
-
-START = """
-import sys
-if sys.argv[1] not in sys.path:
-    sys.path.insert(0, sys.argv[1])
-from importlib import import_module
-import_module(sys.argv[2]).main(sys.argv[3:])
-"""
-ROOT = str(Path(__file__).parents[2])  # where this package is found
 
 
 def run_worker(module: str, arguments: Sequence[str], limit_s: float) -> tuple[int | None, str]:
@@ -25,7 +15,7 @@ def run_worker(module: str, arguments: Sequence[str], limit_s: float) -> tuple[i
     with TemporaryFile() as words:
         starter = Starter()
         try:
-            process = starter.start(START, [ROOT, module, *arguments], (), errors=words.fileno())
+            process = starter.start(module, arguments, errors=words.fileno())
             try:
                 code: int | None = process.wait(limit_s)
             except subprocess.TimeoutExpired:

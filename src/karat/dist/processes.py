@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn, Protocol
 
+from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
-from karat.dist.connection import Connection, ConnectionEndedError
 from karat.dist.interrupts import InterruptsPutOff
 from karat.dist.vitals import Vitals
 from karat.errors import RankError
@@ -33,13 +32,6 @@ _ADVICE: dict[int, str] = {
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
 }
 _REPORT = "please report this as a bug of Karat"
-_START = """
-import sys
-if sys.argv[1] not in sys.path:
-    sys.path.insert(0, sys.argv[1])
-from {module} import main
-main([int(number) for number in sys.argv[2:]])
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,6 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        root = str(Path(__file__).parents[2])
         lifeline, self._lifeline = os.pipe()
         self._starter = None
         try:
@@ -90,8 +81,8 @@ class Ranks:
                 self._connections.append(Connection(ours))
                 with theirs:
                     given = [theirs.fileno(), lifeline, *shared]
-                    arguments = [root, *map(str, (rank, size, *given))]
-                    self._processes.append(starter.start(_START.format(module=module), arguments, given))
+                    arguments = [*map(str, (rank, size, *given))]
+                    self._processes.append(starter.start(module, arguments, given))
         except OSError as fault:
             self._end(f"only {len(self._processes)} of {size} ranks could be started ({fault.strerror})")
             raise RankError(f"{self._ended}; use fewer, or raise the limits (ulimit -u, -n)") from fault

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from karat.checkpoint import open_model
-from karat.dist.connection import Connection, ConnectionEndedError
+from karat.children.connection import Connection, ConnectionEndedError
 from karat.dist.lifeline import end_with_parent
 from karat.dist.shared_memory import SharedMemoryGroup, Tally
 from karat.engine.loading import Preparation
@@ -29,14 +29,14 @@ from karat.ops.api import CacheSpec, Runner, StepLimits
 from karat.ops.guard import Guard
 
 
-def main(arguments: Sequence[int]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Serve until the connection ends: rank, size, and the descriptors of socket, lifeline and shared memory."""
     serve(arguments, Rank)
 
 
-def serve(arguments: Sequence[int], kind: "type[Rank]") -> None:
+def serve(arguments: Sequence[str], kind: "type[Rank]") -> None:
     """`main` of a module that has a `kind` of its own."""
-    rank, size, end, lifeline, shared = arguments
+    rank, size, end, lifeline, shared = map(int, arguments)
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
     served = kind(rank, size, shared)

@@ -1,4 +1,4 @@
-"""Messages between a rank and who started it: frames over a pair of sockets, with msgspec types inside."""
+"""Messages between a process and the one that started it: frames over a pair of sockets, with msgspec types inside."""
 
 import socket
 import struct
