@@ -24,14 +24,11 @@ except ExecutorError as fault:
 """
 BENCH_PEER = """
 from karat.bench.peers.process import PeerProcess
-from karat.errors import ExecutorError
-import functools
-from karat.bench.session import load_peer
-if __name__ == "__main__":
-    try:
-        PeerProcess(functools.partial(load_peer, "nothing", None))
-    except Exception as fault:
-        print(type(fault).__name__)
+from karat.errors import KaratError
+try:
+    PeerProcess("karat.bench.peers:load_peer", {"name": "nothing", "model": None})
+except KaratError as fault:
+    print(fault)
 """
 
 
@@ -94,4 +91,4 @@ def test_the_worker_of_llama_cpp(planted: Path) -> None:
 def test_a_peer_of_the_bench(planted: Path) -> None:
     done = run(planted, BENCH_PEER)
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
-    assert done.stdout.strip(), "the peer's process answered nothing"
+    assert "peer 'nothing' is not known" in done.stdout, "the peer's process answered nothing"

@@ -4,8 +4,7 @@ Nothing else in Karat reads the environment (huggingface_hub reads its own `HF_*
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -124,17 +123,3 @@ class Settings:
 def embedded_model_path() -> Path:
     """Folder of the model that is shipped in the package."""
     return Path(__file__).parent / "embedded"
-
-
-@contextmanager
-def safe_path() -> Iterator[None]:
-    """A process that is started inside looks for no module in the current folder: what lies there is not trusted."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before

@@ -19,7 +19,15 @@ from karat.bench.sides import Prompt, Sample
 from karat.engine.llm import LLM
 from karat.errors import ExecutorError, UsageError
 
+COUNTER = "tests.bench.test_peer_process:Counter"
+ROOT = Path(__file__).parents[2]
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+
+
+@pytest.fixture(autouse=True)
+def tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the other process, which does not look in the current folder."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 class Counter:
@@ -76,7 +84,7 @@ def wait_for(pid: object, *states: str) -> None:
 
 
 def test_calls_and_errors_come_through() -> None:
-    peer = PeerProcess(Counter)
+    peer = PeerProcess(COUNTER, {})
     try:
         assert (peer.name, peer.version) == ("counter", "1") and peer.details["pid"] != os.getpid()
         assert peer.prefill([1, 2, 3]) == Sample(3.0, 1.0)
@@ -95,7 +103,7 @@ def test_calls_and_errors_come_through() -> None:
 
 @ON_LINUX
 def test_it_stands_still_between_turns_and_ends_when_closed() -> None:
-    peer = PeerProcess(Counter)
+    peer = PeerProcess(COUNTER, {})
     pid = peer.details["pid"]
     wait_for(pid, "T")
     peer.prefill([1])
@@ -106,7 +114,7 @@ def test_it_stands_still_between_turns_and_ends_when_closed() -> None:
 
 
 def test_a_process_that_ends_is_an_error() -> None:
-    peer = PeerProcess(Counter)
+    peer = PeerProcess(COUNTER, {})
     with pytest.raises(ExecutorError, match="the peer's process ended with code 7"):
         peer.start([[1]], 51)
     peer.close()
@@ -122,15 +130,15 @@ def test_what_loading_refuses_is_raised_here_and_leaves_no_files(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ExecutorError, match="no such model"):
-        PeerProcess(write_and_refuse)
+        PeerProcess("tests.bench.test_peer_process:write_and_refuse", {})
     assert list(tmp_path.iterdir()) == []
 
 
 @ON_LINUX
 def test_an_exit_does_not_wait_for_a_peer_that_stands_still(tmp_path: Path) -> None:
     code = (
-        "from tests.bench.test_peer_process import Counter, PeerProcess\n"
-        "if __name__ == '__main__': print((peer := PeerProcess(Counter)).details['pid'], flush=True); 1 / 0"
+        "from tests.bench.test_peer_process import COUNTER, PeerProcess\n"
+        "if __name__ == '__main__': print((peer := PeerProcess(COUNTER, {})).details['pid'], flush=True); 1 / 0"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
@@ -150,24 +158,28 @@ def test_a_measurement_that_fails_ends_its_peer(tmp_path: Path, monkeypatch: pyt
         raise ExecutorError("not today")
 
     monkeypatch.setattr(session, "require_peer", lambda name: None)
-    monkeypatch.setattr(session, "_load_peer", load_counter)
+    monkeypatch.setattr(session, "LOADER", "tests.bench.test_peer_process:load_counter")
     monkeypatch.setattr(session, "_deviation", deviation)
     with pytest.raises(ExecutorError, match="not today"):
         session.run_bench(session.BenchOptions(shape="tiny", peer="counter", threads=1), lambda text: None)
     assert state(pids[0]) == "" and list(tmp_path.iterdir()) == []
 
 
-def load_counter(options: session.BenchOptions) -> Counter:
+def load_counter(**arguments: object) -> Counter:
+    assert arguments["peer"] == "counter" and arguments["shape"] == "tiny", arguments
     return Counter()
 
 
 @ON_LINUX
-def test_it_does_not_outlive_a_killed_parent() -> None:
+def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     code = (
-        "import sys; from tests.bench.test_peer_process import Counter, PeerProcess\n"
-        "if __name__ == '__main__': print(PeerProcess(Counter).details['pid'], flush=True); sys.stdin.read()"
+        "import sys; from tests.bench.test_peer_process import COUNTER, PeerProcess\n"
+        "if __name__ == '__main__': print(PeerProcess(COUNTER, {}).details['pid'], flush=True); sys.stdin.read()"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     assert parent.stdin and parent.stdout
     pid = parent.stdout.readline().strip()
     wait_for(pid, "T")

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from karat.text import Tokenizer
 
 _CACHE_BLOCK = 16
 _DEFAULT_BUDGET = 512  # tokens of a step
+LOADER = f"{__name__}:load_beside"  # what loads the peer in its own process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class _Session:
             raise
 
     def _load(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
-        checkpoint, tokenizer = _open(options, progress)
+        checkpoint, tokenizer = _open(options.model, options.shape, options.stored, progress)
         name = str(checkpoint.path)
         self.config = read_config(checkpoint.config)
         weights = find_weights(self.config, checkpoint)
@@ -167,7 +167,11 @@ class _Session:
             self.sides.append(side)
         if options.peer is not None:
             progress(f"loading the model into {options.peer}")
-            peer = PeerProcess(partial(_load_peer, options))
+            peer = PeerProcess(LOADER, {
+                "model": None if options.model is None else str(options.model), "shape": options.shape,
+                "stored": options.stored, "quantize": options.quantize, "peer": options.peer,
+                "num_threads": options.num_threads,
+            })  # fmt: skip
             self.sides.append(peer)
             peer.details["logits_deviation"] = _deviation(llm, peer)
 
@@ -178,17 +182,16 @@ class _Session:
             self._folder.cleanup()
 
 
-def _load_peer(options: BenchOptions) -> Peer:
-    """The peer on the same weights, in the peer's own process: they are opened, or made, once more."""
-    assert options.peer is not None
-    checkpoint, _ = _open(options, lambda _: None)
+def load_beside(
+    *, model: str | None, shape: str | None, stored: str, quantize: str | None, peer: str, num_threads: int
+) -> Peer:
+    """A peer on the same weights, in a process of its own: they are opened, or made, once more."""
+    checkpoint, _ = _open(None if model is None else Path(model), shape, stored, lambda _: None)
     config = read_config(checkpoint.config)
     weights = {weight.name: weight for weight in _each_once(find_weights(config, checkpoint))}
-    model = PeerModel(
-        raw_config=checkpoint.config, config=config, weights=weights, quantize=options.quantize,
-        num_threads=options.num_threads,
-    )  # fmt: skip
-    return load_peer(options.peer, model)
+    return load_peer(peer, PeerModel(
+        raw_config=checkpoint.config, config=config, weights=weights, quantize=quantize, num_threads=num_threads,
+    ))  # fmt: skip
 
 
 def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:
@@ -238,11 +241,13 @@ def _each_once(weights: Mapping[str, Weight]) -> Iterable[Weight]:
     return {weight.name: weight for weight in weights.values()}.values()
 
 
-def _open(options: BenchOptions, progress: Callable[[str], None]) -> tuple[ModelCheckpoint, Tokenizer | None]:
+def _open(
+    model: Path | None, shape: str | None, stored: str, progress: Callable[[str], None]
+) -> tuple[ModelCheckpoint, Tokenizer | None]:
     """The checkpoint; with the tokenizer that goes with it where it is no folder's."""
-    if options.shape is None:
-        assert options.model is not None
-        return open_model(options.model), None
-    progress(f"making random weights: {options.shape}, {options.stored}")
-    made = random_model(options.shape, stored=options.stored)
+    if shape is None:
+        assert model is not None
+        return open_model(model), None
+    progress(f"making random weights: {shape}, {stored}")
+    made = random_model(shape, stored=stored)
     return made.checkpoint, made.tokenizer

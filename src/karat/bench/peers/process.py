@@ -5,108 +5,135 @@ count against the other one, and two libraries in one process may share a thread
 """
 
 import atexit
-import ctypes
-import multiprocessing
-import os
+import json
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from karat import errors
 from karat.bench.peers.api import Peer
+from karat.bench.peers.messages import (
+    Close,
+    Command,
+    Failed,
+    Loaded,
+    Logits,
+    Prefill,
+    Reply,
+    Row,
+    Samples,
+    Start,
+    Steps,
+    Stop,
+)  # fmt: skip
 from karat.bench.sides import Prompt, Sample
-from karat.config import safe_path
+from karat.children.connection import Connection, ConnectionEndedError
+from karat.children.starter import Starter
 from karat.errors import ExecutorError, KaratError
 
-_PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 10
+_REPLIES = msgspec.msgpack.Decoder(Reply)
+
+R = TypeVar("R", Loaded, Samples, Row)
 
 
 class PeerProcess:
-    """Does what the peer that `load` returns does; `load` runs in the other process and must be picklable.
+    """Does what a peer does that is loaded in the other process: by `load`, "module:function", called with `arguments`,
+    which are JSON's.
 
-    Errors are those of the peer; ExecutorError if its process ends. Its temporary files go when the process does,
-    however that ends.
+    Errors are those of the peer; ExecutorError if its process ends, or cannot be started. Its temporary files go when
+    the process does, however that ends.
     """
 
-    def __init__(self, load: Callable[[], Peer]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+    def __init__(self, load: str, arguments: Mapping[str, Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="karat-bench-")
-        arguments = (theirs, load, os.getpid(), self._folder.name)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        atexit.register(self._kill)  # else Python waits at its end for a process that stands still
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours)
+        self._starter = Starter()
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._kill)  # so that its files go, too
         try:
-            with safe_path():
-                self._process.start()
-            theirs.close()
+            with theirs:
+                given = [str(theirs.fileno()), self._folder.name, load, json.dumps(arguments)]
+                self._process = self._starter.start(__name__, given, [theirs.fileno()])
             with self._turn():
-                self.name, self.version, self.details = self._receive()
+                loaded = self._receive(Loaded)
+        except OSError as fault:
+            self._kill()
+            raise ExecutorError(f"a process for the peer cannot be started ({fault.strerror}); end others") from fault
         except BaseException:
             self._kill()
             raise
+        self.name, self.version, self.details = loaded.name, loaded.version, dict[str, object](loaded.details)
 
     def prefill(self, prompt: Prompt) -> Sample:
-        sample: Sample = self._call("prefill", prompt)
-        return sample
+        return self._call(Prefill(list(prompt)), Samples).samples[0]
 
     def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
-        self._call("start", prompts, num_steps)
+        self._call(Start(list(map(list, prompts)), num_steps), Samples)
 
     def steps(self, count: int) -> list[Sample]:
-        samples: list[Sample] = self._call("steps", count)
-        return samples
+        return self._call(Steps(count), Samples).samples
 
     def stop(self) -> None:
-        self._call("stop")
+        self._call(Stop(), Samples)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32] | None:
-        logits: NDArray[np.float32] | None = self._call("logits", prompt)
-        return logits
+        values = self._call(Logits(list(prompt)), Row).values
+        return None if values is None else np.frombuffer(values, np.float32)
 
     def close(self) -> None:
-        if self._process.is_alive():
+        if self._process is not None and self._process.poll() is None:
             self._signal("SIGCONT")
-            with suppress(OSError):
-                self._connection.send(("close", ()))
-            self._process.join(_SECONDS_TO_END)
+            with suppress(ConnectionEndedError):
+                self._connection.send(msgspec.msgpack.encode(Close()))
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
         self._kill()
 
     def _kill(self) -> None:
-        if self._process.pid is not None:
+        if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
+        self._starter.end()
         self._connection.close()
         self._folder.cleanup()
         atexit.unregister(self._kill)
 
-    def _call(self, method: str, *args: object) -> Any:
+    def _call(self, command: Command, kind: type[R]) -> R:
         with self._turn():
             try:
-                self._connection.send((method, args))
-            except OSError as fault:
-                raise self._ended() from fault
-            return self._receive()
+                self._connection.send(msgspec.msgpack.encode(command))
+            except ConnectionEndedError as end:
+                raise self._ended() from end
+            return self._receive(kind)
 
-    def _receive(self) -> Any:
+    def _receive(self, kind: type[R]) -> R:
         try:
-            fault, result = self._connection.recv()
-        except (EOFError, OSError) as end:
+            reply = _REPLIES.decode(self._connection.receive())
+        except ConnectionEndedError as end:
             raise self._ended() from end
-        if fault is not None:
-            raise fault
-        return result
+        if isinstance(reply, Failed):
+            raise getattr(errors, reply.kind)(reply.message)
+        assert isinstance(reply, kind), f"{type(reply).__name__} for {kind.__name__}"
+        return reply
 
     def _ended(self) -> ExecutorError:
-        self._process.join(_SECONDS_TO_END)
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
         return ExecutorError(
-            f"the peer's process ended with code {self._process.exitcode} while it was asked for something; "
+            f"the peer's process ended with code {self._process.poll()} while it was asked for something; "
             "what it wrote to stderr says more"
         )
 
@@ -121,36 +148,53 @@ class PeerProcess:
 
     def _signal(self, name: str) -> None:
         """Only where the end of a process can be tied to its parent's: elsewhere it just waits for its turn."""
-        if sys.platform == "linux" and self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, getattr(signal, name))
+        if sys.platform == "linux" and self._process is not None and self._process.poll() is None:
+            self._process.send_signal(getattr(signal, name))
 
 
-def _serve(connection: Connection, load: Callable[[], Peer], parent: int, folder: str) -> None:
-    """The other process: answers calls until it is told to close."""
-    tempfile.tempdir = folder
+def main(arguments: Sequence[str]) -> None:
+    """The other process: loads the peer, and answers until it is told to close or the parent is gone."""
+    descriptor, tempfile.tempdir, load, given = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    if sys.platform == "linux":  # a process that stands still would never see that its parent is gone
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return
-    fault, peer = _result_of(load)
-    connection.send((fault, None if fault else (peer.name, peer.version, peer.details)))
-    while fault is None:
-        try:
-            method, args = connection.recv()
-        except EOFError:  # the parent has gone
-            method, args = "close", ()
-        if method == "close":
-            peer.close()
-            return
-        connection.send(_result_of(getattr(peer, method), *args))
-
-
-def _result_of(function: Callable[..., Any], *args: object) -> tuple[KaratError | None, Any]:
-    """An error, or None and what came out; other libraries raise whatever they like."""
+    connection = Connection(socket.socket(fileno=int(descriptor)))
+    commands = msgspec.msgpack.Decoder(Command)
+    module, _, function = load.partition(":")
+    peer: Peer | None = None
+    reply: Reply
     try:
-        return None, function(*args)
-    except KaratError as fault:
-        return fault, None
-    except Exception as fault:  # noqa: BLE001
-        return ExecutorError(f"the peer failed: {type(fault).__name__}: {fault}"), None
+        loaded: Peer = getattr(import_module(module), function)(**json.loads(given))
+        peer, reply = loaded, Loaded(loaded.name, loaded.version, loaded.details)
+    except Exception as fault:  # noqa: BLE001 - other libraries raise whatever they like
+        reply = _failed(fault)
+    with suppress(ConnectionEndedError):
+        connection.send(msgspec.msgpack.encode(reply))
+        while peer is not None and not isinstance(command := commands.decode(connection.receive()), Close):
+            try:
+                reply = _do(peer, command)
+            except Exception as fault:  # noqa: BLE001 - likewise
+                reply = _failed(fault)
+            connection.send(msgspec.msgpack.encode(reply))
+    if peer is not None:
+        peer.close()
+
+
+def _do(peer: Peer, command: Command) -> Reply:
+    match command:
+        case Prefill(prompt):
+            return Samples([peer.prefill(prompt)])
+        case Start(prompts, num_steps):
+            peer.start(prompts, num_steps)
+        case Steps(count):
+            return Samples(peer.steps(count))
+        case Logits(prompt):
+            row = peer.logits(prompt)
+            return Row(None if row is None else np.asarray(row, np.float32).tobytes())
+        case Stop():
+            peer.stop()
+    return Samples([])
+
+
+def _failed(fault: Exception) -> Failed:
+    if isinstance(fault, KaratError):
+        return Failed(type(fault).__name__, str(fault))
+    return Failed(ExecutorError.__name__, f"the peer failed: {type(fault).__name__}: {fault}")

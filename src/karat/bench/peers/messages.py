@@ -1,0 +1,69 @@
+"""What is asked of a peer in its own process, and what it answers: typed messages (msgspec)."""
+
+from typing import Any
+
+import msgspec
+
+from karat.bench.sides import Sample
+
+
+class Prefill(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Samples, one."""
+
+    prompt: list[int]
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Samples, none."""
+
+    prompts: list[list[int]]
+    num_steps: int
+
+
+class Steps(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Samples, `count`."""
+
+    count: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Samples, none."""
+
+
+class Logits(msgspec.Struct, frozen=True, tag=True):
+    """Answered by Row."""
+
+    prompt: list[int]
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """Not answered: the process ends."""
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The peer is there; the first message of all."""
+
+    name: str
+    version: str
+    details: dict[str, Any]
+
+
+class Samples(msgspec.Struct, frozen=True, tag=True):
+    samples: list[Sample]
+
+
+class Row(msgspec.Struct, frozen=True, tag=True):
+    """Logits [vocab], float32; None where the peer shows none."""
+
+    values: bytes | None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """An error of karat.errors, by the name of its class."""
+
+    kind: str
+    message: str
+
+
+Command = Prefill | Start | Steps | Stop | Logits | Close
+Reply = Loaded | Samples | Row | Failed
