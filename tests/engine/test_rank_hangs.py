@@ -181,7 +181,7 @@ def processor_seconds(process_ids: tuple[int, ...]) -> float:
 def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly all of the step is one layer's attention, and half of its time is the patience."""
     folder = tiny.write_model(
-        tmp_path, hidden_size=64, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=1,
+        tmp_path, hidden_size=256, num_attention_heads=32, num_key_value_heads=2, num_hidden_layers=1,
         max_position_embeddings=16384,
     )  # fmt: skip
     llm = LLM(folder, tensor_parallel_size=2, threads=1, max_num_batched_tokens=16384, max_num_seqs=1)

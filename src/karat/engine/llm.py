@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,12 @@ from numpy.typing import NDArray
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.engine.defaults import GenerationDefaults, read_defaults
-from karat.engine.engine import Engine, EngineConfig, RequestUpdate
+from karat.engine.engine import Engine, EngineConfig
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import Preparation
 from karat.engine.memory import available_bytes, num_cache_blocks, require_room
-from karat.engine.request_bar import RequestBar
 from karat.engine.step import model_runner
+from karat.engine.turns import Turns
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, ExecutorError, UsageError
 from karat.models.degrees import check_degree, num_kv_heads_held
@@ -41,8 +40,6 @@ Quantization = Literal["q8_0", "q4_0"]
 
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
 BLOCK_SIZE = 16
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -202,10 +199,7 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
-        self._lock = RLock()
-        self._inside = False  # whether the thread that has the lock is in the engine
-        self._left: list[str] = []  # requests that nobody waits for any more
-        self._closed = False
+        self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
 
     def generate(
@@ -225,12 +219,11 @@ class LLM:
         ends only the choice it concerns, with finish_reason "error". UsageError for any other argument.
         """
         refuse("generate", others, LLM.generate)
-        self._refuse_after_close()
+        self._turns.require_open()
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), sampling_params)
-        return self._run(
-            [self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)], use_tqdm
-        )
+        requests = [self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)]
+        return self._turns.run(requests, show_progress=use_tqdm)
 
     def chat(
         self,
@@ -255,7 +248,7 @@ class LLM:
         RequestError for what is no conversation of text, TemplateError if there is no template or it refuses.
         """
         refuse("chat", others, LLM.chat)
-        self._refuse_after_close()
+        self._turns.require_open()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
@@ -263,7 +256,7 @@ class LLM:
             self._chat_request(c, p, options, sanitize_control_tokens)
             for c, p in zip(conversations, all_params, strict=True)
         ]
-        return self._run(requests, use_tqdm)
+        return self._turns.run(requests, show_progress=use_tqdm)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, **others: object
@@ -274,8 +267,8 @@ class LLM:
         Several streams may be open; a step serves all of them.
         """
         refuse("stream", others, LLM.stream)
-        self._refuse_after_close()
-        return self._stream(self._text_request(prompt, self._intake.params_for(1, sampling_params)[0]))
+        self._turns.require_open()
+        return self._turns.stream(self._text_request(prompt, self._intake.params_for(1, sampling_params)[0]))
 
     def stream_chat(
         self,
@@ -291,10 +284,10 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
         refuse("stream_chat", others, LLM.stream_chat)
-        self._refuse_after_close()
+        self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
-        return self._stream(self._chat_request(messages, params, options, sanitize_control_tokens))
+        return self._turns.stream(self._chat_request(messages, params, options, sanitize_control_tokens))
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, which encodes and decodes, and renders conversations."""
@@ -310,7 +303,7 @@ class LLM:
         Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
         more than 1 GiB.
         """
-        self._refuse_after_close()
+        self._turns.require_open()
         ids = plain_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
@@ -322,43 +315,25 @@ class LLM:
                 f"once; give at most {MAX_LOGITS_BYTES // (self.config.vocab_size * dtype.itemsize)} tokens"
             )
         logits = np.empty((len(ids), self.config.vocab_size), dtype)
-        try:
-            try:
-                reader = self._alone(lambda: self.engine.add_logits(ids, logits))
-                while not reader.done:
-                    self._advance()
-            finally:
-                self._alone(lambda: self.engine.abort_logits_into(logits))
-        except BaseException:
-            self._alone(lambda: self.engine.abort_logits_into(logits))  # an interrupt may have fallen into the first
-            raise
-        if reader.error:
-            raise reader.error
-        return reader.logits
+        self._turns.fill_logits(ids, logits)
+        return logits
 
     def check_ranks(self) -> None:
         """Raise RankError if a rank of tensor parallelism has died since the last step: for an idle model."""
-        self._refuse_after_close()
+        self._turns.require_open()
         if self._ranks is not None:
             self._ranks.check()
 
     def close(self) -> None:
         """End the ranks of tensor parallelism, if there are any; from now on every use raises UsageError."""
-        with self._lock:
-            self._closed = True
-            if self._ranks is not None:
-                self._ranks.close()
+        self._turns.close(lambda: None if self._ranks is None else self._ranks.close())
 
     def __enter__(self) -> Self:
-        self._refuse_after_close()
+        self._turns.require_open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _refuse_after_close(self) -> None:
-        if self._closed:
-            raise UsageError("this LLM was closed; expected one that is open; load the model again, with LLM(...)")
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
@@ -380,81 +355,6 @@ class LLM:
     def _checked(self, request: Request) -> Request:
         self.engine.check_request(request)
         return request
-
-    def _run(self, requests: Sequence[Request], show_progress: bool) -> list[RequestOutput]:
-        outputs: dict[str, RequestOutput] = {}
-        bar = RequestBar(len(requests), shown=show_progress)
-        try:
-            try:
-                for request in requests:
-                    self._add(request)
-                while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
-                    self._advance()
-                    for request_id in open_ids:
-                        for update in self._take(request_id):
-                            bar.count(update)
-                            if update.output:
-                                outputs[request_id] = update.output
-            finally:
-                self._forget(requests)
-                bar.close()
-        except BaseException:
-            self._forget(requests)  # an interrupt may have fallen into the first
-            raise
-        return [outputs[request.request_id] for request in requests]
-
-    def _stream(self, request: Request) -> Iterator[StreamChunk]:
-        """A generator: what is never asked for is never queued."""
-        try:
-            try:
-                self._add(request)
-                output = None
-                while output is None:
-                    while not (updates := self._take(request.request_id)):
-                        self._advance()
-                    for update in updates:
-                        yield from update.chunks
-                        output = update.output
-            finally:
-                self._forget([request])
-        except BaseException:
-            self._forget([request])  # an interrupt may have fallen into the first
-            raise
-
-    def _add(self, request: Request) -> None:
-        self._alone(lambda: self.engine.add_request(request))
-
-    def _advance(self) -> None:
-        self._refuse_after_close()
-        self._alone(self._abort_left)
-        self._alone(self.engine.advance)
-
-    def _take(self, request_id: str) -> tuple[RequestUpdate, ...]:
-        return self._alone(lambda: self.engine.take(request_id))
-
-    def _forget(self, requests: Sequence[Request]) -> None:
-        with self._lock:
-            self._left += [request.request_id for request in requests]
-            if not self._inside:  # else the garbage collector ends a stream in the middle of a step of this thread
-                self._alone(self._abort_left)
-
-    def _abort_left(self) -> None:
-        while self._left:
-            self.engine.abort(self._left[-1])
-            self._left.pop()
-
-    def _alone(self, act: Callable[[], T]) -> T:
-        """What `act` returns, while no other thread is in the engine."""
-        with self._lock:
-            try:
-                try:
-                    self._inside = True
-                    return act()
-                finally:
-                    self._inside = False
-            except BaseException:
-                self._inside = False  # an interrupt may have come in between
-                raise
 
 
 def _compute_dtype(dtype: str) -> FloatName:

@@ -1,40 +1,48 @@
-"""A line on stderr that tells how far a call of `LLM.generate` or `LLM.chat` is."""
+"""How far a call of `LLM.generate` or `LLM.chat` is, drawn on stderr."""
 
-import sys
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from karat.engine.engine import RequestUpdate
 
-_SECONDS_BETWEEN_LINES = 0.1
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 class RequestBar:
-    """Counts requests that are done and tokens that came; written over itself, and ended with a line break."""
+    """Requests that are done of all, tokens and their rate, and how long it may still take; only if `shown`."""
 
     def __init__(self, num_requests: int, *, shown: bool) -> None:
-        self._num_requests = num_requests
-        self._shown = shown
-        self._num_done = self._num_tokens = 0
         self._start = monotonic()
-        self._next = self._start
+        self._num_tokens = 0
+        self._bar: tuple[Progress, TaskID] | None = None
+        if not shown:
+            return
+        from rich import progress as columns
+        from rich.console import Console
+
+        progress = columns.Progress(
+            columns.MofNCompleteColumn(),
+            columns.TextColumn("requests"),
+            columns.BarColumn(),
+            columns.TextColumn("{task.fields[tokens]}"),
+            columns.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._bar = progress, progress.add_task("", total=num_requests, tokens="")
+        progress.start()
 
     def count(self, update: RequestUpdate) -> None:
         """One more update of one of the requests."""
-        if not self._shown:
+        if self._bar is None:
             return
+        progress, task = self._bar
         self._num_tokens += sum(len(chunk.token_ids) for chunk in update.chunks)
-        self._num_done += update.output is not None
-        if monotonic() >= self._next:
-            self._next = monotonic() + _SECONDS_BETWEEN_LINES
-            self._write("")
+        rate = self._num_tokens / max(monotonic() - self._start, 1e-9)
+        tokens = f"{self._num_tokens} tokens ({rate:.1f}/s)"
+        progress.update(task, advance=update.output is not None, tokens=tokens)
 
     def close(self) -> None:
-        """Nothing more comes."""
-        if self._shown:
-            self._write("\n")
-
-    def _write(self, end: str) -> None:
-        rate = self._num_tokens / max(monotonic() - self._start, 1e-9)
-        line = f"{self._num_done} of {self._num_requests} requests · {self._num_tokens} tokens ({rate:.1f}/s)"
-        sys.stderr.write(f"\r{line:<60}{end}")
-        sys.stderr.flush()
+        """Nothing more comes. The bar stays as it is then."""
+        if self._bar is not None:
+            self._bar[0].stop()

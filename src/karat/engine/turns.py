@@ -1,0 +1,132 @@
+"""Several threads with one engine: each carries its own requests to their end, and one at a time is in the engine."""
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.engine.engine import Engine, RequestUpdate
+from karat.engine.request_bar import RequestBar
+from karat.errors import UsageError
+from karat.request import Request, RequestOutput, StreamChunk
+
+T = TypeVar("T")
+
+
+class Turns:
+    """Serves what threads ask of an engine. A step computes for all of them, whoever makes it.
+
+    An interrupt may come at any place, in what cleans up behind another one too. So all cleaning up here is done twice
+    where an exception passes: in a `finally`, which the interrupt may have fallen into, and once more around it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = RLock()
+        self._inside = False  # whether the thread that has the lock is in the engine
+        self._left: list[str] = []  # requests that nobody waits for any more
+        self._closed = False
+
+    def require_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self._closed:
+            raise UsageError("this LLM was closed; expected one that is open; load the model again, with LLM(...)")
+
+    def close(self, act: Callable[[], None]) -> None:
+        """From now on every use raises UsageError; `act` is done while no thread is in the engine."""
+        with self._lock:
+            self._closed = True
+            act()
+
+    def run(self, requests: Sequence[Request], *, show_progress: bool) -> list[RequestOutput]:
+        """The outputs of all requests, in their order."""
+        outputs: dict[str, RequestOutput] = {}
+        bar = RequestBar(len(requests), shown=show_progress)
+        try:
+            try:
+                for request in requests:
+                    self._add(request)
+                while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
+                    self._advance()
+                    for request_id in open_ids:
+                        for update in self._take(request_id):
+                            bar.count(update)
+                            if update.output:
+                                outputs[request_id] = update.output
+            finally:
+                self._forget(requests)
+                bar.close()
+        except BaseException:
+            self._forget(requests)
+            raise
+        return [outputs[request.request_id] for request in requests]
+
+    def stream(self, request: Request) -> Iterator[StreamChunk]:
+        """A generator: what is never asked for is never queued."""
+        try:
+            try:
+                self._add(request)
+                output = None
+                while output is None:
+                    while not (updates := self._take(request.request_id)):
+                        self._advance()
+                    for update in updates:
+                        yield from update.chunks
+                        output = update.output
+            finally:
+                self._forget([request])
+        except BaseException:
+            self._forget([request])
+            raise
+
+    def fill_logits(self, token_ids: tuple[int, ...], logits: NDArray[np.floating]) -> None:
+        """Write all logits [tokens, vocab] of a text to `logits`."""
+        try:
+            try:
+                reader = self._alone(lambda: self._engine.add_logits(token_ids, logits))
+                while not reader.done:
+                    self._advance()
+            finally:
+                self._alone(lambda: self._engine.abort_logits_into(logits))
+        except BaseException:
+            self._alone(lambda: self._engine.abort_logits_into(logits))
+            raise
+        if reader.error:
+            raise reader.error
+
+    def _add(self, request: Request) -> None:
+        self._alone(lambda: self._engine.add_request(request))
+
+    def _advance(self) -> None:
+        self.require_open()
+        self._alone(self._abort_left)
+        self._alone(self._engine.advance)
+
+    def _take(self, request_id: str) -> tuple[RequestUpdate, ...]:
+        return self._alone(lambda: self._engine.take(request_id))
+
+    def _forget(self, requests: Sequence[Request]) -> None:
+        with self._lock:
+            self._left += [request.request_id for request in requests]
+            if not self._inside:  # else the garbage collector ends a stream in the middle of a step of this thread
+                self._alone(self._abort_left)
+
+    def _abort_left(self) -> None:
+        while self._left:
+            self._engine.abort(self._left[-1])
+            self._left.pop()
+
+    def _alone(self, act: Callable[[], T]) -> T:
+        """What `act` returns, while no other thread is in the engine."""
+        with self._lock:
+            try:
+                try:
+                    self._inside = True
+                    return act()
+                finally:
+                    self._inside = False
+            except BaseException:
+                self._inside = False
+                raise
