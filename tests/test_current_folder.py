@@ -11,8 +11,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PLANTED = ("numpy", "json", "struct", "ctypes", "karat", "llama_cpp", "msgspec", "typing_extensions")
 SECONDS = 300  # a machine may be busy
 
-# What the `karat` script is: its own folder comes first on the path, not the current one.
+# As pip writes the `karat` script: its own folder comes first on the path, not the current one.
 SCRIPT = "import sys\nfrom karat.cli import main\nsys.exit(main())\n"
+INSTALLED = Path(sys.executable).with_name("karat")
+COMMANDS = [
+    pytest.param(["env"], id="env"),
+    pytest.param(["inspect"], id="inspect"),
+    pytest.param(["run", "-q", "--max-tokens", "2", "Once"], id="run"),
+    pytest.param(["run", "-q", "--tensor-parallel-size", "2", "--max-tokens", "2", "Once"], id="ranks"),
+]
 LLAMA_CPP = """
 from pathlib import Path
 from karat.check import llamacpp
@@ -44,15 +51,18 @@ def planted(tmp_path: Path) -> Path:
     return folder
 
 
+def environment(path: str = "") -> dict[str, str]:
+    """Without the variable that would defend Python by itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | {"PYTHONPATH": path}
+
+
 def run(folder: Path, script: str, *arguments: str, path: str = "") -> subprocess.CompletedProcess[str]:
     """A script that lies elsewhere, run in the folder."""
     file = folder.parent / "bin" / "script.py"
     file.parent.mkdir(exist_ok=True)
     file.write_text(script)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    environment["PYTHONPATH"] = path
     return subprocess.run(
-        [sys.executable, str(file), *arguments], cwd=folder, env=environment, capture_output=True, text=True,
+        [sys.executable, file, *arguments], cwd=folder, env=environment(path), capture_output=True, text=True,
         stdin=subprocess.DEVNULL, timeout=SECONDS, check=False,
     )  # fmt: skip
 
@@ -66,15 +76,27 @@ def test_the_planted_modules_would_be_seen(planted: Path) -> None:
     assert done.returncode == 77 and hits(planted) == ["HIT_struct"]
 
 
-@pytest.mark.parametrize("arguments", [["env"], ["inspect"], ["run", "-q", "--max-tokens", "2", "Once"]])
+@pytest.fixture
+def native(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.id == "ranks":
+        pytest.importorskip("karat._native", reason="the kernels are not built")
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_command_line(planted: Path, arguments: list[str]) -> None:
     done = run(planted, SCRIPT, *arguments)
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
 
 
-def test_ranks(planted: Path) -> None:
-    pytest.importorskip("karat._native", reason="the kernels are not built")
-    done = run(planted, SCRIPT, "run", "-q", "--tensor-parallel-size", "2", "--max-tokens", "2", "Once")
+@pytest.mark.usefixtures("native")
+@pytest.mark.skipif(not INSTALLED.exists(), reason="the karat script is not installed beside this Python")
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_the_installed_script(planted: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [INSTALLED, *arguments], cwd=planted, env=environment(), capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, timeout=SECONDS, check=False,
+    )  # fmt: skip
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
 
 

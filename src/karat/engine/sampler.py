@@ -43,26 +43,13 @@ def choose(
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
     if barred or _adjusts(params):
         scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
-        _check_scores(scores, params, barred)
+        if scores.max() == -np.inf:
+            total = len(scores) if params.allowed_token_ids is None else len(set(params.allowed_token_ids))
+            raise NumericsError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:
         return top if scores is logits else rows.argmax(scores)
     token_ids_left, weights = candidates(scores, params)
     return int(token_ids_left[draw(weights, uniform(seed, choice, len(token_ids)))])
-
-
-def _check_scores(scores: Float64, params: SamplingParams, barred: Collection[int]) -> None:
-    """NumericsError for scores that parameters made infinite, or where none is left to choose from."""
-    total = len(scores) if params.allowed_token_ids is None else len(set(params.allowed_token_ids))
-    banned = set(barred) if params.allowed_token_ids is None else set(barred) & set(params.allowed_token_ids)
-    if np.count_nonzero(np.isfinite(scores)) == total - len(banned):
-        if len(banned) < total:
-            return
-        raise NumericsError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
-    raise NumericsError(
-        f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: the logits divided by it are no "
-        "finite numbers; expected about 1.0 to 1.5; change it in SamplingParams, on the command line, or in the "
-        "model's generation_config.json"
-    )
 
 
 def _adjusts(params: SamplingParams) -> bool:
@@ -75,15 +62,23 @@ def adjusted(
     logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int,
     barred: Collection[int] = (),
 ) -> Float64:  # fmt: skip
-    """Scores [vocab]: bias, then the three penalties; tokens that are barred or not allowed are -inf."""
+    """Scores [vocab]: bias, then the three penalties; tokens that are barred or not allowed are -inf.
+
+    NumericsError for a repetition penalty that is so small or large that a score overflows.
+    """
     scores = logits.astype(np.float64)
     for token_id, bias in params.logit_bias.items():
         scores[token_id] += bias
     if params.repetition_penalty != 1:
         seen = np.unique(np.array(token_ids, np.int64))
         value = scores[seen]
-        with np.errstate(over="ignore"):  # `choose` refuses what is infinite
+        with np.errstate(over="ignore"):
             scores[seen] = np.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
+        if not np.isfinite(scores[seen]).all():
+            raise NumericsError(
+                f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: expected about 1.0 to 1.5; "
+                "change it in SamplingParams, on the command line, or in the model's generation_config.json"
+            )
     if params.frequency_penalty or params.presence_penalty:
         written, counts = np.unique(np.array(token_ids[prompt_len:], np.int64), return_counts=True)
         scores[written] -= params.frequency_penalty * counts + params.presence_penalty
