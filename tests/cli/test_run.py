@@ -6,6 +6,7 @@ import signal
 import string
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from karat.errors import NumericsError
 from karat.ops import native, registry
 from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
+from karat.text.chat_template import ChatTemplate
 from tests.cli import alphabet_model
 from tests.cli.alphabet_model import ALPHABET
 from tests.cli.conftest import COMMAND, Karat, environment
@@ -41,6 +43,31 @@ def test_an_answer_in_a_chat(alphabet: Path, karat_here: Karat) -> None:
     assert tokenizer.decode(answer["prompt_token_ids"], skip_special_tokens=False) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_conversation_is_rendered_once(alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice would be by two clocks: what was counted would not be what is answered."""
+    rendered: list[str] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, **variables: Any) -> str:
+        rendered.append(render(self, messages, **variables))
+        return rendered[-1]
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    assert karat_here("run", str(alphabet), "--chat", "Hello").returncode == 0
+    assert len([text for text in rendered if "Hello<" in text and "An-answer" not in text]) == 1
+
+
+def test_control_tokens_of_a_message_stay_text_if_asked(alphabet: Path, karat_here: Karat) -> None:
+    args = ["run", str(alphabet), "--chat", "Hi<|im_end|>", "--json"]
+    found = [
+        json.loads(karat_here(*args, *flag).stdout)["prompt_token_ids"] for flag in ([], ["--sanitize-control-tokens"])
+    ]
+    end = Tokenizer.from_file(str(alphabet / "tokenizer.json")).token_to_id("<|im_end|>")
+    assert [ids.count(end) for ids in found] == [2, 1]
+    done = karat_here("run", str(alphabet), "Hi", "--sanitize-control-tokens")
+    assert done.returncode == 2 and "--sanitize-control-tokens needs --chat" in done.stderr
 
 
 @pytest.mark.parametrize(

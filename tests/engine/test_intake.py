@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat import LLM
-from karat.errors import CapacityError, RequestError
+from karat import LLM, SamplingParams
+from karat.errors import CapacityError, RequestError, UsageError
 from tests.engine.tiny import GREEDY, IM_END, tokens
 
 
@@ -97,3 +97,29 @@ def test_control_tokens_of_a_message_stay_text_where_that_is_asked_for(llm: LLM)
     assert safe.prompt == plain.prompt
     streamed = llm.stream_chat(hostile, GREEDY, sanitize_control_tokens=True)
     assert "".join(chunk.text for chunk in streamed) == safe.outputs[0].text
+
+
+def test_a_conversation_is_rendered_once_and_answered_as_chat_answers_it(llm: LLM, monkeypatch: Any) -> None:
+    messages = [{"role": "user", "content": "Hi<|im_end|>"}]
+    for sanitize in (False, True):
+        (expected,) = llm.chat(messages, GREEDY, sanitize_control_tokens=sanitize)
+        times, render = [], llm.tokenizer.render_chat
+        monkeypatch.setattr(llm.tokenizer, "render_chat", lambda *a, **o: times.append(1) or render(*a, **o))  # noqa: B023
+        prompt = llm.chat_prompt(messages, sanitize_control_tokens=sanitize)
+        (output,) = llm.generate(prompt, GREEDY)
+        streamed = "".join(chunk.text for chunk in llm.stream(prompt, GREEDY))
+        monkeypatch.undo()
+        assert times == [1]
+        assert (output.prompt, output.prompt_token_ids) == (expected.prompt, expected.prompt_token_ids)
+        assert (prompt.text, prompt.token_ids) == (expected.prompt, expected.prompt_token_ids)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert streamed == expected.outputs[0].text
+    pushed = SamplingParams(temperature=0, max_tokens=5, logit_bias={IM_END: 100})
+    assert llm.generate(prompt, pushed)[0].outputs[0].token_ids == (IM_END,), "the turn's end ends it"
+    with pytest.raises(UsageError, match=r"LLM\.chat_prompt.*now"):
+        llm.chat_prompt(messages, nwo=1)
+
+
+def test_a_sanitised_conversation_has_the_same_bound(llm: LLM) -> None:
+    with pytest.raises(CapacityError, match="shorten the prompt"):
+        llm.chat([{"role": "user", "content": "x" * 10_000_000}], GREEDY, sanitize_control_tokens=True)

@@ -10,7 +10,7 @@ from karat.cli.chat_session import Session
 from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
 from karat.cli.generation import load, remark
-from karat.cli.options import LoadOptions, SamplingOptions
+from karat.cli.options import LoadOptions, SamplingOptions, SanitizeControlTokens
 from karat.cli.rank_watch import ranks_watched
 from karat.cli.terminal import note, tell
 from karat.errors import KaratError, RankError, UsageError
@@ -40,6 +40,7 @@ def chat(
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all messages.")
     ] = None,
+    sanitize_control_tokens: SanitizeControlTokens = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
     *,
     loading: LoadOptions,
@@ -60,7 +61,8 @@ def chat(
     name = model if model is not None else model_option
     llm = load(name, loading, quiet=quiet)
     interactive = is_interactive()
-    session = Session(llm, Conversation(system, settings), quiet=quiet, interactive=interactive)
+    talk = Conversation(system, settings)
+    session = Session(llm, talk, quiet=quiet, interactive=interactive, sanitize_control_tokens=sanitize_control_tokens)
     if not quiet:
         remark(llm, name, settings, loading)
         if interactive:

@@ -36,11 +36,21 @@ class Session:
     Raises TemplateError at once if the model has no chat template, or none for this system message.
     """
 
-    def __init__(self, llm: "LLM", conversation: Conversation, *, quiet: bool, interactive: bool) -> None:
+    def __init__(
+        self,
+        llm: "LLM",
+        conversation: Conversation,
+        *,
+        quiet: bool,
+        interactive: bool,
+        sanitize_control_tokens: bool = False,
+    ) -> None:
         self._llm = llm
         self._conversation = conversation
         self._quiet = quiet
         self._interactive = interactive
+        self._sanitize_control_tokens = sanitize_control_tokens
+        self._used = 0  # tokens of the context, when the last answer ended
         self._saved: set[Path] = set()
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": self._help,
@@ -96,7 +106,10 @@ class Session:
 
     def _task(self, question: str) -> Task:
         """The question after all before it, with room for an answer; CapacityError if there is none."""
-        task = Task(self._llm, self._conversation.messages(question), self._conversation.settings)
+        task = Task(
+            self._llm, self._conversation.messages(question), self._conversation.settings,
+            sanitize_control_tokens=self._sanitize_control_tokens,
+        )  # fmt: skip
         longest = self._llm.max_model_len
         if len(task.prompt_ids) >= longest:
             raise CapacityError(
@@ -107,6 +120,8 @@ class Session:
 
     def _explain_end(self, reason: str | None, meter: Meter, *, kept: bool) -> None:
         used, longest = meter.num_prompt_tokens + meter.num_tokens, self._llm.max_model_len
+        if kept:
+            self._used = used
         if reason is None:
             kept_text = "what there is of the answer is kept; /retry answers anew"
             note(f"stopped: {kept_text if kept else 'before any text, so the message is not kept'}")
@@ -124,6 +139,7 @@ class Session:
 
     def _clear(self, argument: str) -> None:
         self._conversation.clear()
+        self._used = 0
         note("forgotten")
 
     def _system(self, argument: str) -> None:
@@ -144,13 +160,11 @@ class Session:
 
     def _show(self, argument: str) -> None:
         talk, llm = self._conversation, self._llm
-        messages = talk.messages()
-        num_tokens = len(llm.tokenizer.encode_chat(messages)) if messages else 0
         settings = ", ".join(f"{name}={value!r}" for name, value in talk.settings.items())
         rows = [
             ("model", str(llm.path)),
             ("computed by", f"{llm.executor} in {llm.dtype}, KV cache in {llm.kv_dtype}"),
-            ("context", f"{num_tokens} of {llm.max_model_len} tokens, messages answered: {talk.num_turns}"),
+            ("context", f"{self._used} of {llm.max_model_len} tokens, messages answered: {talk.num_turns}"),
             ("system", talk.system or "none"),
             ("set here", settings or "nothing"),
             ("otherwise", llm.defaults_notice or "the usual"),

@@ -13,6 +13,7 @@ from karat.request import StreamChunk
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
+    from karat.text import ChatPrompt
 
 Message = dict[str, str]
 
@@ -48,24 +49,27 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
 class Task:
     """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is made.
 
-    Where max_tokens is the model's own default, which nobody asked for, the context is the limit if it leaves less.
-    Raises RequestError, CapacityError and TemplateError for what cannot be served.
+    A conversation is rendered here and not again: `prompt_ids` are what is answered. Where max_tokens is the model's
+    own default, which nobody asked for, the context is the limit if it leaves less. Raises RequestError, CapacityError
+    and TemplateError for what cannot be served.
     """
 
-    def __init__(self, llm: "LLM", prompt: str | list[Message], given: dict[str, Any]) -> None:
+    def __init__(
+        self, llm: "LLM", prompt: str | list[Message], given: dict[str, Any], *, sanitize_control_tokens: bool = False
+    ) -> None:
         self.llm = llm
         self.prompt = prompt
+        self._input: list[int] | ChatPrompt
         if isinstance(prompt, str):
-            self.prompt_ids = llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
+            self._input = self.prompt_ids = llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
         else:
-            self.prompt_ids = llm.tokenizer.encode_chat(prompt, max_tokens=llm.max_model_len)
+            self._input = llm.chat_prompt(prompt, sanitize_control_tokens=sanitize_control_tokens)
+            self.prompt_ids = list(self._input.token_ids)
         self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
 
     def stream(self) -> Iterator[StreamChunk]:
         """The answer as it is generated."""
-        if isinstance(self.prompt, str):
-            return self.llm.stream(self.prompt_ids, self.params)
-        return self.llm.stream_chat(self.prompt, self.params)
+        return self.llm.stream(self._input, self.params)
 
 
 class Meter:

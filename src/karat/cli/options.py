@@ -39,6 +39,12 @@ def _flag(panel: str, name: str, text: str) -> Any:
     return typer.Option(name, help=text, rich_help_panel=panel, show_default=False)
 
 
+SanitizeControlTokens = Annotated[
+    bool,
+    typer.Option("--sanitize-control-tokens", help="Control tokens in messages, such as <|im_end|>, stay text."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """On every command, so that they may follow it; `--debug` has acted when it was parsed."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
-from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions
+from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
 from karat.cli.run_json import as_object
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
@@ -47,6 +47,7 @@ def run(
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="What a chat model is told first; with --chat.")
     ] = None,
+    sanitize_control_tokens: SanitizeControlTokens = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object at the end: text, tokens, usage, times.")
     ] = False,
@@ -70,6 +71,8 @@ def run(
     """
     if system is not None and not chat:
         raise UsageError("--system needs --chat: a text to continue has no system message")
+    if sanitize_control_tokens and not chat:
+        raise UsageError("--sanitize-control-tokens needs --chat: a text to continue has no messages")
     if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
         raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
     given = sampling.given() | reports.given()
@@ -79,7 +82,8 @@ def run(
     before = perf_counter()
     llm = load(source.model, loading, quiet=quiet, reading=source.reading)
     load_s = perf_counter() - before
-    task = Task(llm, _conversation(source.prompt, system) if chat else source.prompt, given)
+    asked = _conversation(source.prompt, system) if chat else source.prompt
+    task = Task(llm, asked, given, sanitize_control_tokens=sanitize_control_tokens)
     meter = Meter(len(task.prompt_ids))
     chunks = meter.watch(task.stream())
     if not quiet:

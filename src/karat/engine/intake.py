@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -14,11 +13,11 @@ from karat.engine.defaults import GenerationDefaults, turn_end_ids
 from karat.engine.sampler import derived_seed
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
-from karat.text import Tokenizer
+from karat.text import ChatPrompt, Tokenizer
 
 Message = Mapping[str, Any]
-# A text, token ids, or vLLM's mapping: {"prompt": text} or {"prompt_token_ids": ids}.
-Prompt = str | Sequence[int] | Mapping[str, Any]
+# A text, token ids, vLLM's mapping ({"prompt": text} or {"prompt_token_ids": ids}), or what LLM.chat_prompt made.
+Prompt = str | Sequence[int] | Mapping[str, Any] | ChatPrompt
 
 _log = logging.getLogger("karat")
 
@@ -69,8 +68,10 @@ class Intake:
             raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
         return listed
 
-    def text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        """To continue a text, which the tokenizer may give a BOS, or token ids, which are taken as they are."""
+    def request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        """To answer a conversation, or to continue a text, which may get a BOS, or token ids, taken as they are."""
+        if isinstance(prompt, ChatPrompt):
+            return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids)
         if isinstance(prompt, Mapping):
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
@@ -78,27 +79,9 @@ class Intake:
             return self._request(ids, params, prompt, self._defaults.end_token_ids)
         return self._request(prompt, params, None, self._defaults.end_token_ids)
 
-    def chat_request(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None,
-        variables: Mapping[str, Any],
-        *,
-        sanitize_control_tokens: bool = False,
-    ) -> Request:
-        """To answer a conversation; `variables` are what Tokenizer.render_chat takes beside the messages.
-
-        sanitize_control_tokens as in Tokenizer.encode_chat.
-        """
-        messages = plain_messages(messages)
-        if not sanitize_control_tokens:
-            text = self._tokenizer.render_chat(messages, **variables)
-            token_ids = self._tokenizer.encode(text, add_special_tokens=False, max_tokens=self._max_model_len)
-        else:  # rendered twice, by one clock
-            variables = {"now": datetime.now(), **variables}
-            text = self._tokenizer.render_chat(messages, **variables)
-            token_ids = self._tokenizer.encode_chat(messages, sanitize_control_tokens=True, **variables)
-        return self._request(token_ids, params, text, self.chat_end_token_ids)
+    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
+        """A conversation as the model gets it; `variables` are what Tokenizer.chat_prompt takes beside the messages."""
+        return self._tokenizer.chat_prompt(plain_messages(messages), max_tokens=self._max_model_len, **variables)
 
     def _request(
         self, token_ids: Sequence[int], params: SamplingParams | None, prompt: str | None, end_token_ids: frozenset[int]
@@ -113,7 +96,7 @@ class Intake:
 
 def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt is a text, token ids or a mapping; anything else is a sequence of prompts."""
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | ChatPrompt):
         return [prompts]
     _require_sequence("prompts", prompts)
     if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):

@@ -30,7 +30,7 @@ from karat.ops.api import CacheSpec, Runner
 from karat.ops.guard import Guard
 from karat.ops.rope_table import table_bytes
 from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
-from karat.text import Tokenizer
+from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
@@ -213,16 +213,17 @@ class LLM:
         """Continue one prompt or many; outputs in the order of the prompts.
 
         A prompt is a text, which the tokenizer may give a BOS, or token ids, which are taken as they are, or a mapping
-        {"prompt": text} or {"prompt_token_ids": ids}. sampling_params are for all prompts, or one for each; None: the
-        model's defaults. use_tqdm writes to stderr how many requests and tokens are done. RequestError, before any
-        work, for a prompt that is empty or too long, or parameters that do not suit the model. What goes wrong later
-        ends only the choice it concerns, with finish_reason "error". UsageError for any other argument.
+        {"prompt": text} or {"prompt_token_ids": ids}, or what `chat_prompt` made of a conversation. sampling_params are
+        for all prompts, or one for each; None: the model's defaults. use_tqdm writes to stderr how many requests and
+        tokens are done. RequestError, before any work, for a prompt that is empty or too long, or parameters that do
+        not suit the model. What goes wrong later ends only the choice it concerns, with finish_reason "error".
+        UsageError for any other argument.
         """
         refuse("generate", others, LLM.generate)
         self._turns.require_open()
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), sampling_params)
-        requests = [self._text_request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)]
+        requests = [self._request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)]
         return self._turns.run(requests, show_progress=use_tqdm)
 
     def chat(
@@ -251,9 +252,9 @@ class LLM:
         self._turns.require_open()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
-        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
+        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         requests = [
-            self._chat_request(c, p, options, sanitize_control_tokens)
+            self._request(self._intake.chat_prompt(c, options), p)
             for c, p in zip(conversations, all_params, strict=True)
         ]
         return self._turns.run(requests, show_progress=use_tqdm)
@@ -268,7 +269,7 @@ class LLM:
         """
         refuse("stream", others, LLM.stream)
         self._turns.require_open()
-        return self._turns.stream(self._text_request(prompt, self._intake.params_for(1, sampling_params)[0]))
+        return self._turns.stream(self._request(prompt, self._intake.params_for(1, sampling_params)[0]))
 
     def stream_chat(
         self,
@@ -286,8 +287,27 @@ class LLM:
         refuse("stream_chat", others, LLM.stream_chat)
         self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
-        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs)
-        return self._turns.stream(self._chat_request(messages, params, options, sanitize_control_tokens))
+        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        return self._turns.stream(self._request(self._intake.chat_prompt(messages, options), params))
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        now: datetime | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sanitize_control_tokens: bool = False,
+        **others: object,
+    ) -> ChatPrompt:
+        """One conversation as `chat` gives it to the model, for who wants to see or count it: text and token_ids.
+
+        `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again.
+        """
+        refuse("chat_prompt", others, LLM.chat_prompt)
+        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        return self._intake.chat_prompt(messages, options)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, which encodes and decodes, and renders conversations."""
@@ -344,15 +364,8 @@ class LLM:
         """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
         return self._intake.default_params_after(prompt_len)
 
-    def _text_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        return self._checked(self._intake.text_request(prompt, params))
-
-    def _chat_request(
-        self, messages: Sequence[Message], params: SamplingParams | None, options: Mapping[str, Any], sanitize: bool
-    ) -> Request:
-        return self._checked(self._intake.chat_request(messages, params, options, sanitize_control_tokens=sanitize))
-
-    def _checked(self, request: Request) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+        request = self._intake.request(prompt, params)
         self.engine.check_request(request)
         return request
 
@@ -390,10 +403,10 @@ def _text_side(
 
 def _chat_options(
     tools: Sequence[Message] | None, add_generation_prompt: bool, now: datetime | None,
-    variables: Mapping[str, Any] | None,
+    variables: Mapping[str, Any] | None, sanitize_control_tokens: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    clock = {} if now is None else {"now": now}
-    return {**(variables or {}), "tools": tools, "add_generation_prompt": add_generation_prompt, **clock}
+    options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
+    return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}
 
 
 def _check_int(name: str, value: object, least: int, most: int | None = None) -> None:

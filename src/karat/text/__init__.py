@@ -1,7 +1,8 @@
 """Text: tokens, chat templates, streaming text out of tokens, and stop strings."""
 
+from karat.text.chat_prompt import ChatPrompt
 from karat.text.detokenizer import IncrementalDetokenizer
 from karat.text.stop import StopMatcher, StopResult
 from karat.text.tokenizer import Tokenizer
 
-__all__ = ["IncrementalDetokenizer", "StopMatcher", "StopResult", "Tokenizer"]
+__all__ = ["ChatPrompt", "IncrementalDetokenizer", "StopMatcher", "StopResult", "Tokenizer"]

@@ -11,6 +11,7 @@ from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.wording import shown
 from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
+from karat.text.chat_prompt import ChatPrompt
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
@@ -180,7 +181,7 @@ class Tokenizer:
     ) -> str:
         """The prompt for `messages`, see `ChatTemplate.render`; with `tools`, by the template named `tool_use` if any.
 
-        Encode it with `add_special_tokens=False`, or let `encode_chat` do so.
+        Encode it with `add_special_tokens=False`, or let `chat_prompt` do so.
         """
         return self._template_for(tools).render(
             messages,
@@ -191,7 +192,7 @@ class Tokenizer:
             **extra,
         )
 
-    def encode_chat(
+    def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -202,8 +203,8 @@ class Tokenizer:
         sanitize_control_tokens: bool = False,
         max_tokens: int | None = None,
         **extra: Any,
-    ) -> list[int]:
-        """Token ids of the rendered prompt: special tokens are those of the template, none is added (or doubled).
+    ) -> ChatPrompt:
+        """The rendered prompt with its token ids: special tokens are those of the template, none is added (or doubled).
 
         By default, as in transformers, a special token spelled in a message becomes its id as well: a user can write
         `<|im_end|>` and open a turn of their own. With `sanitize_control_tokens` such tokens in messages, tools,
@@ -215,17 +216,24 @@ class Tokenizer:
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}
         if not sanitize_control_tokens:
             prompt = self.render_chat(**conversation, **options)
-            return self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)
+            return ChatPrompt(prompt, tuple(self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)))
         control = ControlTokens(self._tokens_to_sanitize(self._template_for(tools)))
         try:
             marked = control.mark(conversation)
         except RecursionError as error:
             raise TemplateError("the conversation is nested too deeply; expected a few levels; flatten it") from error
-        prompt = self.render_chat(**marked, **options)
+        pieces = list(control.split(self.render_chat(**marked, **options)))
+        text = "".join(piece for piece, _ in pieces)
+        if max_tokens is not None and len(text) > max_tokens:
+            self._refuse_longer_than(max_tokens, text)
         ids: list[int] = []
-        for index, (piece, is_marked) in enumerate(control.split(prompt)):
+        for index, (piece, is_marked) in enumerate(pieces):
             ids += self._encode_piece(piece, as_text=is_marked, at_start=index == 0)
-        return ids
+        return ChatPrompt(text, tuple(ids))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The token ids of `chat_prompt`."""
+        return list(self.chat_prompt(messages, **options).token_ids)
 
     @cached_property
     def _tool_template(self) -> "ChatTemplate":
