@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+# Tests go to a process for each core; -n 0 in PYTEST_ARGS runs them in one.
+PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -27,6 +29,7 @@ help:
 	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
 	@echo "make lint    ruff and mypy only"
+	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
@@ -51,7 +54,13 @@ demo: $(STAMPS)/karat
 .PHONY: test
 test: TOTAL := 4
 test: $(STAMPS)/dev peers native lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+# Whatever there is to test: soaks and sweeps in full, and the peers live. What it said is kept.
+.PHONY: test-long
+test-long: TOTAL := 5
+test-long: $(STAMPS)/dev peers native lint $(STAMPS)/live-peers
+	KARAT_LONG=1 tools/logged $(LOGS)/test-long-$$(date +%Y-%m-%d-%H%M%S).log $(PYTEST) $(PYTEST_ARGS)
 
 # Karat installs without its kernels where they cannot be compiled; where there is a compiler, that is a defect.
 .PHONY: native
@@ -84,7 +93,7 @@ peers: $(STAMPS)/dev
 .PHONY: test-peers
 test-peers: TOTAL := 5
 test-peers: peers native $(STAMPS)/live-peers
-	$(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+	$(PYTEST) -m peers $(PYTEST_ARGS)
 
 $(STAMPS)/live-peers: requirements/live-peers.txt $(STAMPS)/dev
 	@tools/stage "[5/$(TOTAL)] installing llama.cpp, which is compiled (about 12 minutes)" $(LOGS)/live-peers.log \

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from karat.ops.threads import num_physical_cores
+from tests.support.seed import SEED
+
 # How long an example takes says more about the machine than about Karat; pytest's own timeout ends what hangs.
 settings.register_profile("karat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("karat")
@@ -14,6 +17,21 @@ settings.load_profile("karat")
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A worker of several has about one core. Libraries that would start threads for all cores read this when imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core; beyond eight, memory counts."""
+    return min(num_physical_cores(), 8)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"KARAT_SEED={SEED} has the tests draw the same again"
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """Blocks beside their originals: no quantiser's own rounding is strange, and one wrong number, scale or block is."""
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +14,11 @@ from karat.check.quantised import distances
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 from tests.quant.ggml import SHAPES, Ggml
+from tests.support import seed
 from tools.peers.models import make_folder
 from tools.peers.recorded import DATA, STORED
 
-SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))
+SEED = int(seed.SEED)
 WRITTEN = [name for name, format_ in FORMATS.items() if format_.pack is not None]
 Floats = NDArray[np.float32]
 Blocks = NDArray[np.uint8]

@@ -1,7 +1,5 @@
 """The diagnosis names what was broken and nothing else. `python -m tools.zoo` counts; this is a sample of each row."""
 
-import os
-import secrets
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,13 @@ from karat.check.hf import record_hf  # noqa: E402
 from karat.check.names import ranges  # noqa: E402
 from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
 from karat.check.wording import diagnosis_lines, times  # noqa: E402
+from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.faults_bytes import dtype_trunc  # noqa: E402
 from tools.zoo.faults_rope import rope_pairing  # noqa: E402
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402
 from tools.zoo.models import draw  # noqa: E402
 from tools.zoo.run import run_case  # noqa: E402
-
-SEED = os.environ.get("KARAT_SEED") or secrets.token_hex(4)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bug)

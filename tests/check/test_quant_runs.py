@@ -1,7 +1,5 @@
 """Runs on weights in every block format: a right one gets no name, one that reads its blocks wrongly the right one."""
 
-import os
-import secrets
 from contextlib import ExitStack
 
 import numpy as np
@@ -12,12 +10,12 @@ from karat.quant import FORMATS
 
 pytest.importorskip("torch", reason="the zoo breaks models of transformers")
 from karat.check.hf import record_hf
+from tests.support.seed import SEED
 from tools.zoo.faults_quant import MINIMA, NIBBLES, SCALES, ZERO, Mistakes, quant
 from tools.zoo.healthy import KINDS, one_run
 from tools.zoo.made_up_blocks import made_up
 from tools.zoo.models import draw
 
-SEED = os.environ.get("KARAT_SEED") or str(secrets.randbelow(2**31))
 ROWS: dict[str, Mistakes] = {
     "quant-nibbles": NIBBLES, "quant-zero": ZERO, "quant-min-sign": MINIMA, "quant-scale": SCALES,
 }  # fmt: skip

@@ -1,8 +1,6 @@
 """What is said of how exactly a bug can be located is what the recorded results allow, layer by layer."""
 
-import os
 import random
-import secrets
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -18,6 +16,7 @@ from karat.check.reach import reach  # noqa: E402
 from karat.check.replay import Replay  # noqa: E402
 from karat.check.trace import Trace  # noqa: E402
 from karat.check.wording import diagnosis_lines  # noqa: E402
+from tests.support.seed import SEED  # noqa: E402
 from tools.zoo import run  # noqa: E402
 from tools.zoo.attention import patch_attention  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
@@ -25,7 +24,6 @@ from tools.zoo.faults_norm import embed_scale  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
 from tools.zoo.thin import WAYS, thinned  # noqa: E402
 
-SEED = os.environ.get("KARAT_SEED") or secrets.token_hex(4)
 ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 # Less, and a norm's output is the same within roundings whether its input is doubled or not.
 VISIBLE_EPS = {"changes": {"rms_norm_eps": 1e-3}}

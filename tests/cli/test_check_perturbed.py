@@ -5,8 +5,6 @@ trace of a run on the right weights.
 """
 
 import json
-import os
-import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,9 @@ from karat.ops.registry import create
 from karat.quant import FORMATS
 from tests.cli.conftest import Karat
 from tests.convert.test_convert import FAMILIES, folder_of
+from tests.support import seed
 
-SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))
+SEED = int(seed.SEED)
 PLAIN = ("folder", "F32", "F16", "BF16")
 QUANTISED = tuple(mix for mix in MIXES if mix not in PLAIN)
 LARGE = {"hidden_size": 256, "intermediate_size": 256}  # whole blocks of every format

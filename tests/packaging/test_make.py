@@ -86,6 +86,29 @@ def test_live_peers_are_pinned() -> None:
     assert any(line.startswith("llama-cpp-python==") for line in lines)
 
 
+def test_what_is_logged_is_shown_and_kept_with_its_status(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "long.log"
+    done = run("tools/logged", str(log), "sh", "-c", "echo one; echo two >&2; exit 7")
+    assert done.returncode == 7
+    assert done.stdout == f"one\ntwo\nKept in {log}\n"
+    assert log.read_text() == "one\ntwo\n"
+    assert list(log.parent.iterdir()) == [log]
+
+
+def planned(*arguments: str) -> str:
+    """The last command that make would run."""
+    done = run("make", "--no-print-directory", "-n", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_make_test_leaves_to_make_test_long_what_is_long() -> None:
+    assert planned("test", "PYTEST_ARGS=-k word").endswith(' -m "not long" -k word')
+    everything = planned("test-long", "PYTEST_ARGS=-k word")
+    assert re.search(r"KARAT_LONG=1 tools/logged \S+/logs/test-long-\S+", everything)
+    assert everything.endswith(" -k word") and " -m " not in everything.partition(" -m pytest ")[2]
+
+
 def test_help_is_the_default_and_names_the_two_commands() -> None:
     done = run("make", "--no-print-directory")
     assert done.returncode == 0
