@@ -191,20 +191,22 @@ def test_logits_of_every_position_beside_other_requests(budget: int) -> None:
     for _ in range(3):
         engine.step()
     text = tuple(range(30))
-    reader = engine.add_logits(text, np.empty((30, 258), np.float32))
+    logits = np.empty((30, 258), np.float32)
+    reader = engine.add_logits(text, logits)
     drive(engine)
     assert reader.done and reader.error is None
     for i in range(30):
-        assert (reader.logits[i] == model.logits_of(text[: i + 1])).all()
+        assert (logits[i] == model.logits_of(text[: i + 1])).all()
 
 
 def test_logits_given_up_leave_nothing() -> None:
     engine, _ = make_engine(max_num_batched_tokens=8)
-    reader = engine.add_logits(tuple(range(30)), np.empty((30, 258), np.float32))
+    logits = np.empty((30, 258), np.float32)
+    engine.add_logits(tuple(range(30)), logits)
     engine.step()
     assert engine.scheduler.blocks.num_free < 64
-    engine.abort_logits(reader)
-    engine.abort_logits(reader)
+    engine.abort_logits(logits)
+    engine.abort_logits(logits)
     assert engine.scheduler.blocks.num_free == 64 and not engine.has_work
 
 

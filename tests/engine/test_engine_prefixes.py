@@ -128,9 +128,10 @@ def test_what_went_wrong_is_not_found() -> None:
 def test_logits_of_a_text_are_all_computed_whatever_is_known_of_it() -> None:
     engine, model = make_engine()
     for _ in range(2):
-        reader = engine.add_logits(tuple(SYSTEM), np.empty((23, 258), np.float32))
+        logits = np.empty((23, 258), np.float32)
+        engine.add_logits(tuple(SYSTEM), logits)
         drive(engine)
-        assert all((reader.logits[i] == model.noise(tuple(SYSTEM[: i + 1]))).all() for i in range(23))
+        assert all((logits[i] == model.noise(tuple(SYSTEM[: i + 1]))).all() for i in range(23))
     assert num_computed(model) == 2 * 23
 
 

@@ -152,19 +152,19 @@ def logits_under(
         )
     )  # fmt: skip
     engine = Engine(model_runner(model.on(ops), cache, sizes.step_limits), tokenizer, sizes)
+    logits = _empty(config.vocab_size, texts)
     readers: dict[int, LogitsReader] = {}
     for index in setting.order or range(len(texts)):
-        text = tuple(texts[index])
-        readers[index] = engine.add_logits(text, np.empty((len(text), config.vocab_size), np.float32))
+        readers[index] = engine.add_logits(tuple(texts[index]), logits[index])
         if not setting.together:
             _finish(engine, [readers[index]], setting)
     _finish(engine, list(readers.values()), setting)
     if setting.share:
-        for reader in readers.values():
-            again = engine.add_logits(tuple(reader.sequence.token_ids), reader.logits)
-            again.sequence.num_read = len(reader.logits) // 2  # rows that nobody wants again
+        for index in readers:
+            again = engine.add_logits(tuple(texts[index]), logits[index])
+            again.sequence.num_read = len(texts[index]) // 2  # rows that nobody wants again
             _finish(engine, [again], setting)
-    return [readers[index].logits for index in range(len(texts))]
+    return logits
 
 
 def logits_on_ranks(
@@ -180,11 +180,16 @@ def logits_on_ranks(
             load_command(checkpoint, sizes, executor="native", kv_dtype=kv_dtype, threads=setting.threads), config
         )
         engine = Engine(ranks, tokenizer, sizes)
-        readers = [engine.add_logits(tuple(t), np.empty((len(t), config.vocab_size), np.float32)) for t in texts]
+        logits = _empty(config.vocab_size, texts)
+        readers = [engine.add_logits(tuple(text), rows) for text, rows in zip(texts, logits, strict=True)]
         _finish(engine, readers, setting)
     finally:
         ranks.close()
-    return [reader.logits for reader in readers]
+    return logits
+
+
+def _empty(vocab_size: int, texts: Sequence[Sequence[int]]) -> list[NDArray[np.floating]]:
+    return [np.empty((len(text), vocab_size), np.float32) for text in texts]
 
 
 def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:

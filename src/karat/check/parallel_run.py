@@ -159,12 +159,13 @@ def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> 
 
 
 def _compute(engine: Engine, tokens: Sequence[int]) -> NDArray[np.floating]:
-    reader = engine.add_logits(tuple(tokens), np.empty((len(tokens), engine.config.vocab_size), np.float32))
+    logits = np.empty((len(tokens), engine.config.vocab_size), np.float32)
+    reader = engine.add_logits(tuple(tokens), logits)
     while not reader.done:
         engine.step()
     if reader.error:
         raise reader.error
-    return reader.logits
+    return logits
 
 
 def _trace(

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.engine.choice import LogitsTarget
 from karat.errors import UsageError
 
-Logits = Callable[[Sequence[int]], NDArray[np.floating]]  # [tokens, vocab] of a text
+WriteLogits = Callable[[Sequence[int], LogitsTarget], None]  # all logits [tokens, vocab] of a text, to a target
+
+ROWS_AT_ONCE = 16  # of logits that are looked at in float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,25 @@ def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, in
         begin = min(begin + stride, max(0, num_tokens - window)) if end < num_tokens else num_tokens
 
 
-def perplexity(logits: Logits, token_ids: Sequence[int], *, window: int, stride: int) -> Iterator[Score]:
+class _Surprises:
+    """Takes the logits of a text, and keeps of each position from `first` on -log of the next token's probability."""
+
+    def __init__(self, token_ids: Sequence[int], first: int) -> None:
+        self._targets = np.asarray(token_ids[first + 1 :])
+        self._first = first
+        self.nats = np.empty(len(self._targets))
+
+    def __setitem__(self, positions: slice, logits: NDArray[np.floating], /) -> None:
+        begin = positions.start - self._first  # of the targets; the last position has none
+        for place in range(max(begin, 0), min(begin + len(logits), len(self._targets)), ROWS_AT_ONCE):
+            chosen = self._targets[place : min(place + ROWS_AT_ONCE, begin + len(logits))]
+            rows = logits[place - begin :][: len(chosen)].astype(np.float64)
+            largest = rows.max(axis=1)
+            log_sum = largest + np.log(np.exp(rows - largest[:, None]).sum(axis=1))
+            self.nats[place : place + len(chosen)] = log_sum - rows[np.arange(len(rows)), chosen]
+
+
+def perplexity(write_logits: WriteLogits, token_ids: Sequence[int], *, window: int, stride: int) -> Iterator[Score]:
     """Score `token_ids`, yielding after each window. A token has at least window - stride tokens before it, if any are.
 
     Raises UsageError for fewer than two tokens, or a stride that is not 1 … window - 1.
@@ -47,10 +68,8 @@ def perplexity(logits: Logits, token_ids: Sequence[int], *, window: int, stride:
         raise UsageError(f"a stride of {stride} in windows of {window}: expected 1 to {window - 1}")
     nats, count = 0.0, 0
     for begin, end, first in windows(len(token_ids), window, stride):
-        rows = logits(token_ids[begin:end])[first - begin - 1 : end - begin - 1].astype(np.float64)  # [scored, vocab]
-        targets = np.asarray(token_ids[first:end])
-        largest = rows.max(axis=1)
-        log_sum = largest + np.log(np.exp(rows - largest[:, None]).sum(axis=1))
-        nats += float((log_sum - rows[np.arange(len(rows)), targets]).sum())
-        count += len(rows)
+        surprises = _Surprises(token_ids[begin:end], first - begin - 1)
+        write_logits(token_ids[begin:end], surprises)
+        nats += float(surprises.nats.sum())
+        count += end - first
         yield Score(count, len(token_ids) - 1, nats)

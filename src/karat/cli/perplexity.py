@@ -58,7 +58,7 @@ def perplexity(
     if not 2 <= size <= llm.max_model_len:
         raise UsageError(f"--window {size}: expected 2 to {llm.max_model_len}, what the model allows")
     score, progress = None, Progress(quiet=False)
-    for score in scoring.perplexity(llm.logits, ids, window=size, stride=stride or size // 2):
+    for score in scoring.perplexity(llm.write_logits, ids, window=size, stride=stride or size // 2):
         progress(f"{score.num_scored} of {score.num_total} tokens, {score.perplexity:.4f}")
     assert score is not None
     progress.clear()

@@ -193,20 +193,28 @@ class Choice:
         self.finish_reason, self._stop_reason = reason, stop_reason
 
 
-class LogitsReader:
-    """Collects the logits of every position of a text; generates nothing. When `done`, `error` says if it failed."""
+class LogitsTarget(Protocol):
+    """What takes the logits [tokens, vocab] of a text as an array does, and is one, or keeps less of them."""
 
-    def __init__(self, sequence: Sequence, logits: NDArray[np.floating]) -> None:
+    def __setitem__(self, positions: slice, rows: NDArray[np.floating], /) -> None:
+        """Rows [positions, vocab] are lent for the call. They come in order; after an interrupt some come again."""
+
+
+class LogitsReader:
+    """Writes the logits of every position of a text; generates nothing. When `done`, `error` says if it failed."""
+
+    def __init__(self, sequence: Sequence, target: LogitsTarget) -> None:
         self.sequence = sequence
-        self.logits = logits  # [tokens, vocab], filled position by position
+        self.target = target
         self.done = False
         self.error: Exception | None = None
 
     def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
-        self.logits[first : first + len(rows)] = rows
+        self.target[first : first + len(rows)] = rows
 
     def read_last(self, row: NDArray[np.floating]) -> bool:
-        self.logits[-1] = row
+        last = len(self.sequence.token_ids) - 1
+        self.target[last : last + 1] = row[np.newaxis]
         self.done = True
         return True
 

@@ -7,7 +7,7 @@ from itertools import accumulate, count, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.choice import Carried, Choice, LogitsReader, Reader, resolve_max_tokens
+from karat.engine.choice import Carried, Choice, LogitsReader, LogitsTarget, Reader, resolve_max_tokens
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch
@@ -144,12 +144,12 @@ class Engine:
             self.scheduler.add(choice.sequence)
         self._half_done = False
 
-    def add_logits(self, token_ids: tuple[int, ...], logits: NDArray[np.floating]) -> LogitsReader:
-        """Queue the computation of all logits [tokens, vocab] of a text, written to `logits` as steps go on."""
+    def add_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> LogitsReader:
+        """Queue the computation of all logits [tokens, vocab] of a text, written to `target` as steps go on."""
         self._check_tokens("the text", token_ids)
         self.scheduler.check_fits(len(token_ids))
         self._mend()
-        reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), logits)
+        reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), target)
         self._half_done = True
         self._readers[reader.sequence.seq_id] = reader
         self.scheduler.add(reader.sequence)
@@ -224,20 +224,17 @@ class Engine:
         chunks = tuple(chunk for update in updates for chunk in update.chunks)
         return RequestUpdate(request_id, chunks, updates[-1].output)
 
-    def abort_logits(self, reader: LogitsReader) -> None:
-        """Free what `add_logits` took, if it has not ended by itself."""
-        self._mend()
-        if reader.sequence.seq_id in self._readers:
-            self._half_done = True
-            self._drop(reader)
-            self._half_done = False
+    def abort_logits(self, target: LogitsTarget) -> None:
+        """Free what `add_logits` to this target took, if it has not ended by itself.
 
-    def abort_logits_into(self, logits: NDArray[np.floating]) -> None:
-        """`abort_logits` of what writes to this array, for who was interrupted before knowing the reader."""
+        Not by the reader, which who was interrupted in `add_logits` does not know.
+        """
         self._mend()
         for reader in list(self._readers.values()):
-            if isinstance(reader, LogitsReader) and reader.logits is logits:
-                self.abort_logits(reader)
+            if isinstance(reader, LogitsReader) and reader.target is target:
+                self._half_done = True
+                self._drop(reader)
+                self._half_done = False
 
     def _mend(self) -> None:
         """Make whole what an interrupt left half done, from readers and requests; it may be interrupted too."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+from karat.engine.choice import LogitsTarget
 from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
@@ -323,20 +324,25 @@ class LLM:
         Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
         more than 1 GiB.
         """
-        self._turns.require_open()
-        ids = plain_ids(token_ids)
-        if len(ids) > self.max_model_len:
-            raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
+        ids = self._text_ids(token_ids)
         dtype = np.dtype(self.dtype)
         num_bytes = len(ids) * self.config.vocab_size * dtype.itemsize
         if num_bytes > MAX_LOGITS_BYTES:
             raise CapacityError(
                 f"the logits of {len(ids)} tokens would take {num_bytes} bytes; at most {MAX_LOGITS_BYTES} are made at "
-                f"once; give at most {MAX_LOGITS_BYTES // (self.config.vocab_size * dtype.itemsize)} tokens"
+                f"once; give at most {MAX_LOGITS_BYTES // (self.config.vocab_size * dtype.itemsize)} tokens, or use "
+                "write_logits"
             )
         logits = np.empty((len(ids), self.config.vocab_size), dtype)
-        self._turns.fill_logits(ids, logits)
+        self._turns.write_logits(ids, logits)
         return logits
+
+    def write_logits(self, token_ids: Sequence[int], target: LogitsTarget) -> None:
+        """What `logits` returns, written to `target` row by row: an array, or what keeps less of each row.
+
+        The rows are there only while they are written, and some may come twice. An exception of `target` is raised.
+        """
+        self._turns.write_logits(self._text_ids(token_ids), target)
 
     def check_ranks(self) -> None:
         """Raise RankError if a rank of tensor parallelism has died since the last step: for an idle model."""
@@ -363,6 +369,13 @@ class LLM:
     def default_params_after(self, prompt_len: int) -> SamplingParams:
         """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
         return self._intake.default_params_after(prompt_len)
+
+    def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        self._turns.require_open()
+        ids = plain_ids(token_ids)
+        if len(ids) > self.max_model_len:
+            raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
+        return ids
 
     def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
         request = self._intake.request(prompt, params)

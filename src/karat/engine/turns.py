@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from karat.engine.choice import LogitsTarget
 from karat.engine.engine import Engine, RequestUpdate
 from karat.engine.request_bar import RequestBar
 from karat.errors import UsageError
@@ -81,17 +79,17 @@ class Turns:
             self._forget([request])
             raise
 
-    def fill_logits(self, token_ids: tuple[int, ...], logits: NDArray[np.floating]) -> None:
-        """Write all logits [tokens, vocab] of a text to `logits`."""
+    def write_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> None:
+        """Write all logits [tokens, vocab] of a text to `target`."""
         try:
             try:
-                reader = self._alone(lambda: self._engine.add_logits(token_ids, logits))
+                reader = self._alone(lambda: self._engine.add_logits(token_ids, target))
                 while not reader.done:
                     self._advance()
             finally:
-                self._alone(lambda: self._engine.abort_logits_into(logits))
+                self._alone(lambda: self._engine.abort_logits(target))
         except BaseException:
-            self._alone(lambda: self._engine.abort_logits_into(logits))
+            self._alone(lambda: self._engine.abort_logits(target))
             raise
         if reader.error:
             raise reader.error
