@@ -8,34 +8,22 @@ import pytest
 from karat.dist.interrupts import InterruptsPutOff
 
 
-def test_an_interrupt_comes_at_the_end() -> None:
+@pytest.mark.parametrize(("interrupts", "kept"), [(1, [1, 2]), (2, [1])], ids=["at the end", "a second one at once"])
+def test_when_an_interrupt_comes(interrupts: int, kept: list[int]) -> None:
     done = []
 
     def block() -> None:
         with InterruptsPutOff():
             signal.raise_signal(signal.SIGINT)
             done.append(1)
-        done.append(2)
-
-    with pytest.raises(KeyboardInterrupt):
-        block()
-    assert done == [1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_one_comes_at_once() -> None:
-    done = []
-
-    def block() -> None:
-        with InterruptsPutOff():
-            signal.raise_signal(signal.SIGINT)
-            done.append(1)
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(interrupts - 1):
+                signal.raise_signal(signal.SIGINT)
             done.append(2)
+        done.append(3)
 
     with pytest.raises(KeyboardInterrupt):
         block()
-    assert done == [1]
+    assert done == kept
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

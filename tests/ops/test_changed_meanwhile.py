@@ -1,0 +1,124 @@
+"""Arrays that another thread writes to while a kernel works on what they were: the result is that of what was given."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from karat.ops.native import unavailable_reason
+from karat.ops.native_plan import native
+
+if unavailable_reason():
+    pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
+
+WIDTH, HEAD, TOKENS, BLOCK, BLOCKS = 1024, 64, 64, 16, 16
+LAYERS = 16  # before anything of the batch is needed: tens of milliseconds
+
+
+@pytest.fixture
+def lock_is_kept() -> Iterator[None]:
+    """A thread loses the interpreter's lock only by giving it away: here, once the kernel has begun."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def disturbed(work: Callable[[], object], disturb: Callable[[], None]) -> object:
+    """What `work` returns in a thread of its own, if `disturb` runs as soon as it has given the lock away."""
+    begun, results = threading.Event(), []
+
+    def run() -> None:
+        begun.set()
+        results.append(work())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    disturb()
+    thread.join()
+    return results[0]
+
+
+def batch() -> dict[str, np.ndarray]:
+    """Two sequences of 32 tokens, of which the second has had 32 before."""
+    return {
+        "token_ids": np.arange(TOKENS, dtype=np.int32),
+        "positions": np.r_[0:32, 32:64].astype(np.int32),
+        "slots": np.r_[32:64, 96:128].astype(np.int32),
+        "query_starts": np.array([0, 32, 64], np.int32),
+        "context_lens": np.array([32, 64], np.int32),
+        "block_tables": np.array([[2, 3, 0, 0], [4, 5, 6, 7]], np.int32),
+        "wanted": np.array([5, 31, 40, 63], np.int32),
+    }
+
+
+def other_batch() -> dict[str, np.ndarray]:
+    """Numbers that would reach nothing outside memory either, and give another result."""
+    given = batch()
+    return {
+        **given,
+        "token_ids": given["token_ids"][::-1],
+        "positions": given["positions"][::-1] // 2,
+        "slots": np.roll(given["slots"], 32),
+        "context_lens": given["context_lens"] // 2,
+        "block_tables": given["block_tables"][::-1],
+        "wanted": given["wanted"] - 5,
+    }
+
+
+@pytest.mark.usefixtures("lock_is_kept")
+def test_a_step_reads_what_it_was_given() -> None:
+    rng = np.random.default_rng(5)
+    plan = native().Plan(native().supported_isas()[-1], 1)
+
+    def matrix(rows: int) -> object:
+        values = rng.standard_normal((rows, WIDTH), np.float32) / np.float32(WIDTH**0.5)
+        return native().pack("F32", rows, WIDTH, values.reshape(-1).view(np.uint8), 1)
+
+    given = x = plan.input(WIDTH)
+    weight = matrix(WIDTH)
+    for _ in range(LAYERS):
+        (x,) = plan.linear(x, [weight], [None], [WIDTH])
+    x = plan.add(x, plan.embedding(matrix(TOKENS)))
+    angles = rng.uniform(-3, 3, (BLOCK * BLOCKS, HEAD // 2))
+    x = plan.rope(x, native().rope_table(np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)))
+    cache = native().cache("float32", 1, BLOCK * BLOCKS, WIDTH // HEAD, HEAD)
+    plan.kv_write(x, x, cache, 0)
+    out = plan.select(plan.attention(x, cache, 0, HEAD**-0.5, 0, 1, 0))
+    plan.finish(TOKENS, 4, 2, TOKENS, [out])
+    values = rng.standard_normal((TOKENS, WIDTH), np.float32)
+
+    def result(arrays: dict[str, np.ndarray]) -> object:
+        plan.write(given, values)
+        plan.run(**arrays, block_size=BLOCK)
+        return plan.read(out).copy()
+
+    def overwrite() -> None:
+        for name, array in other_batch().items():
+            arrays[name][...] = array
+
+    expected = result(batch())
+    arrays = batch()
+    np.testing.assert_array_equal(disturbed(lambda: result(arrays), overwrite), expected)
+    np.testing.assert_array_equal(arrays["wanted"], other_batch()["wanted"])
+
+
+@pytest.mark.usefixtures("lock_is_kept")
+def test_packing_reads_the_order_that_it_was_given() -> None:
+    rows, columns = 8192, 256
+    rng = np.random.default_rng(6)
+    stored = rng.integers(0, 256, (rows, columns * 4), np.uint8)
+    order = rng.permutation(rows)
+    expected = stored[order].reshape(-1)
+
+    def overwrite() -> None:
+        order[:] = 0
+
+    def pack() -> object:
+        return native().pack("F32", rows, columns, stored.reshape(-1), 1, order=order).stored()
+
+    np.testing.assert_array_equal(disturbed(pack, overwrite), expected)
+    assert not order.any()
