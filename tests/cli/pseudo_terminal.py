@@ -16,7 +16,7 @@ from tests.cli.conftest import COMMAND, environment
 
 CTRL_C, CTRL_D = "\x03", "\x04"
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-DEADLINE_S = 120
+DEADLINE_S = 600
 
 
 class PseudoTerminal:

@@ -68,7 +68,7 @@ def piped(alphabet: Path) -> Iterator["subprocess.Popen[str]"]:
 
 def test_a_rank_that_dies_between_two_messages_of_a_pipe_ends_it(piped: "subprocess.Popen[str]") -> None:
     kill_a_rank(piped.pid)
-    assert piped.wait(120) == RankError.exit_code, "though the input is still open"
+    assert piped.wait(600) == RankError.exit_code, "though the input is still open"
     assert piped.stderr is not None and re.fullmatch(DIED + "\n", piped.stderr.read())
 
 

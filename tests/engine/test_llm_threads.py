@@ -24,7 +24,7 @@ def test_threads_get_what_one_alone_gets(llm: LLM) -> None:
     start = Barrier(NUM_THREADS)
 
     def use(number: int) -> None:
-        start.wait(30)
+        start.wait(300)
         for _ in range(3):
             assert tokens(llm.generate(PROMPTS, params[number])) == want[number]
             chunks = list(llm.stream(PROMPTS[0], params[number]))
@@ -34,7 +34,7 @@ def test_threads_get_what_one_alone_gets(llm: LLM) -> None:
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for done in [threads.submit(use, number) for number in range(NUM_THREADS)]:
-            done.result(120)
+            done.result(1200)
     assert at_rest(llm) and not llm.engine._entries
 
 

@@ -29,7 +29,7 @@ if sys.platform != "linux":
     pytest.skip("ranks are watched through /proc", allow_module_level=True)
 
 LONG = SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
-NOTICED_S = 2.5  # two seconds, and half a one for starting and ending; of a clock that a busy machine does not drive
+NOTICED_S = 20.0  # ten times what it takes; of a clock that a busy machine does not drive
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def test_the_ranks_end_when_who_started_them_is_ended(sent: signal.Signals, fold
     ranks = children(process.pid)
     assert len(ranks) == 2
     process.send_signal(sent)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode != 0
     assert gone(ranks)
 
@@ -209,7 +209,7 @@ def test_a_pause_of_all_is_a_fault_of_none(folder: Path) -> None:
     time.sleep(0.5)
     ended = process.poll()
     process.kill()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert ended in (None, 0), said
     assert gone(ranks)
 
@@ -253,7 +253,7 @@ def test_the_command_says_which_rank_died_and_how_in_one_line(folder: Path) -> N
     process = run_karat(folder, "-q")
     ranks = children(process.pid)
     os.kill(ranks[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == RankError.exit_code
     assert re.fullmatch(rf"karat: error: rank \d \(process {ranks[0]}\) was killed \(SIGKILL\), .*\n", errors)
     assert gone(ranks)

@@ -34,7 +34,7 @@ def refusal(code: str, error: str = "ValueError") -> str:
     """What a child process says in refusing the last statement of `code`; it must neither crash nor succeed."""
     *before, last = code.strip().splitlines()
     child = "\n".join([*before, "try:", f"    {last}", f"except {error} as refused:", "    print('refused:', refused)"])
-    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
     assert done.stdout.startswith("refused:"), done.stdout
     return done.stdout
@@ -42,7 +42,7 @@ def refusal(code: str, error: str = "ValueError") -> str:
 
 def test_the_step_that_the_refusals_are_about_runs() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", STEP + "run(1, 16)"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", STEP + "run(1, 16)"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
 

@@ -36,7 +36,7 @@ class ThreadGroup:
 def on_all_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
     """What `work` returns on each rank. The first error that is not of a barrier is raised."""
     everyone: list[Any] = [None] * size
-    barrier = threading.Barrier(size, timeout=30)
+    barrier = threading.Barrier(size, timeout=300)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
