@@ -7,11 +7,12 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from karat.errors import CapacityError
 from karat.text import Tokenizer
 from karat.text.token_length import max_token_chars
+from karat.text.tokenizer import MAX_UNMEASURED_CHARS
 
 ALPHABET = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
 TEXT = st.text(st.sampled_from(" \n\ta1\u03b1\u0313\u0300\u0345\u1100\u1161\u11a8é☃"), max_size=60) | st.text(
@@ -79,3 +80,15 @@ def test_real_tokenizers(data_dir: Path, folder: str) -> None:
     with pytest.raises(CapacityError, match="the prompt has 1000000 characters, and the context of 100 tokens"):
         tokenizer.encode("x" * 10**6, max_tokens=100)
     assert tokenizer.encode("Once upon a time" * 5, max_tokens=40)
+
+
+def test_a_tokenizer_that_drops_text_takes_a_long_prompt_but_not_any(tmp_path: Path) -> None:
+    for name in "spaces that are dropped", "unknown characters as one":
+        backend = UNBOUNDED[name]
+        backend.decoder = decoders.ByteLevel()
+        backend.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = Tokenizer.from_folder(tmp_path)
+        assert len(tokenizer.encode("a" + " " * 50_000, max_tokens=100)) < 100
+        expected = f"has {MAX_UNMEASURED_CHARS + 1} characters; expected at most {MAX_UNMEASURED_CHARS} for a context"
+        with pytest.raises(CapacityError, match=expected):
+            tokenizer.encode(" " * (MAX_UNMEASURED_CHARS + 1), max_tokens=100)

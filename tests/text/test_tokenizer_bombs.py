@@ -14,7 +14,7 @@ import pytest
 
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
-from karat.text.tokenizer_limits import MAX_STRING_BYTES, check_strings, panics_told
+from karat.text.tokenizer_limits import MAX_STRING_BYTES, check_text, panics_told
 
 MAX_SECONDS, MAX_BYTES = 15, 1 << 30  # of a child, its start included; of processor time, as the machine may be busy
 PROGRAM = """
@@ -74,6 +74,7 @@ BOMBS: dict[str, dict[str, Any]] = {
     "cuts without end": {"pre_tokenizer": split("(a+)+$")},
     "damaged table": {"normalizer": table("b")},
     "table of long texts": {"normalizer": sequence([table("b" * 300)] * 2, "normalizers")},
+    "merges without the prefix": {"model": {"continuing_subword_prefix": "##"}},
     "length 0": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
     "pieces of 1 MB": {"model": {"continuing_subword_prefix": "#" * 10**6}},
     "pieces of 9 KB": {"model": {"continuing_subword_prefix": "#" * 9000}},
@@ -109,6 +110,7 @@ def run(folder: Path, content: dict[str, Any]) -> str:
         preexec_fn=limits,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+    assert not done.stderr, "the library panicked, and said so on stderr"
     return done.stdout
 
 
@@ -145,15 +147,15 @@ def test_added_tokens_of_the_other_files_are_bounded_too(plain: dict[str, Any], 
 def test_strings_are_measured_quickly_and_escapes_are_no_ends() -> None:
     data = (b'["' + b"a" * 90 + b'","\\"]') * 400_000  # 40 MB
     start = time.process_time()
-    check_strings(data, "a file")
+    check_text(data, "a file")
     assert time.process_time() - start < 3
     for string in (b"a" * (MAX_STRING_BYTES + 2), b'\\"' * MAX_STRING_BYTES):
         with pytest.raises(TokenizerError, match="strings of more than"):
-            check_strings(b'["' + string + b'"]', "a file")
+            check_text(b'["' + string + b'"]', "a file")
     with pytest.raises(TokenizerError, match="has 5 strings of more than"):
-        check_strings(b'["' + b'","'.join([b"a" * 10_001] * 5) + b'"]', "a file")
-    check_strings(b"", "a file")
-    check_strings(b"0", "a file")
+        check_text(b'["' + b'","'.join([b"a" * 10_001] * 5) + b'"]', "a file")
+    check_text(b"", "a file")
+    check_text(b"0", "a file")
 
 
 def test_only_what_the_library_gives_up_on_is_told() -> None:

@@ -16,13 +16,14 @@ from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from karat.text.tokenizer_limits import panics_told
+from karat.text.tokenizer_limits import may_panic, panics_told
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt that may become few tokens: 2 seconds of work
 # Decoders under which a text only grows at its end as tokens are added: what `IncrementalDetokenizer` builds on.
 _GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 
@@ -62,6 +63,8 @@ class Tokenizer:
         _check_decoder(decoder)
         self.is_byte_level = any(step["type"] == "ByteLevel" for step in decoder)
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in decoder)
+        self._may_panic = may_panic(self._backend.normalizer, self._backend.pre_tokenizer)
+        self._decoding_may_panic = may_panic(self._backend.decoder)
         # Added tokens are text; a byte-level decoder takes letters such as ö for the bytes they spell in other tokens.
         letters = {token_id for token_id, token in self.added_tokens.items() if not token.isascii()}
         self._verbatim = frozenset(letters if self.is_byte_level else ())
@@ -94,7 +97,7 @@ class Tokenizer:
 
         `add_special_tokens` adds what tokenizer.json puts around a text, such as BOS. Raises `RequestError` for a text
         that is not valid Unicode, and CapacityError, before any work, for one that is longer than `max_tokens` tokens
-        of the greatest length.
+        of the greatest length (where text is dropped or joined, if it also has more than MAX_UNMEASURED_CHARS).
         """
         if max_tokens is not None and len(text) > max_tokens:
             self._refuse_longer_than(max_tokens, text)
@@ -103,13 +106,13 @@ class Tokenizer:
                 f"character {found.start()} of the text is half a surrogate pair ({found[0]!r}); expected valid "
                 "Unicode; decode the text correctly or take it out"
             )
-        with panics_told(f"a text of {len(text)} characters cannot be tokenised"):
+        with panics_told(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
         if self._verbatim.isdisjoint(ids):
-            with panics_told(f"{len(ids)} tokens cannot be decoded"):
+            with panics_told(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
                 return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
@@ -287,7 +290,7 @@ class Tokenizer:
     def _encode_as_text(self, text: str) -> list[int]:
         """Ids of `text` in which no added token is seen."""
         backend = self._backend
-        with panics_told(f"a text of {len(text)} characters cannot be tokenised"):
+        with panics_told(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
             if backend.normalizer is not None:
                 text = backend.normalizer.normalize_str(text)
             words = [text]
@@ -302,10 +305,22 @@ class Tokenizer:
                 f"the prompt has {len(text)} characters, and the context of {max_tokens} tokens, of which none stands "
                 f"for more than {longest}, holds at most {max_tokens * longest}; shorten the prompt"
             )
+        # A tokenizer that drops or joins characters may make few tokens of any text.
+        if len(text) > MAX_UNMEASURED_CHARS and len(text) > max_tokens * self._longest_token:
+            raise CapacityError(
+                f"the prompt has {len(text)} characters; expected at most "
+                f"{max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token)} for a context of {max_tokens} tokens; "
+                "shorten the prompt"
+            )
 
     @cached_property
     def _max_token_chars(self) -> int | None:
         return max_token_chars(self._backend, "".join(_BYTE_OF_CHAR))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """In characters of its own, whatever text it stands for."""
+        return max(map(len, self._backend.get_vocab()), default=0)
 
     @cached_property
     def _anchor(self) -> list[int]:

@@ -1,13 +1,13 @@
 """What a tokenizer.json may make of a text: a file of a few hundred bytes could take all memory, or end the process.
 
 The `tokenizers` library obeys a file without limits of its own. What may grow a text, or the work at each token, is
-bounded here by what the file states; what the library then still gives up on by a Rust panic, which is no Exception,
-becomes a TokenizerError in `panics_told`.
+bounded here by what the file states, and what the library is known to panic on is found before (karat.text.preflight);
+what it then still gives up on by a Rust panic, which is no Exception, becomes a TokenizerError in `panics_told`.
 """
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint.wording import shown
 from karat.errors import TokenizerError
+from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, patterns, stderr_kept
 from karat.text.token_length import steps
 
 MAX_GROWTH = 256  # of a text; SentencePiece's NFKC alone may make 18 characters of one
@@ -29,10 +30,14 @@ _SAMPLE = "The quick brown fox, 123 \n\t" + "".join(map(chr, [*range(0x21, 0x180
 
 
 @contextmanager
-def panics_told(what: str) -> Iterator[None]:
-    """Raises TokenizerError, which begins with `what`, for a panic of the library or its untyped errors."""
+def panics_told(what: str, *, quietly: bool = False) -> Iterator[None]:
+    """Raises TokenizerError, which begins with `what`, for a panic of the library or its untyped errors.
+
+    A panic writes to stderr, unless `quietly`, which is for tokenizers that may panic (karat.text.preflight).
+    """
     try:
-        yield
+        with stderr_kept() if quietly else nullcontext():
+            yield
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
@@ -42,8 +47,20 @@ def panics_told(what: str) -> Iterator[None]:
         ) from None
 
 
-def check_strings(data: bytes, place: str) -> None:
-    """Raises TokenizerError for a tokenizer.json with long strings (or lists of numbers), before it is parsed."""
+def check_text(data: bytes, place: str) -> None:
+    """Raises TokenizerError for a tokenizer.json that the library is better not given."""
+    _check_strings(data, place)
+    if (piece := lacks_prefix(data)) is not None:
+        raise _wrong(place, f"a merge with {shown(piece)}", "pieces that begin with its continuing_subword_prefix")
+
+
+def may_panic(*parts: Any) -> bool:
+    """Whether a normalizer, pre-tokenizer or decoder has a regular expression that may give up on some text."""
+    return any(map(may_give_up, patterns(step for part in parts for step in steps(part))))
+
+
+def _check_strings(data: bytes, place: str) -> None:
+    """For long strings (or lists of numbers), before the file is parsed."""
     letters = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero((letters[1:] == ord('"')) & (letters[:-1] != ord("\\"))) + 1
     lengths = np.diff(ends, prepend=0, append=len(letters))
@@ -78,6 +95,8 @@ def check_limits(backend: Backend, place: str) -> None:
             raise _wrong(place, f"a {name} that makes a text {growth:.3g} times as long", f"at most {MAX_GROWTH} times")
     if any(step["type"] == "FixedLength" and step["length"] < 1 for step in cuts):
         raise _wrong(place, "a pre-tokenizer FixedLength of length 0", "a length of at least 1")
+    if any(step["type"] == "Precompiled" and is_damaged(step["precompiled_charsmap"]) for step in normalizer):
+        raise _wrong(place, "a damaged table of characters (precompiled_charsmap)", "one that SentencePiece wrote")
     _check_frame(frame, place)
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = getattr(backend.model, name, None) or ""
@@ -85,7 +104,10 @@ def check_limits(backend: Backend, place: str) -> None:
             raise _wrong(place, f"{name} of {len(affix)} characters", f"at most {MAX_AFFIX_CHARS}")
     for token in backend.get_added_tokens_decoder().values():
         check_added(token.content, place)
-    with panics_told(place), suppress(Exception):  # one that only knows some texts may be right
+    with (
+        panics_told(place, quietly=may_panic(backend.normalizer, backend.pre_tokenizer)),
+        suppress(Exception),
+    ):  # one that only knows some texts may be right
         backend.encode(_SAMPLE)
 
 
