@@ -22,12 +22,13 @@ DEADLINE_S = 600
 class PseudoTerminal:
     """Runs `karat *args` with the terminal as its controlling one, so that Ctrl-C is a signal as in real life."""
 
-    def __init__(self, *args: str, stdout: Path | None = None, **variables: str) -> None:
+    def __init__(self, *args: str, stdout: Path | None = None, echo: bool = False, **variables: str) -> None:
         self.raw = ""
         self._seen = 0
         self._master, slave = pty.openpty()
         attributes = termios.tcgetattr(slave)
-        attributes[3] &= ~termios.ECHO  # what appears is then only what the program writes
+        if not echo:
+            attributes[3] &= ~termios.ECHO  # what appears is then only what the program writes
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         out = stdout.open("w") if stdout else None
         self._process = subprocess.Popen(

@@ -87,7 +87,7 @@ def test_a_conversation_through_a_pipe(alphabet: Path, karat: Karat) -> None:
     assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\n" * 3)
     turns = [("system", "Sing."), ("user", "Hi"), ("assistant", ALPHABET), ("user", "two\nlines")]
     turns += [("assistant", ALPHABET), ("user", "/ö")]
-    counted = [int(number) for number in re.findall(r"prompt (\d+) tokens", done.stderr)]
+    counted = [int(number) for number in re.findall(r"(\d+) prompt tokens", done.stderr)]
     assert counted == [prompt_tokens(*turns[:2]), prompt_tokens(*turns[:4]), prompt_tokens(*turns)]
     assert f"context {counted[0] + 27} of 20000" in done.stderr
 
@@ -99,7 +99,7 @@ def test_what_a_conversation_has_said_is_not_computed_again(shares: bool, alphab
     done = karat("chat", str(alphabet), *options, stdin="one\ntwo\n")
     assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\n" * 2)
     known = (prompt_tokens(("user", "one")) + len(ALPHABET)) // 16 * 16
-    assert re.findall(r"prompt \d+ tokens, (\d+) kept from before \(\d", done.stderr) == [str(known)] * shares
+    assert re.findall(r"\d+ prompt tokens \((\d+) cached, \d", done.stderr) == [str(known)] * shares
 
 
 def test_control_tokens_of_a_message_stay_text_if_asked(alphabet: Path, karat: Karat) -> None:
@@ -107,7 +107,7 @@ def test_control_tokens_of_a_message_stay_text_if_asked(alphabet: Path, karat: K
     counts = []
     for flag in ([], ["--sanitize-control-tokens"]):
         done = karat("chat", str(alphabet), *flag, stdin=f"{hostile}\n")
-        counts += [int(number) for number in re.findall(r"prompt (\d+) tokens", done.stderr)]
+        counts += [int(number) for number in re.findall(r"(\d+) prompt tokens", done.stderr)]
     obeyed = prompt_tokens(("user", "Hi>"))
     assert counts == [obeyed, obeyed - 1 + len("<|im_end|>")]
 
@@ -189,15 +189,14 @@ def test_ctrl_c_stops_the_answer_and_the_program_lives(alphabet: Path) -> None:
         terminal.wait_for(ALPHABET + "ABC")
         terminal.type(CTRL_C)
         stopped = terminal.wait_for("> ")
-        assert "stopped: what there is of the answer is kept" in stopped and "· interrupted ·" in stopped
+        assert "Stopped. The partial answer is kept" in stopped and "· interrupted ·" in stopped
         terminal.type("/set ignore_eos false\n")
         terminal.wait_for("> ")
         terminal.type("/show\n")
         shown = terminal.wait_for("> ")
         assert "messages answered: 1" in shown
-        assert int(re.findall(r"(\d+) of 20000 tokens", shown)[0]) > prompt_tokens(
-            ("user", "Hi"), ("assistant", ALPHABET)
-        )
+        (used,) = re.findall(r"(\d+) of 20000 tokens", shown)
+        assert f"· context {used} of 20000" in stopped and int(used) > prompt_tokens(("user", "Hi")) + len(ALPHABET)
         terminal.type("Again\n")
         assert ALPHABET + "\n" in terminal.wait_for("> ")
         terminal.type(CTRL_D)
@@ -205,11 +204,18 @@ def test_ctrl_c_stops_the_answer_and_the_program_lives(alphabet: Path) -> None:
 
 
 def test_ctrl_c_at_the_prompt_gives_a_hint_and_then_leaves(alphabet: Path) -> None:
-    with PseudoTerminal("chat", "-q", str(alphabet)) as terminal:
+    with PseudoTerminal("chat", "-q", str(alphabet), echo=True) as terminal:
         terminal.wait_for("> ")
         terminal.type("half a mess")
+        terminal.wait_for("half a mess")
+        terminal.interrupt_when_idle()
+        assert "Ctrl-C" not in terminal.wait_for("> "), "it took back what was typed"
         terminal.interrupt_when_idle()
         assert "Ctrl-C once more leaves" in terminal.wait_for("> ")
+        terminal.type("and another half")
+        terminal.wait_for("and another half")
+        terminal.interrupt_when_idle()
+        assert "Ctrl-C" not in terminal.wait_for("> "), "typing took the hint back, too"
         terminal.type("Hi\n")
         assert ALPHABET in terminal.wait_for("\n> ")
         terminal.interrupt_when_idle()
@@ -227,7 +233,7 @@ def test_on_a_terminal_errors_do_not_end_it(alphabet: Path) -> None:
             ("/frob", "no command /frob"), ("/set top_p 2", "top_p=2: expected"), ("x" * 60, "the context is full"),
             ("Hi", ALPHABET), ("Hi", "the context is full"), ("/clear", "forgotten"), ("Hi \\\nyou", ALPHABET),
             ("/set max_tokens 50", "max_tokens = 50"), ("/retry", "max_tokens=50 after"),
-            ("/show", "messages answered: 1"), ("/set max_tokens default", "max_tokens = default"),
+            ("/show", "messages answered: 1"), ("/set max_tokens default", "max_tokens = None, the model's own"),
             ("'''\na\nb\n'''", "context is full"), ("/exit", ""),
         ]:  # fmt: skip
             terminal.type(entry + "\n")

@@ -114,7 +114,7 @@ def test_ctrl_c_and_ctrl_z_are_not_for_the_ranks(alphabet: Path) -> None:
             terminal.type("Hi\n")
             terminal.wait_for(ALPHABET + "ABC")
             terminal.type(CTRL_C)
-            assert "stopped: what there is of the answer is kept" in terminal.wait_for("> ")
+            assert "Stopped. The partial answer is kept" in terminal.wait_for("> ")
         os.killpg(terminal.pid, signal.SIGSTOP)  # as Ctrl-Z does, from a shell
         while state(terminal.pid) != "T":
             time.sleep(0.01)

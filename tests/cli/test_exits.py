@@ -109,7 +109,7 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
     ("args", "line"),
     [
         (["frob"], "karat: error: No such command 'frob'; see `karat --help`\n"),
-        (["rum"], "Did you mean 'run'"),
+        (["rum"], "karat: error: No such command 'rum'. Did you mean 'run'? See `karat --help`\n"),
         (["inspect", "--nope"], "karat: error: No such option: --nope; see `karat inspect --help`\n"),
         (["inspect", "a", "b"], "see `karat inspect --help`\n"),
         (["pull"], "karat: error: Missing argument 'ORG/NAME[@REVISION][:TYPE]'; see `karat pull --help`\n"),

@@ -28,10 +28,10 @@ def test_a_continuation(alphabet: Path, karat: Karat) -> None:
     assert (done.returncode, done.stdout) == (0, "bcdefghijklmnopqrstuvwxyz\n")
     first, *_, last = done.stderr.splitlines()
     assert first == (
-        f"{alphabet}: sampling as generation_config.json says: temperature=0.5, top_p=0.9, top_k=50 "
+        f"{alphabet}: sampling defaults from generation_config.json: temperature=0.5, top_p=0.9, top_k=50 "
         "(transformers' default)"
     )
-    assert last.startswith("prompt 2 tokens (") and "answer 26 tokens (" in last and last.endswith(" · stop")
+    assert last.startswith("2 prompt tokens (") and "26 answer tokens (" in last and last.endswith(" · stop")
 
 
 def test_an_answer_in_a_chat(alphabet: Path, karat_here: Karat) -> None:
@@ -179,7 +179,7 @@ def test_the_same_command_gives_the_same_text_and_another_seed_another(alphabet:
 
 def test_what_is_set_is_said_beside_the_defaults(alphabet: Path, karat_here: Karat) -> None:
     done = karat_here("run", str(alphabet), "x", "--temperature", "0", "--stop", "z")
-    assert done.stderr.splitlines()[0].endswith("; as asked: temperature=0.0, stop=['z']")
+    assert done.stderr.splitlines()[0].endswith("; from the command line: temperature=0.0, stop=['z']")
     assert done.stdout == "y\n"
 
 
@@ -208,7 +208,13 @@ def test_missing_kernels_are_mentioned_once(
         (2, ["run"], "no prompt"),
         (2, ["chat", "a", "-m", "b"], "two models"),
         (2, ["run", "and/or"], "write -p 'and/or'"),
-        (6, ["run", "-m", "nowhere", "x"], "is no folder here"),
+        (6, ["run", "-m", "nowhere", "x"], "no such folder or file, and not a hub name (org/name"),
+        (
+            2,
+            ["run", "hello", "world"],
+            "'hello' is no model: no folder, no file, and no name of the form org/name; a "
+            'prompt of several words needs quotes: karat run "hello world"',
+        ),
         (7, ["run", "-m", "/no/such/model", "x", "--temperature", "-1"], "temperature=-1.0: expected"),
         (7, ["run", "ALPHABET", "x", "--logit-bias", "999=1"], "999"),
         (7, ["run", "ALPHABET", ""], "no tokens"),

@@ -63,7 +63,8 @@ def test_words_taken_for_a_prompt(word: str) -> None:
         (["Hello you"], None, None, (None, "Hello you")),
         (["tale"], None, None, ("tale", "piped")),
         (["org/name"], None, None, ("org/name", "piped")),
-        (["Hello", "you"], None, None, ("Hello", "you")),
+        (["org/name", "you"], None, None, ("org/name", "you")),
+        (["tale", "you"], None, None, ("tale", "you")),
         (["org/name", "-"], None, None, ("org/name", "piped")),
         (["-"], None, None, (None, "piped")),
         ([], None, None, (None, "piped")),
@@ -96,12 +97,17 @@ def test_too_many_words_are_refused_with_the_quotes_that_are_missing(
         resolve(words, model, prompt)
 
 
+def test_two_words_of_which_the_first_is_no_model_need_quotes() -> None:
+    with pytest.raises(UsageError, match=r"'hello' is no model: .* karat run \"hello world\""):
+        resolve(["hello", "world"], None, None)
+
+
 def test_a_single_word_says_how_it_was_taken_and_how_to_have_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, b"piped")
     assert resolve(["and/or"], None, None).reading == (
         "'and/or' was taken for a model, because it has the form org/name; to give it as the prompt, write -p 'and/or'"
     )
-    assert "taken for the prompt" in (resolve(["fox"], None, None).reading or "")
+    assert resolve(["fox"], None, None).reading is None
     assert resolve(["org/name", "fox"], None, None).reading is None
 
 

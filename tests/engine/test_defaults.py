@@ -46,7 +46,7 @@ def test_values_are_taken_over(tokenizer: Tokenizer) -> None:
 def test_greedy_unless_it_says_do_sample(tokenizer: Tokenizer, raw: dict[str, Any] | None) -> None:
     defaults = read(tokenizer, raw)
     assert defaults.params == SamplingParams(temperature=0)
-    assert "temperature=0" in defaults.notice and ("without" in defaults.notice) == (raw is None)
+    assert "temperature=0" in defaults.notice and ("has no generation_config.json" in defaults.notice) == (raw is None)
 
 
 def test_sampling_values_mean_nothing_to_greedy_and_are_named(tokenizer: Tokenizer) -> None:

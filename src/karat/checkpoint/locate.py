@@ -40,8 +40,8 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
         if model.endswith(".gguf"):
             raise CheckpointError(f"{shown(model)}: does not exist; expected a GGUF file")
         raise HubError(
-            f"{shown(model)}: is no folder here and no name of the hub, which is org/name or org/name@revision (and "
-            "org/name:TYPE for a GGUF file, like Q4_K_M)"
+            f"{shown(model)}: no such folder or file, and not a hub name (org/name or org/name@revision; for a GGUF "
+            "file org/name:TYPE, like org/name:Q4_K_M)"
         )
     return pull(model, revision=revision, progress=progress)
 

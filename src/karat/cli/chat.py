@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from karat.cli.chat_input import ReadLine, is_interactive, line_reader, read_entry
+from karat.cli.chat_input import is_interactive, line_reader, read_entry, typed_entry
 from karat.cli.chat_session import Session
 from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
@@ -37,9 +37,7 @@ def chat(
     model_option: Annotated[
         str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as an option.")
     ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all messages.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     sanitize_control_tokens: SanitizeControlTokens = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
     *,
@@ -48,9 +46,10 @@ def chat(
 ) -> None:
     """Talk with a model; it remembers the conversation.
 
-    Enter sends a line. For several lines, end each but the last with a backslash, or put the text between lines of
-    three quotes (\"\"\" or '''). A line that starts with / is a command: /help lists them; // sends a text that
-    starts with /. Ctrl-C stops an answer, and leaves if pressed twice at the prompt; Ctrl-D or /exit leaves.
+    Enter sends a line. For several lines, paste them, end each but the last with a backslash, or put the text between
+    lines of three quotes (\"\"\" or '''). A line that starts with / is a command: /help lists them; // sends a text
+    that starts with /. Ctrl-C stops an answer, takes back what is typed, and leaves if pressed twice at an empty
+    prompt; Ctrl-D or /exit leaves.
 
     From a pipe, each line or block is a message, only answers go to stdout, and the first error ends the program.
     """
@@ -81,7 +80,7 @@ def _talk(session: Session, llm: "LLM", *, interactive: bool) -> None:
     while True:
         try:
             with nullcontext() if is_lost else ranks_watched(llm):
-                entry = _next_entry(read_line) if interactive else read_entry(read_line)
+                entry = typed_entry(read_line) if interactive else read_entry(read_line)
             if not session.handle(entry):
                 return
         except EOFError:
@@ -93,19 +92,3 @@ def _talk(session: Session, llm: "LLM", *, interactive: bool) -> None:
             if isinstance(error, RankError) and not is_lost:
                 is_lost = True
                 note("no more answers can come; /save FILE keeps the conversation, Ctrl-D leaves")
-
-
-def _next_entry(read_line: ReadLine) -> str:
-    """From a terminal, where one Ctrl-C takes back what was typed and a second raises KeyboardInterrupt."""
-    hinted = False
-    while True:
-        try:
-            return read_entry(read_line)
-        except KeyboardInterrupt:
-            if hinted:
-                raise
-            hinted = True
-            note("\nCtrl-C once more leaves; so does Ctrl-D or /exit")
-        except EOFError:
-            note("")
-            raise

@@ -1,10 +1,10 @@
 """What the user of `karat chat` enters, from a terminal or from a pipe, put together to messages of several lines."""
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
-from karat.cli.terminal import is_terminal
+from karat.cli.terminal import is_terminal, note
 from karat.errors import RequestError, UsageError
 
 PROMPT, MORE = "> ", "… "
@@ -16,12 +16,13 @@ ReadLine = Callable[[str], str]  # shows its argument as the prompt; raises EOFE
 def read_entry(read_line: ReadLine) -> str:
     """The next entry that is not blank: one line; or lines that end in a backslash, and one more; or a block.
 
-    A block starts and ends with three quotes of one kind, and has any lines between. Raises EOFError at the end of
-    the input, UsageError if a block is open there.
+    A block starts and ends with three quotes of one kind, and has any lines between. What was pasted into a terminal
+    counts as one line, whatever lines it has. Raises EOFError at the end of the input, UsageError if a block is open
+    there.
     """
     line = ""
     while not line.strip():
-        line = read_line(PROMPT)
+        line = read_line(PROMPT).rstrip("\n")
     for fence in _FENCES:
         if line.lstrip().startswith(fence):
             return _read_block(line.lstrip().removeprefix(fence), fence, read_line)
@@ -46,6 +47,60 @@ def _read_block(line: str, fence: str, read_line: ReadLine) -> str:
     return "\n".join(lines).strip("\n")
 
 
+def typed_entry(read_line: ReadLine) -> str:
+    """The next entry from a terminal. Ctrl-C takes back what is typed.
+
+    Where nothing is, the first Ctrl-C gives a hint, and the next one, if nothing was typed meanwhile, raises
+    KeyboardInterrupt.
+    """
+    hinted = False
+    while True:
+        lines: list[str] = []
+
+        def read(prompt: str, lines: list[str] = lines) -> str:
+            lines.append(read_line(prompt))
+            return lines[-1]
+
+        try:
+            return read_entry(read)
+        except KeyboardInterrupt:
+            hinted = hinted and not lines
+            if any(line.strip() for line in (*lines, _unfinished_line())):
+                hinted = False
+                note("")
+                continue
+            if hinted:
+                raise
+            hinted = True
+            note("\nCtrl-C once more leaves; so does Ctrl-D or /exit")
+        except EOFError:
+            note("")
+            raise
+
+
+def _unfinished_line() -> str:
+    """What was typed of a line that Ctrl-C cut off."""
+    readline = sys.modules.get("readline")
+    return readline.get_line_buffer() if readline is not None else ""
+
+
+@contextmanager
+def echo_off() -> Iterator[None]:
+    """Inside, what is typed ahead is not shown, as it would stand within the answer: the next prompt shows it."""
+    try:
+        import termios
+    except ImportError:  # no Unix
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, [*before[:3], before[3] & ~termios.ECHO, *before[4:]])
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
 def is_interactive() -> bool:
     """Whether a person types: only then are there prompts, and life after an error."""
     return sys.stdin is not None and is_terminal(sys.stdin)
@@ -58,7 +113,10 @@ def line_reader() -> ReadLine:
     if not is_terminal(sys.stdout):
         return _read_prompted
     with suppress(ImportError):  # some builds of Python have none; input() does without
-        import readline  # noqa: F401 - from now on input() edits lines and remembers them
+        import readline  # from now on input() edits lines and remembers them
+
+        if "libedit" not in (readline.__doc__ or ""):  # which has no such setting
+            readline.parse_and_bind("set enable-bracketed-paste on")  # a pasted text is one line, line breaks and all
     return input
 
 

@@ -1,16 +1,19 @@
 """What happens to an entry of a chat: a message is answered, a command obeyed."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from karat.cli.chat_input import echo_off
 from karat.cli.conversation import Conversation
 from karat.cli.generation import Meter, Task, raise_if_failed
-from karat.cli.interrupts import deferred_interrupt
+from karat.cli.interrupts import Interrupt, deferred_interrupt
+from karat.cli.prefill import prefill_watched
 from karat.cli.terminal import columns, emit, note, tell
-from karat.errors import CapacityError, UsageError
+from karat.errors import CapacityError, KaratError, UsageError
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
@@ -18,16 +21,20 @@ if TYPE_CHECKING:
 _HELP = (
     ("/help", "this list"),
     ("/clear", "forget what was said; system message and settings stay"),
-    ("/system TEXT", "what the model is told before all messages; without TEXT, show it; /system - removes it"),
+    ("/system TEXT", "the system message; without TEXT, show it; /system - removes it"),
     ("/set NAME VALUE", "sampling, such as /set temperature 0.5; VALUE default gives it back to the model"),
     ("/show", "the model, the settings, and how full the context is"),
     ("/retry", "take the last answer back and answer again"),
     ("/save FILE", "write the conversation to a new file, as JSON"),
-    ("/exit", "leave; so does Ctrl-D"),
+    ("/load FILE", "go on with a conversation that /save wrote"),
+    ("/exit", "leave; so do /bye and Ctrl-D"),
     ("//text", "send a message that starts with a slash"),
     ("text \\", "a backslash at its end continues a message on the next line"),
     ('"""', "so does a block between two lines of three quotes"),
 )
+
+
+MAX_BYTES = 64 * 1024**2  # of a file to /load
 
 
 class Session:
@@ -60,6 +67,7 @@ class Session:
             "/show": self._show,
             "/retry": self._retry,
             "/save": self._save,
+            "/load": self._load,
         }
         self._check_template(conversation.system)
 
@@ -68,15 +76,19 @@ class Session:
         if entry.startswith("//"):
             self._answer(entry[1:])
             return True
-        if not entry.startswith("/"):
+        name, *argument = entry.split(maxsplit=1)
+        if not entry.startswith("/") or ("\n" in entry and name not in self._commands):  # a text that was pasted
             self._answer(entry)
             return True
-        name, _, argument = entry.partition(" ")
-        if name in ("/exit", "/quit"):
+        if name in ("/exit", "/quit", "/bye"):
             return False
         if name not in self._commands:
-            raise UsageError(f"no command {name}; /help lists them, and //… sends a message that starts with a slash")
-        self._commands[name](argument.strip())
+            close = get_close_matches(name, [*self._commands, "/exit"], 1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(
+                f"no command {name}; {meant}/help lists them, and //… sends a message that starts with a slash"
+            )
+        self._commands[name]("".join(argument).strip())
         return True
 
     def _answer(self, question: str) -> bool:
@@ -87,22 +99,34 @@ class Session:
         num_found_before = scheduler.num_found_tokens
         pieces: list[str] = []
         last = None
-        with deferred_interrupt() if self._interactive else nullcontext() as interrupt:
-            for last in meter.watch(task.stream()):
-                pieces.append(last.text)
-                emit(last.text)
-                if interrupt and interrupt.requested:
-                    break
+        waiting = self._interruptible if self._interactive else nullcontext
+        with waiting() as interrupt, prefill_watched(self._llm, len(task.prompt_ids), interrupt, quiet=self._quiet):
+            try:
+                for last in meter.watch(task.stream()):
+                    pieces.append(last.text)
+                    emit(last.text)
+                    if interrupt and interrupt.requested:
+                        break
+            except KeyboardInterrupt:  # in the middle of the prompt, or a second one
+                if not interrupt:
+                    raise
         emit("\n")
         meter.num_found_tokens = scheduler.num_found_tokens - num_found_before
-        assert last is not None, "a stream has at least the chunk that ends it"
-        raise_if_failed(last)
+        if last is not None:
+            raise_if_failed(last)
+        reason = last.finish_reason if last is not None else None
         answer = "".join(pieces)
-        answered = bool(answer or last.finish_reason)
+        answered = bool(answer or reason)
         if answered:
             self._conversation.add(question, answer)
-        self._explain_end(last.finish_reason, meter, kept=answered)
+        self._explain_end(reason, meter, kept=answered)
         return answered
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[Interrupt]:
+        """While an answer comes, Ctrl-C stops it, and what is typed ahead waits for the next prompt."""
+        with deferred_interrupt() as interrupt, echo_off():
+            yield interrupt
 
     def _task(self, question: str) -> Task:
         """The question after all before it, with room for an answer; CapacityError if there is none."""
@@ -123,11 +147,14 @@ class Session:
         if kept:
             self._used = used
         if reason is None:
-            kept_text = "what there is of the answer is kept; /retry answers anew"
-            note(f"stopped: {kept_text if kept else 'before any text, so the message is not kept'}")
-        elif reason == "length":
-            why = "the context is full: /clear starts over" if used >= longest else "max_tokens is reached: see /set"
-            note(f"the answer is cut off: {why}")
+            kept_text = "The partial answer is kept; /retry tries again"
+            note(f"Stopped. {kept_text if kept else 'There was no text yet, so the message is not kept'}")
+        elif reason == "length" and used >= longest:
+            note("the answer is cut off: the context is full: /clear starts over")
+        elif reason == "length" and self._interactive:
+            note("the answer is cut off: max_tokens is reached: see /set")
+        elif reason == "length" and not self._quiet:
+            note("the answer is cut off: max_tokens is reached: see --max-tokens")
         if not self._quiet:
             note(f"{meter.summary(interrupted=reason is None)} · context {used} of {longest}")
 
@@ -149,14 +176,18 @@ class Session:
         system = None if argument == "-" else argument
         self._check_template(system)
         self._conversation.system = system
-        note("system message removed" if system is None else "from now on the model is told that")
+        note("system message removed" if system is None else "system message set")
 
     def _set(self, argument: str) -> None:
         name, _, value = argument.partition(" ")
         if not value.strip():
             raise UsageError("/set needs a name and a value, such as /set temperature 0.5; /show lists what is set")
         self._conversation.set(name, value.strip())
-        note(f"{name} = {value.strip()}")
+        name = name.replace("-", "_")
+        if name in self._conversation.settings:
+            note(f"{name} = {value.strip()}")
+        else:
+            note(f"{name} = {getattr(self._llm.default_params, name)!r}, the model's own")
 
     def _show(self, argument: str) -> None:
         talk, llm = self._conversation, self._llm
@@ -179,8 +210,33 @@ class Session:
         finally:
             if not replaced:
                 self._conversation.add(question, answer)
-        if "seed" in self._conversation.settings:
+        if self._conversation.settings.get("temperature", self._llm.default_params.temperature) == 0:
+            note("temperature is 0 (greedy), so the answer is the same; try /set temperature 0.7")
+        elif "seed" in self._conversation.settings:
             note("the seed is set, so the answer is the same; /set seed default frees it")
+
+    def _load(self, argument: str) -> None:
+        if not argument:
+            raise UsageError("/load needs the name of a file, which /save wrote")
+        from karat.checkpoint.files import open_regular
+
+        path = Path(argument).expanduser()
+        file, size = open_regular(path, UsageError)
+        with file:
+            if size > MAX_BYTES:
+                raise UsageError(f"{path}: has {size} bytes; expected a conversation of at most {MAX_BYTES}")
+            try:
+                content = json.loads(file.read(MAX_BYTES))
+            except (ValueError, RecursionError) as fault:
+                raise UsageError(f"{path}: is no JSON ({fault}); expected what /save wrote") from None
+        try:
+            talk = Conversation.from_json(content)
+        except KaratError as fault:
+            fault.add_note(f"in {path}")
+            raise
+        self._check_template(talk.system)
+        self._conversation, self._used = talk, 0
+        note(f"{self._conversation.num_turns} messages with their answers from {path}")
 
     def _save(self, argument: str) -> None:
         if not argument:

@@ -1,11 +1,13 @@
 """The state of a chat, without any input or output: who said what, and how answers are sampled."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Self
 
 from karat.errors import UsageError
-from karat.request import SamplingParams
+from karat.request import SamplingParams, shown
 
 # One answer at a time, and shown as text: these have no place in a chat.
 _NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs")
@@ -47,11 +49,35 @@ class Conversation:
             raise UsageError("nothing was answered yet")
         return self._turns.pop()
 
+    @classmethod
+    def from_json(cls, content: object) -> Self:
+        """What /save wrote, as JSON has it; UsageError and RequestError for anything else."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("messages"), list):
+            raise UsageError("expected {'messages': […], 'settings': {…}}, as /save writes")
+        messages, settings = list(content["messages"]), content.get("settings", {})
+        for message in messages:
+            if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+                raise UsageError(f"messages: {shown(message)}: expected {{'role': …, 'content': a text}}")
+        system = messages.pop(0)["content"] if messages and messages[0].get("role") == "system" else None
+        roles = [message.get("role") for message in messages]
+        if roles != ["user", "assistant"] * (len(roles) // 2):
+            raise UsageError("messages: expected those of a user and an assistant in turn, the last one an answer")
+        if not isinstance(settings, Mapping) or not set(settings) <= set(SETTINGS):
+            raise UsageError(f"settings={shown(settings)}: expected sampling parameters: {', '.join(SETTINGS)}")
+        settings = {name: _plain(name, value) for name, value in settings.items()}
+        SamplingParams(**settings)
+        talk = cls(system, settings)
+        for question, answer in zip(messages[::2], messages[1::2], strict=True):
+            talk.add(question["content"], answer["content"])
+        return talk
+
     def set(self, name: str, text: str) -> None:
         """Sets a sampling parameter, or with `default` gives it back to the model. UsageError, RequestError."""
         name = name.replace("-", "_")
         if name not in SETTINGS:
-            raise UsageError(f"/set {name}: no such parameter; there are {', '.join(SETTINGS)}")
+            close = get_close_matches(name, SETTINGS, 1)
+            meant = f"did you mean {close[0]}? " if close else ""
+            raise UsageError(f"/set {name}: no such parameter; {meant}there are {', '.join(SETTINGS)}")
         changed = {key: value for key, value in self.settings.items() if key != name}
         if text != "default":
             changed[name] = _value(name, text)
@@ -67,6 +93,11 @@ def _value(name: str, text: str) -> Any:
         value = text
     if name == "stop" and not isinstance(value, str | list):
         value = text
+    return _plain(name, value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value of JSON, whose objects have no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
-        value = {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
+        return {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
     return value

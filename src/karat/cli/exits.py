@@ -119,4 +119,5 @@ def _usage_message(error: typer.TyperException) -> str:
     """What the option parser found wrong, and where to look it up."""
     context = getattr(error, "ctx", None)  # set on the exceptions that know their command
     command = context.command_path if context is not None else "karat"
-    return f"{printable(' '.join(error.format_message().split()).rstrip('.'))}; see `{command} --help`"
+    message = printable(" ".join(error.format_message().split()).rstrip("."))
+    return f"{message}{' See' if message.endswith('?') else '; see'} `{command} --help`"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
-from karat.errors import KaratError, NumericsError, RankError
+from karat.errors import CheckpointError, ConfigError, HubError, KaratError, NumericsError, TokenizerError
 from karat.request import StreamChunk
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Message = dict[str, str]
 
 
 def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str | None = None) -> "LLM":
-    """The model (None: the embedded one); an error also says `reading`, how the command line was understood."""
+    """The model (None: the embedded one); an error of what it is also says `reading`, why a word was taken for it."""
     from karat.checkpoint import resolve
     from karat.engine.llm import LLM
 
@@ -28,22 +28,28 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
         with LoadingBar() as bar:
             return LLM(folder, progress=None if quiet else bar, **options.given())
     except KaratError as error:
-        if reading is not None and not isinstance(error, RankError):  # a rank's end has nothing to do with words
+        if reading is not None and isinstance(error, CheckpointError | ConfigError | HubError | TokenizerError):
             error.add_note(reading)
         raise
 
 
 def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
     """On stderr: which model answers, by which defaults, and what makes it slow if something does."""
+    from karat.cli.machine import num_usable_cores
     from karat.ops import native
 
     line = f"{model or 'the embedded model'}: {llm.defaults_notice}"
     if given:
-        line += "; as asked: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
+        line += "; from the command line: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
+    if llm.default_params.temperature == 0 and "temperature" not in given:
+        line += "; try --temperature 0.7"
     note(line)
     reason = native.unavailable_reason()
     if reason is not None and options.executor in (None, "auto"):
         note(f"slow, without native kernels: {reason}")
+    cores = num_usable_cores()
+    if cores is not None and (options.threads or 0) > cores:
+        note(f"slow, with {options.threads} threads on {cores} cores: --threads {cores} or fewer is faster")
 
 
 class Task:
@@ -116,16 +122,21 @@ class Meter:
 
     def summary(self, *, interrupted: bool = False) -> str:
         """One line: tokens, rates, and why it ended."""
-        found = f", {self.num_found_tokens} kept from before" if self.num_found_tokens else ""
-        parts = [f"prompt {self.num_prompt_tokens} tokens{found}{_rate_text(self.prefill_rate)}"]
-        parts.append(f"answer {self.num_tokens} tokens{_rate_text(self.decode_rate)}")
+        found = f"{self.num_found_tokens} cached" if self.num_found_tokens else ""
+        parts = [f"{self.num_prompt_tokens} prompt tokens{_details(found, _rate_text(self.prefill_rate))}"]
+        parts.append(f"{self.num_tokens} answer tokens{_details(_rate_text(self.decode_rate))}")
         return " · ".join([*parts, *(["interrupted"] if interrupted else sorted(self._reasons))])
+
+
+def _details(*parts: str) -> str:
+    text = ", ".join(filter(None, parts))
+    return f" ({text})" if text else ""
 
 
 def _rate_text(rate: float | None) -> str:
     if rate is None:
         return ""
-    return f" ({rate:.0f}/s)" if rate >= 10 else f" ({rate:.1f}/s)"
+    return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
 
 
 def raise_if_failed(chunk: StreamChunk) -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain, islice
 from time import perf_counter
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
 from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
+from karat.cli.prefill import prefill_watched
 from karat.cli.run_json import as_object
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
@@ -44,9 +46,7 @@ def run(
         str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt as a message in a chat.")] = False,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="What a chat model is told first; with --chat.")
-    ] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message; with --chat.")] = None,
     sanitize_control_tokens: SanitizeControlTokens = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object at the end: text, tokens, usage, times.")
@@ -88,16 +88,21 @@ def run(
     chunks = meter.watch(task.stream())
     if not quiet:
         remark(llm, source.model, given, loading)
+    prefill = prefill_watched(llm, len(task.prompt_ids), quiet=quiet)
     if as_json:
-        answer = as_object(task, list(chunks), meter, set(given), load_s)
+        with prefill:
+            listed = list(chunks)
+        answer = as_object(task, listed, meter, set(given), load_s)
         emit(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")
         if faults := [choice["error"] for choice in answer["choices"] if choice["error"]]:
             raise NumericsError("; ".join(faults))
         return
-    if not (quiet or chat or source.is_piped) and is_terminal(sys.stdout):
-        note(source.prompt, end="")
     try:
-        _print_in_order(chunks)
+        with prefill:
+            begun = list(islice(chunks, 1))
+        if not (quiet or chat or source.is_piped) and is_terminal(sys.stdout):
+            note(source.prompt, end="")
+        _print_in_order(chain(begun, chunks))
     except KeyboardInterrupt:
         emit("\n")
         if not quiet:

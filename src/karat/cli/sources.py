@@ -17,7 +17,7 @@ _PATH_START = ("/", "./", "../", "~/")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to run: model None is the embedded one. `reading` says how a word was taken where that was a choice."""
+    """What to run: model None is the embedded one. `reading` says why a single word was taken for the model."""
 
     model: str | None
     prompt: str
@@ -29,8 +29,9 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
     """The model and the prompt that a command line means; may read the pipe.
 
     `words` are the positional arguments, `model` and `prompt` the values of `-m` and `-p`, which are taken as they
-    are. Two words are MODEL and PROMPT. One word is PROMPT if `-m` was given, MODEL if `-p` was given, and otherwise
-    MODEL exactly if `looks_like_model`. A prompt that is absent or `-` is read from stdin unless that is a terminal.
+    are. Two words are MODEL, which must look like one, and PROMPT. One word is PROMPT if `-m` was given, MODEL if `-p`
+    was given, and otherwise MODEL exactly if `looks_like_model`. A prompt that is absent or `-` is read from stdin
+    unless that is a terminal.
     """
     rest, reading = list(words), None
     if len(rest) == 1 and model is None and prompt is None and rest[0] != "-":
@@ -39,7 +40,11 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
             reading = f"{model!r} was taken for a model, because {why}; to give it as the prompt, write -p {model!r}"
         else:
             prompt = rest.pop()
-            reading = f"{prompt!r} was taken for the prompt; to name a model, write -m {prompt!r}"
+    if len(rest) == 2 and model is None and prompt is None and looks_like_model(rest[0]) is None:
+        raise UsageError(
+            f"{rest[0]!r} is no model: no folder, no file, and no name of the form org/name; a prompt of several words "
+            f'needs quotes: karat run "{_shortened(" ".join(rest))}"'
+        )
     if rest and model is None and (len(rest) > 1 or prompt is not None):
         model = rest.pop(0)
     if rest and prompt is None:
@@ -88,9 +93,12 @@ def _as_utf8(prompt: str) -> str:
 
 
 def _too_many(words: Sequence[str]) -> str:
-    text = " ".join(words)
-    shown = text if len(text) <= 40 else text[:39] + "…"
+    shown = _shortened(" ".join(words))
     return f'{len(words)} words where at most a model and a prompt fit; put the prompt in quotes: karat run "{shown}"'
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 40 else text[:39] + "…"
 
 
 def _read_pipe(*, asked: bool) -> str:

@@ -107,9 +107,11 @@ def read_defaults(
     end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
     beyond = sorted(i for i in end_ids if i >= config.vocab_size)
     ignored += [f"eos_token_id={shown(i)} (outside the vocabulary)" for i in beyond]
-    article = "a " if where == _FILE else ""
-    notice = f"sampling without {article}{where}: " if raw is None else f"sampling as {where} says: "
-    notice += ", ".join(applied) or "nothing that differs from the usual"
+    if raw is None:
+        notice = f"the folder has no {where}" if where == _FILE else "the file suggests no sampling"
+        notice += "; greedy (temperature=0)"
+    else:
+        notice = f"sampling defaults from {where}: " + (", ".join(applied) or "nothing that differs from the usual")
     if ignored:
         notice += f"; not applied: {listed(ignored, _MAX_NAMED)}"
     return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
@@ -136,7 +138,7 @@ def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tupl
     """The parameters, and each that was set, as the notice shows it."""
     remarks = {}
     if not do_sample:
-        values["temperature"], remarks["temperature"] = 0.0, "greedy, as do_sample is not true"
+        values["temperature"], remarks["temperature"] = 0.0, "greedy: do_sample is not true"
     elif "top_k" not in values:
         values["top_k"], remarks["top_k"] = _TOP_K, "transformers' default"
     try:

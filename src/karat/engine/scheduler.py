@@ -60,6 +60,7 @@ class Scheduler:
         self.blocks = blocks
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._step_tokens = max_num_batched_tokens
         self._max_prompt_logits = max_prompt_logits
         self._share_prefixes = share_prefixes
         self._waiting: deque[Sequence] = deque()
@@ -76,6 +77,10 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    def limit_steps(self, num_tokens: int) -> None:
+        """From now on a step has at most so many tokens, within what the scheduler was made for."""
+        self._step_tokens = max(self._max_num_seqs, min(num_tokens, self._max_num_batched_tokens))
 
     def check_fits(self, num_tokens: int) -> None:
         """Raise CapacityError for a sequence that could not be in the cache even alone."""
@@ -109,7 +114,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step, their blocks reserved; empty only if there is no sequence at all."""
-        tokens_left = self._max_num_batched_tokens - sum(seq.num_pending == 1 for seq in self._running)
+        tokens_left = self._step_tokens - sum(seq.num_pending == 1 for seq in self._running)
         logits_left = self._max_prompt_logits
         chunks: list[Chunk] = []
         for seq in list(self._running):

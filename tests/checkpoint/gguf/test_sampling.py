@@ -41,7 +41,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 20, 0.8, 0.05)
     assert params.repetition_penalty == 1.05
     assert found.notice is not None
-    assert found.notice.startswith("sampling as general.sampling says: ")
+    assert found.notice.startswith("sampling defaults from general.sampling: ")
     assert "not applied" not in found.notice
 
 
