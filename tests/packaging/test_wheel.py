@@ -3,6 +3,7 @@
 Built with the build tools of this environment (`make` installs them), so that nothing is downloaded.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -28,11 +29,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def build_wheel(folder: Path, **environment: str) -> Path:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"]
+def build_wheel(folder: Path, *options: str, **environment: str) -> Path:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", *options]
     done = subprocess.run(
-        [*command, "--wheel-dir", str(folder), str(ROOT)],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+        [*command, "--wheel-dir", str(folder), "."],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
@@ -41,9 +42,13 @@ def build_wheel(folder: Path, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def native_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what make compiles, in its folder: compiled anew only where a source has changed since, by one at a time."""
     if not COMPILERS:
         pytest.skip("no C++ compiler on the PATH")
-    return build_wheel(tmp_path_factory.mktemp("native"))
+    (ROOT / "build").mkdir(exist_ok=True)
+    with (ROOT / "build" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build_wheel(tmp_path_factory.mktemp("native"), "--config-settings", "build-dir=build/{wheel_tag}")
 
 
 @pytest.fixture(scope="module")
