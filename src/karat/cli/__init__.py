@@ -44,7 +44,7 @@ def _run(args: Sequence[str], invocation: Invocation) -> None:
     from karat.cli.app import command
 
     # Not `command()`, which would print errors its own way and make a code of its own of a broken pipe.
-    with command().make_context("karat", list(args), obj=invocation) as context:
+    with command(args).make_context("karat", list(args), obj=invocation) as context:
         context.command.invoke(context)
 
 

@@ -1,15 +1,16 @@
 """The commands, put together."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
 
 from karat import __version__
-from karat.cli import bench, chat, check, convert, diagnose, env, inspect, perplexity, pull, run, topics, trace
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, writing
+from karat.cli.values import read_plainly
 
 _EXAMPLES = """
 Examples
@@ -28,6 +29,9 @@ Examples
 class _Command(typer.core.TyperCommand):
     """Its help, which rich writes, fails as all other output does, and shows flags without a value."""
 
+    def get_params(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        return read_plainly(super().get_params(ctx))
+
     def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
         _show_no_value_of_flags(self.get_params(ctx))
         with writing():
@@ -36,6 +40,9 @@ class _Command(typer.core.TyperCommand):
 
 class _Group(typer.core.TyperGroup):
     """The same for the help of them all."""
+
+    def get_params(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        return read_plainly(super().get_params(ctx))
 
     def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
         _show_no_value_of_flags(self.get_params(ctx))
@@ -50,8 +57,8 @@ def _show_no_value_of_flags(parameters: Iterable[object]) -> None:
             parameter.metavar = ""
 
 
-def command() -> typer.core.TyperGroup:
-    """The whole command line, as typer parses it."""
+def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
+    """The command line as typer parses it: the whole, or only the command that is the first of `args`."""
     app = typer.Typer(
         cls=_Group,
         add_completion=False,
@@ -60,10 +67,14 @@ def command() -> typer.core.TyperGroup:
         epilog=_EXAMPLES,
     )
     app.callback(invoke_without_command=True, help=_flowing(_karat))(_karat)
-    for name, function, examples in _COMMANDS:
+    alone = args[0] if args and args[0] in _COMMANDS and args[0] != "help" else None  # help is of all
+    for name in _COMMANDS if alone is None else [alone]:
+        place, attribute = _COMMANDS[name]
+        module = import_module(f"karat.cli.{place}")
+        function: Callable[..., None] = getattr(module, attribute)
         settings = {"allow_extra_args": name == "run"}  # its words are counted by karat.cli.sources, with a remedy
         flowing = _flowing(function)
-        register = app.command(name, cls=_Command, help=flowing, epilog=examples, context_settings=settings)
+        register = app.command(name, cls=_Command, help=flowing, epilog=module.EXAMPLES, context_settings=settings)
         register(unfolded(function))
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
@@ -97,17 +108,18 @@ def _flowing(function: Callable[..., None]) -> str:
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
 
 
-_COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
-    ("run", run.run, run.EXAMPLES),
-    ("chat", chat.chat, chat.EXAMPLES),
-    ("inspect", inspect.inspect, inspect.EXAMPLES),
-    ("bench", bench.bench, bench.EXAMPLES),
-    ("convert", convert.convert, convert.EXAMPLES),
-    ("pull", pull.pull, pull.EXAMPLES),
-    ("check", check.check, check.EXAMPLES),
-    ("trace", trace.trace, trace.EXAMPLES),
-    ("diagnose", diagnose.diagnose, diagnose.EXAMPLES),
-    ("perplexity", perplexity.perplexity, perplexity.EXAMPLES),
-    ("env", env.env, env.EXAMPLES),
-    ("help", topics.show_help, topics.EXAMPLES),
-)
+# Of each command its module, and its function there. Modules are imported when their command is asked for.
+_COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("run", "run"),
+    "chat": ("chat", "chat"),
+    "inspect": ("inspect", "inspect"),
+    "bench": ("bench", "bench"),
+    "convert": ("convert", "convert"),
+    "pull": ("pull", "pull"),
+    "check": ("check", "check"),
+    "trace": ("trace", "trace"),
+    "diagnose": ("diagnose", "diagnose"),
+    "perplexity": ("perplexity", "perplexity"),
+    "env": ("env", "env"),
+    "help": ("topics", "show_help"),
+}
