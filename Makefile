@@ -17,8 +17,9 @@ export PYTHONNOUSERSITE := 1
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 # Scripts in an environment hold absolute paths: its stamps carry the place of the clone and the Python version, so
-# that a moved clone or another PYTHON makes a new one.
-KEY := $(shell { pwd; $(PYTHON) -V; } 2>&1 | cksum | cut -d ' ' -f 1)
+# that a moved clone or another PYTHON makes a new one. So does another name of the distribution: pip would leave the
+# old one beside the new.
+KEY := $(shell { pwd; $(PYTHON) -V; echo karat-llm; } 2>&1 | cksum | cut -d ' ' -f 1)
 LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
@@ -33,7 +34,7 @@ help:
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
-	@echo "make wheel   build a wheel into dist/"
+	@echo "make wheel   build a wheel into dist/, and try it in an empty environment"
 	@echo "make lock    resolve all dependencies anew into constraints.txt"
 	@echo "make clean   remove everything that make made, the environment included"
 	@echo
@@ -112,8 +113,9 @@ cross:
 	tools/cross
 
 .PHONY: wheel
-wheel: $(STAMPS)/build-tools
-	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+wheel: $(STAMPS)/wheel-tools
+	@echo "[3/3] building the wheel, compiling its kernels"
+	@$(BIN)/python tools/make_wheel.py
 
 .PHONY: lock
 lock: $(STAMPS)/build-tools
@@ -130,6 +132,11 @@ $(STAMPS)/build-tools: constraints.txt requirements/build.txt
 	@mkdir -p $(STAMPS)
 	@tools/stage "[1/$(TOTAL)] installing the build tools" $(LOGS)/build-tools.log \
 	    $(PIP) install -c constraints.txt -r requirements/build.txt
+	@touch $@
+
+$(STAMPS)/wheel-tools: $(STAMPS)/build-tools constraints.txt requirements/wheel.txt
+	@tools/stage "[2/$(TOTAL)] installing auditwheel (where there is one)" $(LOGS)/wheel-tools.log \
+	    $(PIP) install -c constraints.txt -r requirements/wheel.txt
 	@touch $@
 
 $(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)

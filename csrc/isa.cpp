@@ -1,5 +1,6 @@
 #include "isa.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace karat {
@@ -50,6 +51,13 @@ const Build& build_for(std::string_view isa) {
 }
 
 }  // namespace
+
+std::vector<std::string> compiled_isas() {
+    std::vector<std::string> names;
+    for (const Build& build : kBuilds)
+        if (std::find(names.begin(), names.end(), build.name) == names.end()) names.emplace_back(build.name);
+    return names;
+}
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;

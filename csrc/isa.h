@@ -10,6 +10,9 @@
 
 namespace karat {
 
+// Names of all builds in this extension, also those that this CPU cannot run, from the slowest to the fastest.
+std::vector<std::string> compiled_isas();
+
 // Names of the builds that this CPU and operating system can run, from the slowest to the fastest.
 std::vector<std::string> supported_isas();
 

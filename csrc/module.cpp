@@ -247,6 +247,7 @@ NB_MODULE(_native, m) {
     m.attr("compiler") = KARAT_COMPILER;
     // A model that a program keeps until its end is no leak to report on its terminal.
     nb::set_leak_warnings(false);
+    m.def("compiled_isas", &compiled_isas, "Names of all kernel builds in this extension, whatever this CPU can run.");
     m.def("supported_isas", &supported_isas,
           "Names of the kernel builds that this CPU can run; the last is the fastest.");
     m.def("formats", [] {

@@ -1,4 +1,4 @@
-"""Resolve every dependency (base, extras, build, peers) anew and write the exact versions to constraints.txt.
+"""Resolve every dependency (base, extras, build, wheel, peers) anew and write the exact versions to constraints.txt.
 
 Run by `make lock`, in an environment that has the build tools. Versions are those that pip chooses for this
 Python and platform; CONTRIBUTING.md says which Python to use.
@@ -17,8 +17,8 @@ def resolve() -> dict[str, str]:
     """Name to version of everything that the requirements bring in, Karat itself left out."""
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-",
-        "--no-build-isolation", "-r", "requirements/build.txt", "-r", "requirements/peers.txt",
-        ".[check,dev,train]",
+        "--no-build-isolation", "-r", "requirements/build.txt", "-r", "requirements/wheel.txt",
+        "-r", "requirements/peers.txt", ".[check,dev,train]",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     chosen = (item["metadata"] for item in json.loads(done.stdout)["install"])
@@ -28,7 +28,7 @@ def resolve() -> dict[str, str]:
 
 def main() -> None:
     versions = resolve()
-    del versions["karat"]
+    del versions["karat-llm"]
     lines = [f"{name}=={version}\n" for name, version in sorted(versions.items())]
     (ROOT / "constraints.txt").write_text(HEADER + "".join(lines), encoding="utf-8")
     print(f"constraints.txt: {len(lines)} packages")

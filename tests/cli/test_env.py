@@ -3,12 +3,13 @@
 import json
 import os
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from karat.cli import machine
+from karat.cli import env, machine
 from tests.cli.conftest import Karat
 
 
@@ -24,6 +25,7 @@ def test_the_facts_are_those_of_this_machine(karat: Karat) -> None:
     native = facts["native"]
     assert native["available"] == bool(native["kernel_builds"]) == (native["reason"] is None)
     assert native["chosen"] == (native["kernel_builds"][-1] if native["available"] else None)
+    assert set(native["kernel_builds"]) <= set(native["compiled_builds"])
     assert Path(facts["embedded_model"]["path"]).name == "embedded"
 
 
@@ -47,6 +49,19 @@ def test_a_forced_kernel_build_that_cannot_run_is_named(karat: Karat) -> None:
         pytest.skip("no native extension here")
     assert facts["native"]["chosen"] is None
     assert facts["native"]["fault"] == "KARAT_ISA=abacus cannot run here"
+
+
+def test_kernels_for_other_processors_are_named_as_such() -> None:
+    facts = env.gather()
+    facts["native"] |= {
+        "kernel_builds": ["generic"],
+        "compiled_builds": ["generic", "abacus"],
+        "chosen": "generic",
+        "fault": None,
+    }
+    assert re.search(
+        r"^kernel builds +generic \(chosen\); not for this processor: abacus$", env.as_text(facts), re.MULTILINE
+    )
 
 
 def linux(root: Path, files: dict[str, str]) -> Path:

@@ -71,7 +71,7 @@ def test_every_direct_dependency_is_locked() -> None:
         *project["dependencies"],
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
-    for file in ("build.txt", "peers.txt"):
+    for file in ("build.txt", "peers.txt", "wheel.txt"):
         lines = (ROOT / "requirements" / file).read_text(encoding="utf-8").splitlines()
         direct += [line for line in lines if not line.startswith("#")]
     locked = re.findall(r"^([a-z0-9.-]+)==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)

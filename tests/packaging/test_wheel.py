@@ -5,6 +5,7 @@ Built with the build tools of this environment (`make` installs them), so that n
 
 import fcntl
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,12 +15,16 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import files
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tools import make_wheel, try_wheel
+
 ROOT = Path(__file__).resolve().parents[2]
+DIST_INFO = "karat_llm-0.1.0.dist-info"
 SOURCE = ROOT / "src" / "karat"
 COMPILERS = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
 
@@ -58,7 +63,7 @@ def pure_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def metadata(wheel: Path, file: str) -> Message:
     with zipfile.ZipFile(wheel) as archive:
-        return Parser().parsestr(archive.read(f"karat-0.1.0.dist-info/{file}").decode())
+        return Parser().parsestr(archive.read(f"{DIST_INFO}/{file}").decode())
 
 
 def run_installed(wheel: Path, folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +87,7 @@ def test_the_wheel_holds_the_whole_package(native_wheel: Path) -> None:
     assert "karat/py.typed" in names
     assert {f"karat/{path.relative_to(SOURCE).as_posix()}" for path in kept} <= names
     assert len([name for name in names if re.fullmatch(r"karat/_native\..*so", name)]) == 1
-    others = {name.split("/")[0] for name in names} - {"karat", "karat-0.1.0.dist-info"}
+    others = {name.split("/")[0] for name in names} - {"karat", DIST_INFO}
     assert not others, "nothing but the package is installed"
 
 
@@ -97,8 +102,38 @@ def test_the_metadata_says_what_a_base_install_needs(native_wheel: Path) -> None
     assert len(base) == 7
     assert not any(line.startswith(("torch", "transformers")) for line in base)
     with zipfile.ZipFile(native_wheel) as archive:
-        assert b"karat = karat.cli:main" in archive.read("karat-0.1.0.dist-info/entry_points.txt")
-        assert b"Apache License" in archive.read("karat-0.1.0.dist-info/licenses/LICENSE")
+        assert b"karat = karat.cli:main" in archive.read(f"{DIST_INFO}/entry_points.txt")
+
+
+def test_the_distribution_is_not_called_as_somebody_elses(native_wheel: Path) -> None:
+    assert native_wheel.name.startswith("karat_llm-0.1.0-")
+    assert metadata(native_wheel, "METADATA")["Name"] == "karat-llm"
+
+
+def test_the_wheel_has_the_licences_of_all_that_is_in_it(native_wheel: Path) -> None:
+    """nanobind is linked into the extension, and robin-map with it."""
+    with zipfile.ZipFile(native_wheel) as archive:
+        assert b"Apache License" in archive.read(f"{DIST_INFO}/licenses/LICENSE")
+        assert b"MIT License" in archive.read(f"{DIST_INFO}/licenses/licenses/robin-map.txt")
+        ours = archive.read(f"{DIST_INFO}/licenses/licenses/nanobind.txt").decode()
+    (theirs,) = [file for file in files("nanobind") or () if file.name == "LICENSE"]
+    assert ours == theirs.read_text()
+
+
+def test_every_instruction_set_is_in_the_wheel(native_wheel: Path, tmp_path: Path) -> None:
+    """Also those that this processor does not have."""
+    listed = run_installed(native_wheel, tmp_path, "from karat import _native; print(*_native.compiled_isas())")
+    assert listed.stdout.split() == try_wheel.BUILDS[platform.machine()]
+
+
+def test_the_wheel_gets_the_tag_that_it_earns(native_wheel: Path, tmp_path: Path) -> None:
+    patchelf = shutil.which("patchelf", path=make_wheel.search_path())
+    if sys.platform == "linux" and not (find_spec("auditwheel") and patchelf):
+        pytest.skip("auditwheel is not in this environment; `make wheel` installs it (requirements/wheel.txt)")
+    wheel = make_wheel.repair(native_wheel, tmp_path)
+    assert list(tmp_path.iterdir()) == [wheel]
+    tag = r"manylinux_2_\d+_|musllinux_" if sys.platform == "linux" else "macosx_"
+    assert re.search(rf"-({tag})[^-]*{platform.machine()}\.whl$", wheel.name)
 
 
 TELL = "from karat.cli import main; sys.exit(main(['run', 'Once upon a time', '--max-tokens', '8']))"
@@ -113,7 +148,7 @@ def test_the_wheel_tells_a_story_on_its_kernels(native_wheel: Path, tmp_path: Pa
 
 
 def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: Path, tmp_path: Path) -> None:
-    assert pure_wheel.name == "karat-0.1.0-py3-none-any.whl"
+    assert pure_wheel.name == "karat_llm-0.1.0-py3-none-any.whl"
     told = run_installed(pure_wheel, tmp_path, TELL)
     assert len(told.stdout.split()) >= 4
     assert re.search(r"without native kernels: .* there is no working C\+\+ compiler", told.stderr)
@@ -124,13 +159,16 @@ def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: P
 def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-    with tarfile.open(tmp_path / "karat-0.1.0.tar.gz") as archive:
+    with tarfile.open(tmp_path / "karat_llm-0.1.0.tar.gz") as archive:
         if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; later ones warn without
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(tmp_path)
-    unpacked = tmp_path / "karat-0.1.0"
-    package = ("LICENSE", "README.md", "pyproject.toml", "src/karat/py.typed")
+    unpacked = tmp_path / "karat_llm-0.1.0"
+    assert (tmp_path / "karat_llm-0.1.0.tar.gz").stat().st_size < 20e6, "the embedded model has 10.6 MB"
+    package = ("LICENSE", "licenses/nanobind.txt", "README.md", "pyproject.toml", "src/karat/py.typed")
     for needed in (*package, "CMakeLists.txt", "csrc/module.cpp"):
         assert (unpacked / needed).is_file(), needed
+    compiled = (".so", ".dylib", ".o", ".whl", ".pyc")
+    assert not [path for path in unpacked.rglob("*") if path.suffix in compiled]
     embedded = {path.name for path in (SOURCE / "embedded").glob("*") if path.is_file()}
     assert embedded <= {path.name for path in (unpacked / "src" / "karat" / "embedded").glob("*")}

@@ -31,7 +31,7 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@]+(?=@)")
 def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False) -> None:
     """Show versions, the processor and its kernels, cores, memory, and settings in force (secrets hidden)."""
     facts = gather()
-    emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts))
+    emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(facts))
 
 
 def gather() -> dict[str, Any]:
@@ -60,6 +60,7 @@ def gather() -> dict[str, Any]:
             "available": native.unavailable_reason() is None,
             "reason": native.unavailable_reason(),
             "kernel_builds": list(builds),
+            "compiled_builds": list(native.compiled_isas()),
             "chosen": chosen if chosen in builds else None,
             "fault": f"KARAT_ISA={chosen} cannot run here" if builds and chosen not in builds else None,
         },
@@ -96,12 +97,15 @@ def _embedded_model() -> dict[str, Any]:
     return {"path": str(path), "available": True, "weight_bytes": num_bytes}
 
 
-def _as_text(facts: dict[str, Any]) -> str:
+def as_text(facts: dict[str, Any]) -> str:
+    """Facts that `gather` gave, one a line."""
     cpu, native, model = facts["cpu"], facts["native"], facts["embedded_model"]
     limits = f"{cpu['cores']}, of which this process may use {cpu['usable_cores']}"
     if cpu["cgroup_cores"] is not None:
         limits += f", for the time of {cpu['cgroup_cores']:g}"
     kernels = ", ".join(f"{b} (chosen)" if b == native["chosen"] else b for b in native["kernel_builds"])
+    if others := [build for build in native["compiled_builds"] if build not in native["kernel_builds"]]:
+        kernels += f"; not for this processor: {', '.join(others)}"
     memory = facts["memory_bytes"]
     rows = [
         ("karat", facts["karat"]),

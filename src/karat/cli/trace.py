@@ -108,7 +108,9 @@ def _record(
         try:
             from karat.check.hf import load_hf, record_hf
         except ImportError as fault:
-            raise UsageError(f"--with hf needs torch and transformers ({fault}): pip install 'karat[check]'") from None
+            raise UsageError(
+                f"--with hf needs torch and transformers ({fault}): pip install 'karat-llm[check]'"
+            ) from None
         if opened.path.is_file():
             raise UsageError(f"--with hf: transformers needs a folder, and {opened.path} is a file")
         if kv_dtype is not None:

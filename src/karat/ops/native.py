@@ -29,7 +29,12 @@ GROUP_ROWS = 16  # rows that are packed together (csrc/packed.h)
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["NativeOps", "supported_isas", "unavailable_reason"]
+__all__ = ["NativeOps", "compiled_isas", "supported_isas", "unavailable_reason"]
+
+
+def compiled_isas() -> tuple[str, ...]:
+    """Kernel builds that this installation has, also those that this CPU cannot run; none without the extension."""
+    return () if unavailable_reason() else tuple(native().compiled_isas())
 
 
 def supported_isas() -> tuple[str, ...]:
