@@ -48,7 +48,7 @@ void copy(float* to, const float* from, std::size_t n) {
 
 // The parts of a split to the sums of its rows, where `is_first` says that there is none yet.
 template <class IsFirst>
-void add_parts(const Scratch& s, std::size_t count, IsFirst is_first) {
+void add_parts(const AttentionScratch& s, std::size_t count, IsFirst is_first) {
     for (std::size_t base = 0; base < count; base += kLanes) {
         const std::size_t end = least(base + kLanes, count);
         Factors factors;
@@ -74,7 +74,7 @@ void add_parts(const Scratch& s, std::size_t count, IsFirst is_first) {
     }
 }
 
-void gather_queries(const Rows& rows, std::size_t first, std::size_t count, const Scratch& s) {
+void gather_queries(const Rows& rows, std::size_t first, std::size_t count, const AttentionScratch& s) {
     for (std::size_t r = 0; r < count; ++r) {
         const float* q = rows.a.q + rows.offset(first + r);
         for (std::size_t d = 0; d < s.dim; ++d) s.q[r * s.padded + d] = q[d];
@@ -102,7 +102,7 @@ void write_out(const Rows& rows, std::size_t row, const float* sum, std::size_t 
 
 }  // namespace
 
-void soften(const Scratch& s, std::size_t rows) {
+void soften(const AttentionScratch& s, std::size_t rows) {
     for (std::size_t r = 0; r < rows; ++r) {
         const std::size_t from = s.from[r], to = s.to[r], begin = from / kLanes * kLanes;
         float* weights = s.weights + r * kSplitKeys;
@@ -127,7 +127,7 @@ void soften(const Scratch& s, std::size_t rows) {
 }
 
 void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
-          const Scratch& s) {
+          const AttentionScratch& s) {
     if (!rows.a.scores || rows.seq != rows.a.score_seq) return;
     const std::size_t begin = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq]);
     const std::size_t tokens = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq + 1]) - begin;
@@ -138,11 +138,11 @@ void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t cou
     }
 }
 
-std::size_t attention_scratch_floats(std::size_t head_dim) { return Scratch::floats(head_dim); }
+std::size_t attention_scratch_floats(std::size_t head_dim) { return AttentionScratch::floats(head_dim); }
 
 void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t first, std::size_t last,
                float* scratch) {
-    const Scratch s(scratch, a.cache.head_dim);
+    const AttentionScratch s(scratch, a.cache.head_dim);
     const Rows rows = rows_of(a, seq, kv_head, first);
     const Keys keys = keys_of(a, seq, kv_head);
     const std::size_t num_rows = (last - first) * rows.per_token;
@@ -160,7 +160,7 @@ void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std
 
 void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t index, float* part,
                      float* scratch) {
-    const Scratch s(scratch, a.cache.head_dim);
+    const AttentionScratch s(scratch, a.cache.head_dim);
     const Rows rows = rows_of(a, seq, kv_head, 0);
     const Keys keys = keys_of(a, seq, kv_head);
     const std::size_t stride = s.padded + kStats;

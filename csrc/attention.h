@@ -13,18 +13,18 @@ namespace karat::KARAT_ISA_NAMESPACE {
 inline constexpr std::size_t kRows = kAttentionRows;  // rows taken together
 inline constexpr std::size_t kKeys = 64;               // keys unpacked at a time
 inline constexpr std::size_t kStats = 16;              // floats beside a part: total, top, and what fills up a vector
-inline const float kNegInf = float_of(0xff800000);
+inline constexpr float kNegInf = -__builtin_inff();
 
 KARAT_INLINE std::size_t padded_dim(std::size_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
 KARAT_INLINE std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
 KARAT_INLINE std::size_t most(std::size_t a, std::size_t b) { return a < b ? b : a; }
 
-struct Scratch {
+struct AttentionScratch {
     std::size_t dim, padded;
     float *unpacked, *q, *weights, *part, *sum;
     std::size_t *from, *to;  // visible keys of each row, relative to the split
 
-    Scratch(float* base, std::size_t head_dim) : dim(head_dim), padded(padded_dim(head_dim)) {
+    KARAT_INLINE AttentionScratch(float* base, std::size_t head_dim) : dim(head_dim), padded(padded_dim(head_dim)) {
         unpacked = base;
         q = unpacked + kKeys * padded;
         weights = q + kRows * padded;
@@ -33,13 +33,13 @@ struct Scratch {
         from = reinterpret_cast<std::size_t*>(sum + kRows * (padded + kStats));
         to = from + kRows;
     }
-    static std::size_t floats(std::size_t head_dim) {
+    static KARAT_INLINE std::size_t floats(std::size_t head_dim) {
         const std::size_t padded = padded_dim(head_dim);
         return kKeys * padded + kRows * padded + kRows * kSplitKeys + 2 * kRows * (padded + kStats) +
                2 * kRows * sizeof(std::size_t) / sizeof(float);
     }
-    float* part_of(std::size_t row) const { return part + row * (padded + kStats); }
-    float* sum_of(std::size_t row) const { return sum + row * (padded + kStats); }
+    KARAT_INLINE float* part_of(std::size_t row) const { return part + row * (padded + kStats); }
+    KARAT_INLINE float* sum_of(std::size_t row) const { return sum + row * (padded + kStats); }
 };
 
 // One KV head of one sequence, by position.
@@ -109,15 +109,15 @@ KARAT_INLINE Keys keys_of(const AttentionArgs& a, std::size_t seq, std::size_t k
 // that are gathered, or, for rows of one token, straight from a cache whose blocks hold whole groups of 16 positions. Both
 // give the same bits.
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                 const Scratch& s);
+                 const AttentionScratch& s);
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                  const Scratch& s);
+                  const AttentionScratch& s);
 
 // Scores of the first rows to weights, in place; the total and top of each behind its part.
-void soften(const Scratch& s, std::size_t rows);
+void soften(const AttentionScratch& s, std::size_t rows);
 
 // Scores for an observer, as far as they are visible.
 void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
-          const Scratch& s);
+          const AttentionScratch& s);
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -12,14 +12,14 @@ struct Direct {
     using Stored = typename From::Stored;
     static constexpr std::size_t kLine = 64 / sizeof(Stored), kNear = 16384 / sizeof(Stored);
     static constexpr std::size_t kGroups = kSplitKeys / kLanes;  // of keys
-    const Scratch& s;
+    const AttentionScratch& s;
     const float* q;  // [num_rows, head_dim]
     std::size_t num_rows, from, to;  // visible keys of the split
     float scale;
     const Stored *k[2 * kGroups], *v[kGroups];  // of each group; K of those of the next split, too
 
-    Direct(const Keys& keys, const Scratch& s, const float* q, std::size_t num_rows, std::size_t start, std::size_t from,
-           std::size_t to)
+    Direct(const Keys& keys, const AttentionScratch& s, const float* q, std::size_t num_rows, std::size_t start,
+           std::size_t from, std::size_t to)
         : s(s), q(q), num_rows(num_rows), from(from), to(to), scale(keys.a.scale) {
         const auto head = keys.head<const Stored>();
         const std::size_t size = keys.a.batch.block_size, first = start + from / kLanes * kLanes;
@@ -146,7 +146,7 @@ struct Direct {
 
 template <class From>
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                  const Scratch& s) {
+                  const AttentionScratch& s) {
     const std::size_t start = index * kSplitKeys;
     for (std::size_t r = 0; r < count; ++r) {
         s.from[r] = most(rows.begin(first), start) - start;
@@ -163,7 +163,7 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
 }  // namespace
 
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                  const Scratch& s) {
+                  const AttentionScratch& s) {
     switch (rows.a.cache.type) {
         case CacheType::f32: return direct_split<FromF32>(rows, keys, first, count, index, s);
         case CacheType::f16: return direct_split<FromF16>(rows, keys, first, count, index, s);

@@ -93,7 +93,7 @@ struct ValueTile {
 };
 
 // part[rows first … last - 1] += weights · values over keys from … to - 1 of the unpacked ones (which begin at `base`).
-void add_values(const Scratch& s, std::size_t first, std::size_t last, std::size_t base, std::size_t from,
+void add_values(const AttentionScratch& s, std::size_t first, std::size_t last, std::size_t base, std::size_t from,
                 std::size_t to) {
     if (from >= to) return;
     const float* values = s.unpacked + (from - base) * s.padded;
@@ -108,7 +108,7 @@ void add_values(const Scratch& s, std::size_t first, std::size_t last, std::size
 }  // namespace
 
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                 const Scratch& s) {
+                 const AttentionScratch& s) {
     const std::size_t start = index * kSplitKeys;
     std::size_t lowest = kSplitKeys, highest = 0;
     for (std::size_t r = 0; r < count; ++r) {

@@ -1,7 +1,6 @@
 // How codes are read from the words of a packed block (packed.h): by their bits, or looked up. What formats.h is made of.
 #pragma once
 
-#include <array>
 #include <type_traits>
 
 #include "packed.h"
@@ -87,15 +86,19 @@ struct LutOf<5> { using Type = Lut; };
 template <>
 struct LutOf<6> { using Type = WideLut; };
 
+namespace {
+template <int kWidth, int kBias>
+constexpr auto kCodes = [] {
+    Floats<64> codes{};
+    for (int i = 0; i < 64; ++i) codes.at[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
+    return codes;
+}();
+}  // namespace
+
 template <int kWidth, int kBias>
 struct LookedUpBits {
     typename LutOf<kWidth>::Type lut;
-    static constexpr std::array<float, 64> kCodes = [] {
-        std::array<float, 64> codes{};
-        for (int i = 0; i < 64; ++i) codes[i] = static_cast<float>((i & ((1 << kWidth) - 1)) - kBias);
-        return codes;
-    }();
-    static KARAT_INLINE LookedUpBits make() { return {make_lut<typename LutOf<kWidth>::Type>(kCodes.data())}; }
+    static KARAT_INLINE LookedUpBits make() { return {make_lut<typename LutOf<kWidth>::Type>(kCodes<kWidth, kBias>.at)}; }
     KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
         return look_up(lut, b.word(i), half_of(j), byte_in_half(j) + at);
     }

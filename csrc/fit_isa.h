@@ -21,7 +21,7 @@ template <int kSize>
 struct Columns {
     alignas(64) float at[kSize * kLanes];
 
-    Columns(const float* values, std::size_t groups) {
+    KARAT_INLINE Columns(const float* values, std::size_t groups) {
         for (int place = 0; place < kSize; ++place)
             for (std::size_t group = 0; group < kLanes; ++group)
                 at[place * kLanes + static_cast<int>(group)] = group < groups ? values[group * kSize + place] : 0.0f;

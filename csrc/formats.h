@@ -56,15 +56,16 @@ struct Q8_0 {
 };
 
 // Columns 0 … 15 are the low halves of the 16 bytes of four words, 16 … 31 the high ones.
-constexpr int nibble_in_byte(int c) { return 4 * (c / 4); }
+constexpr KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
+
+constexpr float kNonLinearCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+                                       -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
 template <int kFirst, int kStep>
 struct NonLinear {
     NibbleLut lut;
-    static constexpr float kCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-                                         -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    static KARAT_INLINE NonLinear make() { return {make_lut<NibbleLut>(kCodes)}; }
+    static KARAT_INLINE NonLinear make() { return {make_lut<NibbleLut>(kNonLinearCodes)}; }
     static KARAT_INLINE i32x16 word(const Block& b, int s, int c) { return b.word(kFirst + kStep * s + c % 4); }
 #if defined(KARAT_AVX2)
     static constexpr int kBytesBias = kLutBias;
@@ -106,8 +107,8 @@ struct Q4_1 {  // word 0: scale and minimum
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kWidth = 4;  // subnormal.h
-        static constexpr int word_of(int, int c) { return 1 + c % 4; }
-        static constexpr int bit_of(int, int c) { return nibble_in_byte(c); }
+        static constexpr KARAT_INLINE int word_of(int, int c) { return 1 + c % 4; }
+        static constexpr KARAT_INLINE int bit_of(int, int c) { return nibble_in_byte(c); }
         Bits<kWidth, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
@@ -154,8 +155,8 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kWords = 1;  // nibbles.h
-        static constexpr int word_of(int s, int) { return 4 + s; }
-        static constexpr int shift_of(int, int) { return 0; }
+        static constexpr KARAT_INLINE int word_of(int s, int) { return 4 + s; }
+        static constexpr KARAT_INLINE int shift_of(int, int) { return 0; }
         Bits<2, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
@@ -164,8 +165,8 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
     };
     struct Scales {
         f32x16 value, negated;
-        static constexpr int kWord = 20;                       // of the block
-        static constexpr int word_of(int s) { return s / 4; }  // of a sub-block
+        static constexpr int kWord = 20;                                    // of the block
+        static constexpr KARAT_INLINE int word_of(int s) { return s / 4; }  // of a sub-block
         static KARAT_INLINE Scales of(const Block& b) {
             return {f16_of_low_halves(b.word(kWord)), zero() - f16_of_low_halves(b.word(kWord) >> 16)};
         }
@@ -183,8 +184,8 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
     static constexpr bool kHasMinimum = false;
     struct Codes {  // of two sub-blocks three words: low bits of the first, of the second, third bits of both
         static constexpr int kWords = 2;  // nibbles.h
-        static constexpr int word_of(int s, int n) { return s / 2 * 3 + (n == 0 ? s % 2 : 2); }
-        static constexpr int shift_of(int s, int n) { return n == 0 ? 0 : s % 2 * 4; }
+        static constexpr KARAT_INLINE int word_of(int s, int n) { return s / 2 * 3 + (n == 0 ? s % 2 : 2); }
+        static constexpr KARAT_INLINE int shift_of(int s, int n) { return n == 0 ? 0 : s % 2 * 4; }
         Bits<3, 4> bits;
         static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
@@ -193,8 +194,8 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
     };
     struct Scales {
         f32x16 value;
-        static constexpr int kWord = 26;                                // of the block
-        static constexpr int word_of(int s) { return 24 + s % 8 / 4; }  // of a sub-block
+        static constexpr int kWord = 26;                                             // of the block
+        static constexpr KARAT_INLINE int word_of(int s) { return 24 + s % 8 / 4; }  // of a sub-block
         static KARAT_INLINE Scales of(const Block& b) { return {load_f16(b.scales)}; }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
             const i32x16 low = b.from_byte(word_of(s), s % 4) >> (4 * (s / 8));
@@ -227,8 +228,8 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kWidth = 4;  // subnormal.h
-        static constexpr int word_of(int s, int c) { return 4 + 8 * (s / 2) + c; }
-        static constexpr int bit_of(int s, int) { return 4 * (s % 2); }
+        static constexpr KARAT_INLINE int word_of(int s, int c) { return 4 + 8 * (s / 2) + c; }
+        static constexpr KARAT_INLINE int bit_of(int s, int) { return 4 * (s % 2); }
         Bits<kWidth, 0> bits;
         static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {

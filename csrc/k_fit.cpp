@@ -1,6 +1,4 @@
 // The searches for the scales of K formats, sixteen groups at a time: see fit_isa.h.
-#include <cmath>
-
 #include "fit_isa.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -15,7 +13,7 @@ KARAT_INLINE f32x16 rounded(f32x16 a) {
 KARAT_INLINE f32x16 square_root(f32x16 a) {
     alignas(64) float lanes[kLanes];
     store(lanes, a);
-    for (float& lane : lanes) lane = std::sqrt(lane);
+    for (float& lane : lanes) lane = __builtin_sqrtf(lane);
     return load(lanes);
 }
 

@@ -8,8 +8,10 @@
 // them: a compiler may move an operation of the caller's to before the call that sets the environment.
 // Where a result is NaN it is NaN in every build; its sign and payload are not part of the contract.
 //
-// Headers that kernel sources include may hold no inline function outside the instruction set's namespace: the linker
-// keeps one copy of such a function and could take the one that was compiled for AVX-512 for everybody.
+// The linker keeps one copy of an inline function, and could take the one that was compiled for AVX-512 for everybody. So what
+// kernel sources include holds no inline function outside the instruction set's namespace, and inside only such as are
+// always inlined (KARAT_INLINE); tables in headers are of each source's own. Nor does an object of an instruction set do
+// anything as it is loaded, when nobody has asked yet what the machine can run. tests/packaging/test_objects.py looks.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 std::size_t linear_scratch_floats() {
-    return Scratch::kFloats > NibbleScratch::kFloats ? Scratch::kFloats : NibbleScratch::kFloats;
+    return LinearScratch::kFloats > NibbleScratch::kFloats ? LinearScratch::kFloats : NibbleScratch::kFloats;
 }
 
 namespace {

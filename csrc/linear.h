@@ -40,7 +40,7 @@ inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-
 
 // Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves. (For one token
 // the whole may hold x, scaled: subnormal.h.)
-struct Scratch {
+struct LinearScratch {
     float* chunk;   // [kChunk, lanes of the panel]
     float* scales;  // [kChunk / kMinSub, lanes]
     float* minima;  // as scales
@@ -48,7 +48,7 @@ struct Scratch {
     float* levels;  // [3, kTokenBlock, kWide]
 
     static constexpr std::size_t kFloats = kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
-    explicit Scratch(float* base)
+    KARAT_INLINE explicit LinearScratch(float* base)
         : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
           sums(minima + kChunk / kMinSub * kWide),
           levels(sums + kTokenBlock * kWide) {}
@@ -65,7 +65,7 @@ struct NibbleScratch {
     static constexpr std::size_t kTableFloats = kTable * kProducts * kLanes;
     static constexpr std::size_t kSums = 2 * kNibblePanels * kWide * kNibbleTokens;
     static constexpr std::size_t kFloats = kTableFloats + kNibbleTokens + 4 * kSums;
-    explicit NibbleScratch(float* base) : products(base), totals(products + kTableFloats) {
+    KARAT_INLINE explicit NibbleScratch(float* base) : products(base), totals(products + kTableFloats) {
         for (std::size_t i = 0; i < 4; ++i) sums[i] = totals + kNibbleTokens + i * kSums;
     }
 };
@@ -75,10 +75,10 @@ struct Place {
     const LinearArgs& args;
     std::size_t panel;
 
-    const std::uint8_t* begin() const { return args.weight->panel(panel); }
-    const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
-    std::size_t groups() const { return args.weight->panel_groups(panel); }
-    std::size_t row(int group) const {
+    KARAT_INLINE const std::uint8_t* begin() const { return args.weight->panel(panel); }
+    KARAT_INLINE const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
+    KARAT_INLINE std::size_t groups() const { return args.weight->panel_groups(panel); }
+    KARAT_INLINE std::size_t row(int group) const {
         return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
     }
 };
@@ -127,7 +127,7 @@ KARAT_INLINE float sum_of_x(const float* sums, std::size_t index) {
 // Calls f with the type that the kernels know a format by.
 template <class Fmt, Format format, class F>
 KARAT_INLINE void run_as(const F& f) {
-    constexpr const FormatInfo& info = kFormats[static_cast<int>(format)];
+    constexpr FormatInfo info = kFormats[static_cast<int>(format)];
     static_assert(Fmt::kBytes == info.block_bytes && kHasMinimum<Fmt> == info.has_minimum && kByNibbles<Fmt> == info.by_nibbles);
     f.template run<Fmt>();
 }

@@ -47,7 +47,7 @@ struct FewTokens {
     const LinearArgs& a;
     std::size_t panel, token;
     int group;
-    const Scratch& s;
+    const LinearScratch& s;
     Ahead next;
 
     template <int T>
@@ -149,8 +149,8 @@ private:
                 }
             }
         };
-        sixteen(std::integral_constant<int, 0>());
-        if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
+        sixteen(Constant<0>());
+        if constexpr (Fmt::kSub == 32) sixteen(Constant<1>());
     }
 
     // The same by nibbles.
@@ -177,7 +177,7 @@ private:
 
 // In passes of up to T tokens by DG groups.
 template <class Fmt, int T, int DG>
-void panel_of_few(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+void panel_of_few(const LinearArgs& a, std::size_t panel, const LinearScratch& s) {
     const std::size_t tiles = (a.tokens + T - 1) / T, passes = tiles * (kPanelGroups / DG);
     const std::uint8_t* const next = a.weight->panel(panel + 1);
     const std::size_t bytes = static_cast<std::size_t>(next - a.weight->panel(panel)), share = bytes / passes;
@@ -197,7 +197,7 @@ struct Run {
     float* scratch;
     template <class Fmt>
     void run() const {
-        const Scratch s(scratch);
+        const LinearScratch s(scratch);
         if constexpr (kByNibbles<Fmt> ? kFewByNibbles > 0 : kFewTokens > 0)
             for (std::size_t panel = first; panel < last; ++panel) {
                 if constexpr (kPairByTwo<Fmt>)

@@ -9,7 +9,7 @@ namespace {
 // Unpack columns first … first + count - 1 of a panel, whose block begins at w: weights (or codes) to chunk
 // [count, lanes], scales and minima to [sub-blocks, lanes].
 template <class Fmt, int G>
-void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const Scratch& s) {
+void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const LinearScratch& s) {
     float* out = s.chunk;
     if constexpr (!kIsBlock<Fmt>) {
         for (std::size_t i = 0; i < count * G; ++i, w += kLanes * Fmt::kBytes, out += kLanes) store(out, Fmt::read(w));
@@ -163,7 +163,7 @@ template <class Fmt, int G>
 struct FirstTile : TileArgs {
     const std::uint8_t* from;  // the block of the chunk's first column
     std::size_t first;         // that column
-    const Scratch& s;
+    const LinearScratch& s;
 
     template <int T>
     KARAT_INLINE void run() const {
@@ -201,8 +201,8 @@ struct FirstTile : TileArgs {
                                 start + 4 * c + static_cast<std::size_t>(j));
                     }
                 };
-                sixteen(std::integral_constant<int, 0>());
-                if constexpr (Fmt::kSub == 32) sixteen(std::integral_constant<int, 1>());
+                sixteen(Constant<0>());
+                if constexpr (Fmt::kSub == 32) sixteen(Constant<1>());
                 const std::size_t at = k / Fmt::kSub * (G * kLanes);
                 end_sub_block<Fmt::kSub, Fmt::kHasMinimum>(
                     *this, sums, k, acc,
@@ -258,7 +258,7 @@ struct PanelOfMany {
     static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
     const LinearArgs& a;
     std::size_t panel, token, tokens;
-    const Scratch& s;
+    const LinearScratch& s;
 
     void run() const {
         const std::uint8_t* const w = a.weight->panel(panel);
@@ -329,7 +329,7 @@ private:
 };
 
 template <class Fmt, int G>
-void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+void panel_of_many(const LinearArgs& a, std::size_t panel, const LinearScratch& s) {
     for (std::size_t token = 0; token < a.tokens; token += kTokenBlock)
         PanelOfMany<Fmt, G>{a, panel, token, a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock, s}.run();
 }
@@ -340,7 +340,7 @@ struct Run {
     float* scratch;
     template <class Fmt>
     void run() const {
-        const Scratch s(scratch);
+        const LinearScratch s(scratch);
         if constexpr (!kByNibbles<Fmt>)
             for (std::size_t panel = first; panel < last; ++panel)
                 a.weight->panel_groups(panel) == kPanelGroups ? panel_of_many<Fmt, kPanelGroups>(a, panel, s)

@@ -175,8 +175,9 @@ private:
         if (k >= place.args.weight->columns) return;
         const Block b = block_at<Fmt>(place, k, 0);
         const int sub = sub_block_at<Fmt>(k);
-        for (const int word : {Fmt::Codes::word_of(sub, 0), Fmt::Codes::word_of(sub, Fmt::Codes::kWords - 1),
-                               Fmt::Scales::word_of(sub), Fmt::Scales::kWord})
+        const int words[] = {Fmt::Codes::word_of(sub, 0), Fmt::Codes::word_of(sub, Fmt::Codes::kWords - 1),
+                             Fmt::Scales::word_of(sub), Fmt::Scales::kWord};
+        for (const int word : words)
             for (std::size_t at = 0; at < b.stride; at += 64)
                 prefetch(b.words + static_cast<std::size_t>(word) * b.stride + at);
     }

@@ -338,7 +338,7 @@ struct Run {
     void run() const {
 #if defined(KARAT_SUBNORMALS)
         if constexpr (kAsSubnormals<Fmt>)
-            if (a.weight->columns <= Scratch::kFloats && scale_x<Fmt>(a.x, a.weight->columns, scratch)) {
+            if (a.weight->columns <= LinearScratch::kFloats && scale_x<Fmt>(a.x, a.weight->columns, scratch)) {
                 LinearArgs scaled = a;
                 scaled.x = scratch;
                 return panels<Fmt, true>(scaled);

@@ -16,7 +16,7 @@ struct Nibble {
 };
 
 // In the order in which they are summed: pairs k, k + 4 of each eight columns, then fours k, k + 4, k + 8, k + 12.
-constexpr Nibble nibble(int i) {
+constexpr KARAT_INLINE Nibble nibble(int i) {
     return i < 8 ? Nibble{0, 8 * (i % 4) + 4 * (i / 4), 8 * (i / 4) + i % 4, 2} : Nibble{1, 8 * (i - 8), i - 8, 4};
 }
 template <class Fmt>
@@ -24,12 +24,12 @@ inline constexpr int kNibbles = Fmt::Codes::kWords == 1 ? 8 : 12;
 
 // A nibble's bits as what they count: codes of 0 … 3; third bits of 4, and all columns have 4 less.
 inline constexpr int kProducts = 16;
-inline constexpr float kOfPair[2][kProducts] = {{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
-                                                {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}};
-inline constexpr float kOfFour[4][kProducts] = {{-4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0},
-                                                {-4, -4, 0, 0, -4, -4, 0, 0, -4, -4, 0, 0, -4, -4, 0, 0},
-                                                {-4, -4, -4, -4, 0, 0, 0, 0, -4, -4, -4, -4, 0, 0, 0, 0},
-                                                {-4, -4, -4, -4, -4, -4, -4, -4, 0, 0, 0, 0, 0, 0, 0, 0}};
+constexpr float kOfPair[2][kProducts] = {{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3},
+                                         {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}};
+constexpr float kOfFour[4][kProducts] = {{-4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0},
+                                         {-4, -4, 0, 0, -4, -4, 0, 0, -4, -4, 0, 0, -4, -4, 0, 0},
+                                         {-4, -4, -4, -4, 0, 0, 0, 0, -4, -4, -4, -4, 0, 0, 0, 0},
+                                         {-4, -4, -4, -4, -4, -4, -4, -4, 0, 0, 0, 0, 0, 0, 0, 0}};
 
 // The contract: what columns whose numbers are x(column) add up to, of which count(values) says how often column m counts.
 template <class X, class Count>

@@ -22,6 +22,9 @@ std::size_t Matrix::panel_of_group(std::size_t group) const {
     return group < wide * kPanelGroups ? group / kPanelGroups : wide + (group - wide * kPanelGroups);
 }
 const std::uint8_t* Matrix::panel(std::size_t panel) const { return data + first_group(panel) * group_bytes(); }
+std::size_t StoredRows::at(std::size_t row) const {
+    return (order ? static_cast<std::size_t>(order[row]) : row) * stride;
+}
 
 namespace {
 

@@ -78,9 +78,7 @@ struct StoredRows {
     std::size_t stride;
     const std::int64_t* order = nullptr;
 
-    std::size_t at(std::size_t row) const {
-        return (order ? static_cast<std::size_t>(order[row]) : row) * stride;
-    }
+    std::size_t at(std::size_t row) const;
 };
 
 // Packs panels first … last - 1 of a stored matrix into `packed`, the place of the whole packed matrix. Different panels

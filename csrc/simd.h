@@ -30,6 +30,17 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr int kLanes = 16;
 
+// A number that the compiler knows, as an argument; and a table of its making. (Those of the standard library are functions
+// that the linker keeps one copy of: kernels.h.)
+template <int N>
+struct Constant {
+    KARAT_INLINE constexpr operator int() const { return N; }
+};
+template <int N>
+struct Floats {
+    float at[N];
+};
+
 KARAT_INLINE float float_of(std::uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
@@ -182,12 +193,12 @@ KARAT_INLINE float in_halves(f32x16 a, const F& f) {
 
 // Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
 KARAT_INLINE float fold(f32x16 a) {
-    return in_halves(a, [](auto& x, const auto& y) { x = x + y; });
+    return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x + y; });
 }
 
 // The largest lane, where none is NaN.
 KARAT_INLINE float largest_of(f32x16 a) {
-    return in_halves(a, [](auto& x, const auto& y) { x = x < y ? y : x; });
+    return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x < y ? y : x; });
 }
 
 // Into the first-level cache, and into the second only.

@@ -9,8 +9,6 @@
 // the scale of the sub-block takes the power away. That needs codes that are not negative, as they are where minima are.
 #pragma once
 
-#include <array>
-
 #include "formats.h"
 
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
@@ -38,7 +36,7 @@ KARAT_INLINE i32x16 four_codes(const Block& b, int s, int c) {
     else return b.word(Fmt::Codes::word_of(s, c));
 }
 template <class Fmt>
-constexpr int bit_of(int s, int c) {
+constexpr KARAT_INLINE int bit_of(int s, int c) {
     if constexpr (requires { Fmt::Codes::kBytesBias; }) return 0;
     else return Fmt::Codes::bit_of(s, c);
 }
@@ -47,9 +45,9 @@ constexpr int bit_of(int s, int c) {
 // further up are shifted.
 inline constexpr int kSubnormalShift = 12;
 template <class Fmt>
-constexpr bool is_shifted(int s, int c, int j) { return bit_of<Fmt>(s, c) + 8 * j + Fmt::Codes::kWidth > 24; }
+constexpr KARAT_INLINE bool is_shifted(int s, int c, int j) { return bit_of<Fmt>(s, c) + 8 * j + Fmt::Codes::kWidth > 24; }
 template <class Fmt>
-constexpr int subnormal_at(int s, int c, int j) {
+constexpr KARAT_INLINE int subnormal_at(int s, int c, int j) {
     return bit_of<Fmt>(s, c) + 8 * j - (is_shifted<Fmt>(s, c, j) ? kSubnormalShift : 0);
 }
 template <class Fmt>
@@ -60,15 +58,16 @@ KARAT_INLINE f32x16 subnormal(const Block& b, int s, int c, int j) {
 }
 
 // What a column of a block is scaled by.
+namespace {
 constexpr float power_of_two(int n) { return n == 0 ? 1 : 2 * power_of_two(n - 1); }
 template <class Fmt>
-inline constexpr auto kPowers = [] {
-    std::array<float, Fmt::kColumns> powers{};
+constexpr auto kPowers = [] {
+    Floats<Fmt::kColumns> powers{};
     for (int k = 0; k < Fmt::kColumns; ++k)
-        powers[static_cast<std::size_t>(k)] =
-            power_of_two(149 - kPartPower - subnormal_at<Fmt>(k / Fmt::kSub, k % Fmt::kSub / 4, k % 4));
+        powers.at[k] = power_of_two(149 - kPartPower - subnormal_at<Fmt>(k / Fmt::kSub, k % Fmt::kSub / 4, k % 4));
     return powers;
 }();
+}  // namespace
 
 // The limits of what is not zero. Below, the last bit of x times a code is the smallest subnormal number; above, x times the
 // largest power would overflow.
@@ -82,7 +81,7 @@ KARAT_INLINE bool scale_x(const float* x, std::size_t columns, float* scaled) {
     bool all = true;
     for (std::size_t k = 0; k < columns; k += kLanes) {
         const f32x16 value = load(x + k);
-        store(scaled + k, value * load(kPowers<Fmt>.data() + k % Fmt::kColumns));
+        store(scaled + k, value * load(kPowers<Fmt>.at + k % Fmt::kColumns));
         all &= zero_or_between(as_int(value) & iset1(0x7fffffff), lowest, beyond);
     }
     return all;
