@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -20,23 +21,32 @@ namespace karat {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr long kSleepNanoseconds = 50000000;  // after which a sleeper looks whether its step was abandoned
+constexpr double kSleepSeconds = 0.05;  // after which a sleeper looks whether its step was abandoned
 
 std::size_t pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 // Whether number `a` is at or after number `b`; numbers wrap around.
 bool reached(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b) >= 0; }
 
-// Sleeps while `word` is `old`, for a limited time. Between processes, so neither std::atomic::wait nor a private futex.
-void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {
+double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Sleeps while `word` is `old`, for a limited time: the seconds. Between processes, so neither std::atomic::wait nor a private
+// futex.
+double sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {
+    const double before = now();
 #if defined(__linux__)
-    const timespec limit{0, kSleepNanoseconds};
+    const timespec limit{0, static_cast<long>(1e9 * kSleepSeconds)};
     (void)syscall(SYS_futex, &word, FUTEX_WAIT, old, &limit, nullptr, 0);  // whatever woke it, the caller looks again
 #else
-    if (word.load() != old) return;
+    if (word.load() != old) return 0;
     const timespec moment{0, 50000};
     nanosleep(&moment, nullptr);
 #endif
+    return std::min(now() - before, 2 * kSleepSeconds);  // what is longer was no sleep
 }
 
 void wake_all([[maybe_unused]] std::atomic<std::uint32_t>& word) {
@@ -126,8 +136,9 @@ void SharedMemory::publish(std::uint32_t number) {
     if (line.sleepers.load() > 0) wake_all(line.published);
 }
 
-Outcome SharedMemory::wait(std::uint32_t number) {
+Outcome SharedMemory::wait(std::uint32_t number, double limit_s) {
     Control& all = control();
+    double slept_s = 0;
     for (int rank = 0; rank < size_; ++rank) {
         std::atomic<std::uint32_t>& word = all.lines[rank].published;
         int spin = 0;
@@ -140,10 +151,12 @@ Outcome SharedMemory::wait(std::uint32_t number) {
         all.lines[rank_].waits.fetch_add(1);
         std::uint32_t seen;
         bool given_up = false;
-        while (!reached(seen = word.load(), number) && !(given_up = abandoned())) sleep_while(word, seen);
+        while (!reached(seen = word.load(), number) && !(given_up = abandoned()) && slept_s < limit_s)
+            slept_s += sleep_while(word, seen);
         all.lines[rank_].waits.fetch_sub(1);
         all.lines[rank].sleepers.fetch_sub(1);
         if (given_up) return Outcome::abandoned;
+        if (!reached(seen, number)) return Outcome::late;
     }
     return Outcome::done;
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 namespace karat {
@@ -13,6 +14,7 @@ namespace karat {
 enum class Outcome : int {
     done,
     abandoned,  // the step was given up: another rank failed
+    late,       // others have not done their part within the limit
 };
 
 // Collectives are numbered from the beginning of a step; all ranks run the same ones in the same order. Numbers may wrap
@@ -32,7 +34,8 @@ struct Transport {
     void (*publish)(void* self, std::uint32_t number) = nullptr;
     // Called by any thread with each item of work, so that who watches can tell a rank that gets on from one that hangs.
     void (*stir)(void* self) = nullptr;
-    // Until all ranks have published `number`. Any number of threads may wait.
+    // Until all ranks have published `number`. Any number of threads may wait. There is no limit: who watches the ranks knows
+    // how they get on, and gives up the step of one that hangs or ends the ranks.
     Outcome (*wait)(void* self, std::uint32_t number) = nullptr;
 };
 using TransportRef = std::shared_ptr<const Transport>;
@@ -70,7 +73,8 @@ public:
     std::uint8_t* whole() const;
     void publish(std::uint32_t number);
     void stir();
-    Outcome wait(std::uint32_t number);
+    // For a limited time, if need be, of which no part counts in which the process was stopped.
+    Outcome wait(std::uint32_t number, double limit_s = std::numeric_limits<double>::infinity());
 
     int rank() const { return rank_; }
     int size() const { return size_; }

@@ -63,13 +63,34 @@ void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const
 #endif
 }
 
+// Whether an array is a view of a read-only mmap.mmap: only pages that nobody can have written to are read again as they were.
+bool is_of_a_mapping(const In<std::uint8_t, 1>& array, nb::object owner) {
+    const nb::object mapping = nb::module_::import_("mmap").attr("mmap");
+    while (!nb::isinstance(owner, mapping)) {
+        const char* const next = nb::hasattr(owner, "base") ? "base" : "obj";  // of an array, of a memoryview
+        if (!nb::hasattr(owner, next)) return false;
+        owner = owner.attr(next);
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(owner.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const std::size_t length = static_cast<std::size_t>(view.len), bytes = array.shape(0);
+    const auto at = reinterpret_cast<std::uintptr_t>(array.data()) - reinterpret_cast<std::uintptr_t>(view.buf);
+    const bool inside = view.readonly && bytes <= length && at <= length - bytes;
+    PyBuffer_Release(&view);
+    return inside;
+}
+
 // Packs a stored matrix, panels shared out among the threads. `stored` has rows of `row_bytes` (0: of the matrix' own
 // bytes), of which the matrix' begin at `first_byte`, in their order or in `order`. A `mapped` one is a file's: what is
 // packed of it is given back, so that a large matrix is not in memory twice.
 std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
-                                        In<std::uint8_t, 1> stored, int num_threads, bool mapped, std::size_t row_bytes,
+                                        nb::object array, int num_threads, bool mapped, std::size_t row_bytes,
                                         std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
     if (num_threads < 1) throw std::invalid_argument(std::to_string(num_threads) + " threads; expected 1 or more");
+    In<std::uint8_t, 1> stored;
+    if (!nb::try_cast(array, stored, /*convert=*/false)) throw nb::type_error("no flat array of bytes, one after the other");
+    if (mapped && !is_of_a_mapping(stored, array))
+        throw std::invalid_argument("an array of no read-only mmap.mmap: what is given back of it would be lost");
     Matrix matrix{format_of(format), rows, columns, nullptr};
     const FormatInfo& info = matrix.info();
     const std::size_t own_bytes = product({columns / info.block_columns, info.block_bytes});
@@ -229,6 +250,20 @@ SharedMemory& of_a_rank(SharedMemory& memory) {
     return memory;
 }
 
+// Whether all ranks have published `number`; not if the step was given up. Raises TimeoutError after `limit_s` seconds.
+bool wait_for(SharedMemory& memory, std::uint32_t number, double limit_s) {
+    Outcome outcome;
+    {
+        const GilReleased released;
+        outcome = of_a_rank(memory).wait(number, limit_s);
+    }
+    if (outcome == Outcome::late) {
+        PyErr_SetString(PyExc_TimeoutError, "other ranks have not done their part");
+        throw nb::python_error();
+    }
+    return outcome == Outcome::done;
+}
+
 TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
     (void)of_a_rank(*memory);
     return transport_of(memory);
@@ -262,7 +297,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
         .def("stored", &unpack_matrix);
-    m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored").noconvert(),
+    m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
           nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
           nb::arg("order") = nb::none());
     nb::class_<Vector>(m, "Vector")
@@ -294,10 +329,7 @@ NB_MODULE(_native, m) {
         .def("slot", &slot_of)
         .def("whole", &whole_of)
         .def("publish", [](SharedMemory& self, std::uint32_t number) { of_a_rank(self).publish(number); })
-        .def("wait", [](SharedMemory& self, std::uint32_t number) {
-            const GilReleased released;
-            return of_a_rank(self).wait(number) == Outcome::done;
-        });
+        .def("wait", &wait_for, nb::arg("number"), nb::arg("limit_s") = 3600.0);
 
     // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
     nb::class_<Plan>(m, "Plan")

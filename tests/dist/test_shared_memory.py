@@ -105,6 +105,28 @@ def test_a_step_that_is_given_up_ends_the_waiting(descriptor: int) -> None:
     assert not group.abandoned and not watcher.is_waiting(0)
 
 
+def test_a_wait_without_the_others_ends(descriptor: int) -> None:
+    group = SharedMemoryGroup(descriptor, 0, 2, slot_bytes=SLOT, whole_bytes=WHOLE, spins=False)
+    channel = group.channel
+    with pytest.raises(TimeoutError, match="not done their part"):
+        channel.wait(1, limit_s=0.2)
+    channel.publish(1)
+    with pytest.raises(TimeoutError):
+        channel.wait(1, limit_s=0)
+    assert not Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE).is_waiting(0)
+
+    class Impatient:
+        def __getattr__(self, name: str) -> object:
+            return (lambda number: channel.wait(number, 0.1)) if name == "wait" else getattr(channel, name)
+
+    group.channel = Impatient()
+    with pytest.raises(RankError, match="not done their part; load the model again"):
+        group.all_gather(np.zeros(3))
+    other = SharedMemoryGroup(descriptor, 1, 2, slot_bytes=SLOT, whole_bytes=WHOLE, spins=False)
+    other.channel.publish(1)
+    assert channel.wait(1, limit_s=0), "who is there already is not late"
+
+
 def test_numbers_of_steps_never_begin_at_zero(descriptor: int) -> None:
     watcher = Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
     assert watcher.next_number(3) == NUMBERS_OF_A_STEP and watcher.next_number() == 4 * NUMBERS_OF_A_STEP

@@ -75,6 +75,9 @@ void a_step_that_is_given_up_ends_the_waiting() {
     CHECK(rank.wait(number) == Outcome::abandoned && rank.abandoned());
     giving_up.join();
     CHECK(!watcher.is_waiting(0));
+    rank.begin(8192);
+    CHECK(rank.wait(number + 4096, 0.01) == Outcome::late && rank.wait(number + 4096, 0) == Outcome::late);
+    CHECK(!watcher.is_waiting(0) && !rank.abandoned());
     const std::uint32_t progress = watcher.progress(0);
     rank.stir();
     CHECK(progress > 0 && watcher.progress(0) == progress + 1 && watcher.progress(1) == 0);

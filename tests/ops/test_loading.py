@@ -3,6 +3,7 @@
 import mmap
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,44 @@ def test_all_bytes_arrive_and_nothing_is_lost(tmp_path: Path, threads: int, is_m
     assert held.dtype == "Q8_0"
     np.testing.assert_array_equal(held.data, content)
     np.testing.assert_array_equal(weight.stored, content)
+
+
+def changed_in_memory(path: Path, content: np.ndarray) -> np.ndarray:
+    path.write_bytes(bytes(len(content)))
+    array = np.memmap(path, np.uint8, mode="c")
+    array[:] = content
+    return array
+
+
+def without_a_file(_: Path, content: np.ndarray) -> np.ndarray:
+    private = mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array = np.frombuffer(private, np.uint8)
+    array[:] = content
+    return array
+
+
+def no_mapping(_: Path, content: np.ndarray) -> np.ndarray:
+    return content.copy()
+
+
+@pytest.mark.parametrize("make", [changed_in_memory, without_a_file, no_mapping])
+def test_what_no_file_has_is_not_given_back(make: Callable[[Path, np.ndarray], np.ndarray], tmp_path: Path) -> None:
+    """It would be zeros, or what the file has, from then on."""
+    content = np.random.default_rng(4).integers(0, 256, ROWS * COLUMNS // 32 * 34, np.uint8)
+    array = make(tmp_path / "weights", content)
+    with pytest.raises(ValueError, match="read-only"):
+        native().pack("Q8_0", ROWS, COLUMNS, array, 1, mapped=True)
+    weight = Weight("weight", "Q8_0", (ROWS, COLUMNS), array, tmp_path / "weights")
+    assert not weight.is_mapped
+    ops = NativeOps(threads=1)
+    np.testing.assert_array_equal(ops.held(ops.load(weight)).data, content)
+    np.testing.assert_array_equal(array, content)
+
+
+def test_only_flat_bytes_are_packed() -> None:
+    for array in (np.zeros(96, np.int8), np.zeros((3, 32), np.uint8), np.zeros(192, np.uint8)[::2]):
+        with pytest.raises(TypeError):
+            native().pack("F32", 3, 8, array, 1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="says what is resident")

@@ -79,7 +79,7 @@ class Weight:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `stored` is a view of a mapped file."""
+        """Whether `stored` is a view of a file that was mapped to be read only."""
         return mapping_of(self.stored) is not None
 
     def release(self) -> None:
@@ -111,11 +111,14 @@ class Weight:
 
 
 def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:
-    """The mapping that an array is a view of, and where in it the array begins; None if it is in memory of its own."""
+    """The read-only mapping that an array is a view of, and where in it the array begins; None if there is none.
+
+    What was written to another mapping need not be in a file: its pages cannot be given back.
+    """
     base: object = stored
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap):
+    if not isinstance(base, mmap.mmap) or not memoryview(base).readonly:
         return None
     return base, stored.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
 

@@ -80,7 +80,11 @@ class SharedMemoryGroup:
 
     def _exchange(self, number: int) -> None:
         self.channel.publish(number)
-        if not self.channel.wait(number):
+        try:
+            done = self.channel.wait(number)
+        except TimeoutError as late:  # of an hour: who watches the ranks gives up a step long before
+            raise RankError(f"{late}; load the model again") from None
+        if not done:
             raise StepAbandonedError("the step was abandoned: another rank failed")
 
 
