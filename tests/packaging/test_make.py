@@ -109,6 +109,27 @@ def test_make_test_leaves_to_make_test_long_what_is_long() -> None:
     assert everything.endswith(" -k word") and " -m " not in everything.partition(" -m pytest ")[2]
 
 
+def test_make_goes_on_without_what_cannot_be_had_and_fetches_it_once(tmp_path: Path) -> None:
+    """torch and the real model, where pip gives neither, then where it gives both."""
+    venv = f"VENV={tmp_path}"
+    found = re.search(r"^STAMPS := (.+)$", run("make", "-pn", "help", venv).stdout, re.MULTILINE)
+    assert found is not None
+    stamps = Path(found[1])
+    stamps.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    peers = ("make", "--no-print-directory", "peers", venv, "-o", str(stamps / "dev"))
+    write_program(tmp_path / "bin" / "python", 'echo "$*"; exit 1')
+    done = run(*peers)
+    assert done.returncode == 0, done.stderr
+    assert re.search("torch cannot be had here .* SKIPPED", done.stdout)
+    assert re.search("SmolLM2 cannot be had here .* SKIPPED", done.stdout)
+    assert (tmp_path / "logs" / "real-model.log").read_text() == "-m tools.real_model\n"
+    write_program(tmp_path / "bin" / "python", "")
+    for stages in (2, 0):
+        done = run(*peers)
+        assert done.returncode == 0 and done.stdout.count("[4/4]") == stages, done.stdout
+
+
 def test_help_is_the_default_and_names_the_two_commands() -> None:
     done = run("make", "--no-print-directory")
     assert done.returncode == 0
