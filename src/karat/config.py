@@ -45,8 +45,9 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer with every choice resolved; written by a family's reader, never changed.
+    """What every decoder-only transformer has, each choice resolved. A family adds what only its models have.
 
+    Written by the family's reader, never changed.
     layer_windows[i] is the number of keys a token of layer i sees, itself included, or None for all.
     dtype is the checkpoint's stated dtype (information; each tensor is computed on as it is stored).
     """
@@ -64,10 +65,6 @@ class ModelConfig:
     rope: RopeConfig
     tie_word_embeddings: bool
     layer_windows: tuple[int | None, ...]
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     dtype: FloatName | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, Work
-from karat.config import FLOAT_BYTES, ModelConfig, RopeConfig
+from karat.config import FLOAT_BYTES, RopeConfig
 from karat.models.decoder import weight_specs
+from karat.models.qwen2 import Qwen2Config
 
-CONFIG = ModelConfig(
+CONFIG = Qwen2Config(
     model_type="qwen2", vocab_size=50, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=6, num_kv_heads=2,
     head_dim=4, rms_norm_eps=1e-6, max_position_embeddings=64, rope=RopeConfig(theta=10000.0),
-    tie_word_embeddings=True, layer_windows=(None, None, None), qkv_bias=True,
+    tie_word_embeddings=True, layer_windows=(None, None, None),
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from karat.layers.attention import Attention
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mlp import GatedMLP
+from karat.layers.place import Place
 from karat.layers.shards import Units
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
@@ -85,10 +86,14 @@ def x_of(columns: int) -> Array:
     return np.random.default_rng(columns).standard_normal((ROWS, columns))
 
 
+def at(take: Any, group: Group, inner: int = 1) -> Place:
+    return Place(take, "layer", Units(1, inner), group)
+
+
 def column(size: int, out: int = 40, bias: bool = True) -> float:
     def make(take: Any, group: Group) -> ColumnParallelLinear:
         pieces = None if group.size == 1 else (shards.part(shards.tree_ends(out, 1, group), group),)
-        return ColumnParallelLinear(take, "layer", out, HIDDEN, bias=bias, pieces=pieces)
+        return ColumnParallelLinear(at(take, group), out, HIDDEN, bias=bias, pieces=pieces)
 
     return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN)),), side_by_side)
 
@@ -98,16 +103,15 @@ def row(size: int, columns: int = 40, unit: int = 1, bias: bool = True) -> float
         start, stop = shards.part(shards.tree_ends(columns, unit, group), group)
         return (layer(ops, x_of(columns)[:, start:stop]),)
 
-    make = lambda take, group: RowParallelLinear(take, "layer", HIDDEN, columns, bias=bias, unit=unit, group=group)  # noqa: E731
+    make = lambda take, group: RowParallelLinear(at(take, group), HIDDEN, columns, bias=bias, unit=unit)  # noqa: E731
     return compare(size, make, call, the_same)
 
 
 def mlp(size: int, inner: int = 40, bias: bool = True) -> float:
     """gate and up, and down after them."""
-    config = read_config(parallel.config_of("llama", hidden_size=HIDDEN, intermediate_size=inner, mlp_bias=bias))
 
     def make(take: Any, group: Group) -> GatedMLP:
-        return GatedMLP(take, "mlp", config, Units(1, math.gcd(inner, 32)), group)
+        return GatedMLP(at(take, group, math.gcd(inner, 32)), HIDDEN, inner, bias=bias)
 
     return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN)),), the_same)
 
@@ -117,9 +121,8 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
 
     def make(take: Any, group: Group) -> QKVParallelLinear:
         return QKVParallelLinear(
-            take, "attention", HIDDEN, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=bias, unit=1,
-            group=group,
-        )  # fmt: skip
+            at(take, group), HIDDEN, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, bias=bias
+        )
 
     def call(layer: QKVParallelLinear, ops: Ops, group: Group) -> tuple[Array, ...]:
         q, k, v = layer(ops, x_of(HIDDEN))  # [rows, heads, head_dim]
@@ -149,20 +152,22 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
         cache = ops.new_cache(CacheSpec(
             num_layers=1, num_blocks=1, block_size=ROWS, num_kv_heads=stop - start, head_dim=10, dtype="float64",
         ))  # fmt: skip
-        rope = ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)
-        return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, rope),)
+        ropes = {config.rope: ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)}
+        return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, ropes),)
 
-    return compare(
-        size, lambda take, group: Attention(take, "attention", config, 0, Units(1, 1), group), call, the_same
-    )
+    def make(take: Any, group: Group) -> Attention:
+        return Attention(at(take, group), config, 0, rope=config.rope, qkv_bias=True, o_bias=True)
+
+    return compare(size, make, call, the_same)
 
 
 def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
     """Embedding and head."""
 
     def make(take: Any, group: Group) -> tuple[VocabParallelEmbedding, ParallelLMHead]:
-        embedding = VocabParallelEmbedding(take, "embedding", vocab, HIDDEN, group)
-        return embedding, ParallelLMHead(take, embedding, vocab, HIDDEN, tied=tied, group=group)
+        embedding = VocabParallelEmbedding(at(take, group) / "embedding", vocab, HIDDEN)
+        head = ParallelLMHead(at(take, group) / "head", vocab, HIDDEN, tied_to=embedding if tied else None)
+        return embedding, head
 
     def call(layers: tuple[VocabParallelEmbedding, ParallelLMHead], ops: Ops, group: Group) -> tuple[Array, ...]:
         ids = np.arange(vocab, dtype=np.int32)
@@ -273,7 +278,7 @@ def qkv_heads_dealt_in_turn(patch: pytest.MonkeyPatch) -> None:
 
     def dealt(*args: Any, pieces: Any, **given: Any) -> ColumnParallelLinear:
         turned = pieces and tuple((at, at + 10) for start, stop in pieces for at in reversed(range(start, stop, 10)))
-        return right(*args, pieces=turned if "k_proj" in args[1] else pieces, **given)
+        return right(*args, pieces=turned if args[0].name.endswith("k_proj") else pieces, **given)
 
     patch.setattr(merged, "ColumnParallelLinear", dealt)
 

@@ -11,7 +11,8 @@ import pytest
 
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
-from karat.models.registry import FAMILIES, read_config
+from karat.models.families import FAMILIES
+from karat.models.registry import read_config
 
 COMMON: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -54,7 +55,7 @@ RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
          "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
          "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936},
-        {"head_dim": 64, "qkv_bias": True, "o_bias": False, "layer_windows": (None,) * 24, "eos_token_ids": (151645,)},
+        {"head_dim": 64, "layer_windows": (None,) * 24, "eos_token_ids": (151645,)},
     ),
     (  # a Llama 3.2 release: llama3 scaling, explicit head_dim, three end tokens
         {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -75,7 +76,7 @@ RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
          "max_sequence_length": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
          "pad_token_id": 0, "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "torch_dtype": "float16",
          "transformers_version": "4.28.0.dev0", "use_cache": True, "vocab_size": 32000},
-        {"num_kv_heads": 32, "head_dim": 128, "rope": RopeConfig(theta=10000.0), "qkv_bias": False},
+        {"num_kv_heads": 32, "head_dim": 128, "rope": RopeConfig(theta=10000.0), "attention_bias": False},
     ),
 ]  # fmt: skip
 

@@ -12,7 +12,8 @@ from karat.checkpoint.gguf.rope import read_rope_scaling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.reasons import likely_reason
 from karat.errors import ConfigError
-from karat.models.registry import FAMILIES, read_config
+from karat.models.families import FAMILIES
+from karat.models.registry import read_config
 from tests.engine.tiny import write_model
 from tests.models.test_config import YARN, raw_config
 

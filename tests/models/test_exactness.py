@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 
-from karat.models.registry import FAMILIES
+from karat.models.families import FAMILIES
 from karat.ops.reference import ReferenceOps
 from karat.ops.rope_table import inverse_frequencies
 

@@ -67,7 +67,7 @@ def build_graph(config: ModelConfig) -> Graph:
 
     ops = _GraphOps(config)
     decoder = Decoder(_name_of, config, Units(1, 1))  # where sums are cut is no part of the graph
-    decoder(ops, None, None, None)
+    decoder(ops, None, None, decoder.rope_tables(ops, 0))
     return Graph(config, ops.nodes)
 
 
@@ -101,8 +101,8 @@ class _GraphOps:
     def held(self, loaded: str) -> Held:
         raise AssertionError("a graph holds no weights")
 
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> None:
-        return None
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeConfig:
+        return rope
 
     def new_cache(self, spec: CacheSpec) -> None:
         return None
@@ -156,8 +156,8 @@ class _GraphOps:
     def add(self, x: str, y: str, *, name: str) -> str:
         return self._add(name, "add", x, y)
 
-    def rope(self, x: str, table: None, step: None, *, name: str) -> str:
-        return self._add(name, "rope", x, rope=self._config.rope, head_dim=self._config.head_dim)
+    def rope(self, x: str, table: RopeConfig, step: None, *, name: str) -> str:
+        return self._add(name, "rope", x, rope=table, head_dim=self._config.head_dim)
 
     def kv_write(self, k: str, v: str, cache: None, layer: int, step: None) -> None:
         self._cache[layer] = (k, v)

@@ -46,7 +46,7 @@ class Hybrid:
         self._ops = ops
         weights = find_weights(config, checkpoint)
         self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, units_of(config, weights))
-        self._rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=len(ids))
+        self._ropes = self._decoder.rope_tables(ops, len(ids))
         self._ids = list(ids)
         batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), always_last=False)
         self._step = ops.begin(batch)
@@ -54,7 +54,8 @@ class Hybrid:
     def logits(self, part: str | None = None) -> Array:
         """Logits [tokens, vocab] with a part ours: one of PARTS, "all" of them, or None."""
         if part == "all":
-            return np.array(self._ops.read(self._decoder(self._ops, self._step, self._cache(), self._rope)), np.float64)
+            ours = self._decoder(self._ops, self._step, self._cache(), self._ropes)
+            return np.array(self._ops.read(ours), np.float64)
         with torch.no_grad(), self._replaced(part):
             result: Array = self._theirs(torch.tensor([self._ids]), use_cache=False).logits[0].double().numpy()
         return result
@@ -129,7 +130,7 @@ class Hybrid:
         return lambda hidden_states, *_, **__: run(hidden_states)
 
     def _with_step(self, module: Callable[..., Any], cache: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda x: self._back(module(self._ops, self._over(x), self._step, cache, self._rope), x)
+        return lambda x: self._back(module(self._ops, self._over(x), self._step, cache, self._ropes), x)
 
     def _over(self, x: torch.Tensor) -> Array:
         values: Array = x[0].to(torch.float64).numpy().astype(self._ops.dtype)

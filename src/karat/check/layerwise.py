@@ -1,7 +1,7 @@
 """A model run a layer at a time: the weights and results of one layer are in memory, and no more."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,15 +11,16 @@ from karat.check.record import BLOCK_SIZE, Steps, joined, one_sequence
 from karat.check.selection import EVERYTHING
 from karat.check.trace import Array, TraceInfo, make_info
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, ModelConfig
+from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.dist.group import SINGLE
 from karat.errors import CapacityError
-from karat.layers.norm import RMSNorm
-from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
-from karat.layers.weights import AS_STORED, SpecCollector, Take, WeightLoader
-from karat.models.decoder import DecoderLayer
+from karat.layers.block import PreNormBlock
+from karat.layers.place import Place
+from karat.layers.shards import Units
+from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
+from karat.models.decoder import embedding, end, layer
 from karat.models.units import units_of
-from karat.ops.api import Cache, CacheSpec, Ops, Tensor
+from karat.ops.api import Cache, CacheSpec, Ops, RopeTable, Tensor
 from karat.ops.tap import Tap
 
 States = list[Tensor]  # hidden states, one entry a step
@@ -77,36 +78,36 @@ class LayerwiseRun:
         config, tap = self._config, Tap(self._ops)
         units = units_of(config, self._stored)
         cache = self._cache(self._cache_dtype)
-        rope = tap.rope_table(config.rope, head_dim=config.head_dim, num_positions=len(self._steps.prompt))
+        ropes: dict[RopeConfig, RopeTable] = {}
         batches = [
             one_sequence(self._steps.prompt, start, stop, self._logit_tokens, always_last=False)
             for start, stop in self._spans
         ]
         steps = [tap.begin(batch) for batch in batches]
-        embed = self._embedding(self._take())
+        embed = embedding(self._place(units), config)
         states = yield from self._part(lambda ops, _x, _cache: [embed(ops, step) for step in steps], tap, [], cache)
         for index in range(config.num_layers):
-            layer = DecoderLayer(self._take(), f"model.layers.{index}", config, index, units, SINGLE)
+            block = layer(self._place(units), config, index)
+            if (rope := block.self_attn.rope) not in ropes:
+                ropes[rope] = tap.rope_table(rope, head_dim=config.head_dim, num_positions=len(self._steps.prompt))
 
-            def through(ops: Ops, states: States, cache: Cache, layer: DecoderLayer = layer) -> States:
-                return [layer(ops, x, step, cache, rope) for x, step in zip(states, steps, strict=True)]
+            def through(ops: Ops, states: States, cache: Cache, block: PreNormBlock = block) -> States:
+                return [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
 
             states = yield from self._part(through, tap, states, cache)
-            del layer, through
-        take = self._take()
+            del block, through
+        place = self._place(units)
         tied = config.tie_word_embeddings
-        embed = self._embedding(take if tied else SpecCollector())
-        norm = RMSNorm(take, "model.norm", config.hidden_size, config.rms_norm_eps)
-        head = ParallelLMHead(take, embed, config.vocab_size, config.hidden_size, tied=tied, group=SINGLE)
+        norm, head = end(place, config, embedding(place if tied else replace(place, take=SpecCollector()), config))
 
-        def end(ops: Ops, states: States, _cache: Cache) -> States:
+        def rest(ops: Ops, states: States, _cache: Cache) -> States:
             return [
                 head(ops, norm(ops, ops.select_rows(x, step, name="model.selected")))
                 for x, step, batch in zip(states, steps, batches, strict=True)
                 if len(batch.logit_rows)
             ]
 
-        yield from self._part(end, tap, states, cache)
+        yield from self._part(rest, tap, states, cache)
 
     def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
         """The part that was made last once more, each op fed what another engine had (karat.check.forced).
@@ -143,12 +144,9 @@ class LayerwiseRun:
         cuts = self._steps.cuts
         return list(zip(cuts, [*cuts[1:], len(self._steps.prompt)], strict=True))
 
-    def _embedding(self, take: Take) -> VocabParallelEmbedding:
-        config = self._config
-        return VocabParallelEmbedding(take, "model.embed_tokens", config.vocab_size, config.hidden_size, SINGLE)
-
-    def _take(self) -> WeightLoader:
-        return WeightLoader(self._ops, self._stored, AS_STORED)
+    def _place(self, units: Units) -> Place:
+        """A model's root, whose layers load their weights anew."""
+        return Place(WeightLoader(self._ops, self._stored, AS_STORED), "", units, SINGLE)
 
     def _taken(self, tap: Tap) -> dict[str, Array]:
         arrays = joined(tap, EVERYTHING, len(self._steps.prompt))

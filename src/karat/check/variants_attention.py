@@ -117,7 +117,7 @@ def _rope_params(scope: Scope) -> Iterator[tuple[str, str, Params]]:
 
 
 def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    if not scope.config.qk_norm:
+    if "self_attn.q_norm" not in layer:
         return
     q, k = "self_attn.q_norm", "self_attn.k_norm"
     for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):

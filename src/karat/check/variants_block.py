@@ -21,7 +21,7 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         first: {"weight": names[second]}, second: {"weight": names[first]}}  # fmt: skip
     for role in (first, second):
         yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
-    if scope.config.qk_norm:
+    if "self_attn.q_norm" in layer:
         q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
         yield "norm-swapped", "q_norm and k_norm are exchanged", {
             "self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}  # fmt: skip

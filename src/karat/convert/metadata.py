@@ -4,6 +4,7 @@ from karat.checkpoint.gguf.names import WRITTEN_AS
 from karat.checkpoint.gguf.writer import scalar, string
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
+from karat.models.qwen3 import Qwen3Config
 from karat.ops.rope_table import yarn_attention_factor
 
 Pairs = list[tuple[str, bytes]]
@@ -64,7 +65,7 @@ def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
     """Why llama.cpp (llama-cpp-python 0.3.36) does not load a model that these families allow; None if it does."""
     if config.model_type == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
         return f"qwen2 with {config.num_heads} heads of {config.head_dim} in a hidden size of {config.hidden_size}"
-    if config.model_type == "qwen3" and (config.qkv_bias or config.o_bias):
+    if isinstance(config, Qwen3Config) and config.attention_bias:
         return "qwen3 with biases in its attention"
     return None
 

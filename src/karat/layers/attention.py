@@ -1,45 +1,56 @@
 """Self-attention with grouped KV heads, rotary positions and a paged cache."""
 
-from karat.config import ModelConfig
-from karat.dist.group import Group
+from collections.abc import Mapping
+
+from karat.config import ModelConfig, RopeConfig
 from karat.layers.linear import RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.norm import RMSNorm
-from karat.layers.shards import Units, own_groups, own_kv_heads
-from karat.layers.weights import Take
+from karat.layers.place import Place
+from karat.layers.shards import own_groups, own_kv_heads
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
+
+RopeTables = Mapping[RopeConfig, RopeTable]
 
 
 class Attention:
-    """One layer's attention. With `qk_norm`, each head of q and k is normalised before it is turned (Qwen3)."""
+    """One layer's attention, with the heads of `config`.
 
-    def __init__(self, take: Take, name: str, config: ModelConfig, layer: int, units: Units, group: Group) -> None:
-        self.name = name
+    `rope` says how far a position turns q and k; with a `window` a token sees so many keys, itself included. With
+    `qk_norm_eps` each head of q and k is normalised (RMSNorm) before it is turned.
+    """
+
+    def __init__(
+        self, place: Place, config: ModelConfig, layer: int, *, rope: RopeConfig, window: int | None = None,
+        qkv_bias: bool = False, o_bias: bool = False, qk_norm_eps: float | None = None,
+    ) -> None:  # fmt: skip
+        self.name = place.name
+        self.rope = rope
         self._layer = layer
         self._scale = config.head_dim**-0.5
-        self._window = config.layer_windows[layer]
+        self._window = window
+        num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.qkv = QKVParallelLinear(
-            take, name, config.hidden_size, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim, bias=config.qkv_bias, unit=units.heads, group=group,
-        )  # fmt: skip
-        start, stop = own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, group)
+            place, config.hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=qkv_bias
+        )
+        unit = place.units.heads
+        start, stop = own_kv_heads(num_heads, num_kv_heads, unit, place.group)
         self.num_kv_heads = stop - start  # of the cache
-        self._groups = own_groups(config.num_heads, config.num_kv_heads, units.heads, group)
+        self._groups = own_groups(num_heads, num_kv_heads, unit, place.group)
         self.q_norm, self.k_norm = (
-            RMSNorm(take, f"{name}.{part}_norm", config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", head_dim, qk_norm_eps)
             for part in ("q", "k")
         )
         self.o_proj = RowParallelLinear(
-            take, f"{name}.o_proj", config.hidden_size, config.num_heads * config.head_dim, bias=config.o_bias,
-            unit=units.heads * config.head_dim, group=group,
-        )  # fmt: skip
+            place / "o_proj", config.hidden_size, num_heads * head_dim, bias=o_bias, unit=unit * head_dim
+        )
 
-    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         q, k, v = self.qkv(ops, x)
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
-        q = ops.rope(q, rope, step, name=f"{self.name}.q_rope")
-        k = ops.rope(k, rope, step, name=f"{self.name}.k_rope")
+        q = ops.rope(q, ropes[self.rope], step, name=f"{self.name}.q_rope")
+        k = ops.rope(k, ropes[self.rope], step, name=f"{self.name}.k_rope")
         ops.kv_write(k, v, cache, self._layer, step)
         out = ops.paged_attention(
             q, cache, self._layer, step, scale=self._scale, window=self._window, name=f"{self.name}.attention",

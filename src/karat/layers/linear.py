@@ -1,9 +1,7 @@
 """Linear layers that tensor parallelism cuts by rows or columns of their weight. Sizes are the whole layer's."""
 
-from karat.checkpoint.weights import WeightSpec
-from karat.dist.group import Group
+from karat.layers.place import Place
 from karat.layers.shards import Piece, own_leaves, part, tree_ends
-from karat.layers.weights import Take
 from karat.ops.api import Loaded, Ops, Tensor
 
 COLUMN, ROW = 0, 1  # of a weight [out_features, in_features]
@@ -13,12 +11,11 @@ class ColumnParallelLinear:
     """x @ weight.T + bias; a rank has the output features in `pieces` (None: all), and gives just those."""
 
     def __init__(
-        self, take: Take, name: str, out_features: int, in_features: int, *, bias: bool,
-        pieces: tuple[Piece, ...] | None,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.weight: Loaded = take(WeightSpec(f"{name}.weight", (out_features, in_features), COLUMN, pieces))
-        self.bias: Loaded | None = take(WeightSpec(f"{name}.bias", (out_features,), 0, pieces)) if bias else None
+        self, place: Place, out_features: int, in_features: int, *, bias: bool, pieces: tuple[Piece, ...] | None
+    ) -> None:
+        self.name = place.name
+        self.weight: Loaded = place.weight(out_features, in_features, shard_axis=COLUMN, pieces=pieces)
+        self.bias: Loaded | None = place.bias(out_features, pieces) if bias else None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, name=self.name)
@@ -31,15 +28,14 @@ class RowParallelLinear:
     added once, to the whole sum.
     """
 
-    def __init__(
-        self, take: Take, name: str, out_features: int, in_features: int, *, bias: bool, unit: int, group: Group
-    ) -> None:
-        self.name = name
+    def __init__(self, place: Place, out_features: int, in_features: int, *, bias: bool, unit: int) -> None:
+        self.name = place.name
+        group = place.group
         self._leaves = own_leaves(in_features, unit, group)
         self._group = group if group.size > 1 else None
         pieces = (part(tree_ends(in_features, unit, group), group),) if group.size > 1 else None
-        self.weight: Loaded = take(WeightSpec(f"{name}.weight", (out_features, in_features), ROW, pieces))
-        self.bias: Loaded | None = take(WeightSpec(f"{name}.bias", (out_features,))) if bias else None
+        self.weight: Loaded = place.weight(out_features, in_features, shard_axis=ROW, pieces=pieces)
+        self.bias: Loaded | None = place.bias(out_features) if bias else None
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias, leaves=self._leaves, group=self._group, name=self.name)

@@ -1,27 +1,26 @@
 """Column-parallel layers that read one input and are computed together. Sizes are the whole layer's."""
 
-from karat.dist.group import Group
 from karat.layers.linear import ColumnParallelLinear
+from karat.layers.place import Place
 from karat.layers.shards import own_heads, own_kv_heads, part, rows_of, tree_ends
-from karat.layers.weights import Take
 from karat.ops.api import Ops, Tensor
 
 
 class QKVParallelLinear:
-    """q, k and v of a rank's heads, of which `unit` are never cut; `name` is the attention's."""
+    """q, k and v of a rank's heads; `place` is the attention's."""
 
     def __init__(
-        self, take: Take, name: str, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool,
-        unit: int, group: Group,
-    ) -> None:  # fmt: skip
+        self, place: Place, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+    ) -> None:
         self._head_dim = head_dim
         q_pieces = kv_pieces = None
+        unit, group = place.units.heads, place.group
         if group.size > 1:
             q_pieces = (rows_of(own_heads(num_heads, unit, group), head_dim),)
             kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, unit, group), head_dim),)
         q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (
-            ColumnParallelLinear(take, f"{name}.{part}_proj", size, hidden_size, bias=bias, pieces=pieces)
+            ColumnParallelLinear(place / f"{part}_proj", size, hidden_size, bias=bias, pieces=pieces)
             for part, size, pieces in (("q", q_size, q_pieces), ("k", kv_size, kv_pieces), ("v", kv_size, kv_pieces))
         )
 
@@ -37,14 +36,13 @@ class QKVParallelLinear:
 
 
 class GateUpParallelLinear:
-    """gate and up of a rank's inner features, those of its columns of down_proj; `name` is the MLP's."""
+    """gate and up of a rank's inner features, those of its columns of down_proj; `place` is the MLP's."""
 
-    def __init__(
-        self, take: Take, name: str, inner_size: int, hidden_size: int, *, bias: bool, unit: int, group: Group
-    ) -> None:
+    def __init__(self, place: Place, inner_size: int, hidden_size: int, *, bias: bool) -> None:
+        unit, group = place.units.inner, place.group
         pieces = (part(tree_ends(inner_size, unit, group), group),) if group.size > 1 else None
         self.gate_proj, self.up_proj = (
-            ColumnParallelLinear(take, f"{name}.{which}_proj", inner_size, hidden_size, bias=bias, pieces=pieces)
+            ColumnParallelLinear(place / f"{which}_proj", inner_size, hidden_size, bias=bias, pieces=pieces)
             for which in ("gate", "up")
         )
 

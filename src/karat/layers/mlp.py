@@ -1,23 +1,19 @@
 """The gated feed-forward block (SwiGLU, arXiv 2002.05202)."""
 
-from karat.config import ModelConfig
-from karat.dist.group import Group
 from karat.layers.linear import RowParallelLinear
 from karat.layers.merged import GateUpParallelLinear
-from karat.layers.shards import Units
-from karat.layers.weights import Take
+from karat.layers.place import Place
 from karat.ops.api import Ops, Tensor
 
 
 class GatedMLP:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, take: Take, name: str, config: ModelConfig, units: Units, group: Group) -> None:
-        self.name = name
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up = GateUpParallelLinear(take, name, inner, hidden, bias=bias, unit=units.inner, group=group)
+    def __init__(self, place: Place, hidden_size: int, inner_size: int, *, bias: bool = False) -> None:
+        self.name = place.name
+        self.gate_up = GateUpParallelLinear(place, inner_size, hidden_size, bias=bias)
         self.down_proj = RowParallelLinear(
-            take, f"{name}.down_proj", hidden, inner, bias=bias, unit=units.inner, group=group
+            place / "down_proj", hidden_size, inner_size, bias=bias, unit=place.units.inner
         )
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:

@@ -1,17 +1,16 @@
 """RMSNorm (arXiv 1910.07467)."""
 
-from karat.checkpoint.weights import WeightSpec
-from karat.layers.weights import Take
+from karat.layers.place import Place
 from karat.ops.api import Loaded, Ops, Tensor
 
 
 class RMSNorm:
     """Scales the last axis of x (of length `size`) to unit mean square, then by the weight."""
 
-    def __init__(self, take: Take, name: str, size: int, eps: float) -> None:
-        self.name = name
+    def __init__(self, place: Place, size: int, eps: float) -> None:
+        self.name = place.name
         self._eps = eps
-        self.weight: Loaded = take(WeightSpec(f"{name}.weight", (size,)))
+        self.weight: Loaded = place.weight(size)
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self._eps, name=self.name)

@@ -1,63 +1,70 @@
-"""The decoder that all families share: embedding, layers of attention and MLP with pre-norms, final norm, head."""
+"""A whole model: embedding, the layers of its family, final norm, head."""
 
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
 from karat.dist.group import SINGLE, Group
-from karat.layers.attention import Attention
-from karat.layers.mlp import GatedMLP
+from karat.layers.attention import RopeTables
+from karat.layers.block import PreNormBlock
 from karat.layers.norm import RMSNorm
+from karat.layers.place import Place
 from karat.layers.shards import Units
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
-from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
-
-
-class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, take: Take, name: str, config: ModelConfig, layer: int, units: Units, group: Group) -> None:
-        self.name = name
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(take, f"{name}.input_layernorm", size, eps)
-        self.self_attn = Attention(take, f"{name}.self_attn", config, layer, units, group)
-        self.post_attention_layernorm = RMSNorm(take, f"{name}.post_attention_layernorm", size, eps)
-        self.mlp = GatedMLP(take, f"{name}.mlp", config, units, group)
-
-    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
-        h = self.self_attn(ops, self.input_layernorm(ops, x), step, cache, rope)
-        x = ops.add(x, h, name=f"{self.name}.attention_residual")
-        h = self.mlp(ops, self.post_attention_layernorm(ops, x))
-        return ops.add(x, h, name=self.name)
+from karat.models.families import FAMILIES
+from karat.ops.api import Cache, Ops, Step, Tensor
 
 
 class Decoder:
-    """A whole model of loaded weights, or what a rank of `group` has of it; sums are cut at `units`.
+    """A model of loaded weights, or what a rank of `group` has of it; sums are cut at `units`.
 
     It holds no executor: the same weights run under a tap of theirs too.
     """
 
     def __init__(self, take: Take, config: ModelConfig, units: Units, group: Group = SINGLE) -> None:
-        vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed_tokens = VocabParallelEmbedding(take, "model.embed_tokens", vocab, hidden, group)
-        self.layers = [
-            DecoderLayer(take, f"model.layers.{i}", config, i, units, group) for i in range(config.num_layers)
-        ]
-        self.norm = RMSNorm(take, "model.norm", hidden, config.rms_norm_eps)
-        self.lm_head = ParallelLMHead(
-            take, self.embed_tokens, vocab, hidden, tied=config.tie_word_embeddings, group=group
-        )
+        self.config = config
+        root = Place(take, "", units, group)
+        self.embed_tokens = embedding(root, config)
+        self.layers = [layer(root, config, index) for index in range(config.num_layers)]
+        self.norm, self.lm_head = end(root, config, self.embed_tokens)
 
     @property
     def num_kv_heads(self) -> int:
         """KV heads that a cache holds for it: all, or those of this rank."""
         return self.layers[0].self_attn.num_kv_heads
 
-    def __call__(self, ops: Ops, step: Step, cache: Cache, rope: RopeTable) -> Tensor:
+    def rope_tables(self, ops: Ops, num_positions: int) -> RopeTables:
+        """The tables that its layers turn by, each made once, for positions below `num_positions`."""
+        ropes = {layer.self_attn.rope for layer in self.layers}
+        head_dim = self.config.head_dim
+        return {rope: ops.rope_table(rope, head_dim=head_dim, num_positions=num_positions) for rope in ropes}
+
+    def __call__(self, ops: Ops, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         x = self.embed_tokens(ops, step)
         for layer in self.layers:
-            x = layer(ops, x, step, cache, rope)
+            x = layer(ops, x, step, cache, ropes)
         x = ops.select_rows(x, step, name="model.selected")
         return self.lm_head(ops, self.norm(ops, x))
+
+
+def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
+    """What turns tokens into the first layer's input."""
+    return VocabParallelEmbedding(root / "model.embed_tokens", config.vocab_size, config.hidden_size)
+
+
+def layer(root: Place, config: ModelConfig, index: int) -> PreNormBlock:
+    """Layer `index`, as the model's family composes it."""
+    return FAMILIES[config.model_type].layer(root / f"model.layers.{index}", config, index)
+
+
+def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) -> tuple[RMSNorm, ParallelLMHead]:
+    """What comes behind the layers; a head that is tied to the embedding has its weight."""
+    return (
+        RMSNorm(root / "model.norm", config.hidden_size, config.rms_norm_eps),
+        ParallelLMHead(
+            root / "lm_head", config.vocab_size, config.hidden_size,
+            tied_to=embed_tokens if config.tie_word_embeddings else None,
+        ),
+    )  # fmt: skip
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:

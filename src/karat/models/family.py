@@ -1,28 +1,38 @@
-"""What a family is: a name, the architecture it answers to, and how its config.json is read."""
+"""What a family states: its name, how its config.json is read, and what a layer computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from karat.config import ModelConfig
 from karat.errors import ConfigError
+from karat.layers.block import PreNormBlock
+from karat.layers.place import Place
 from karat.models.reader import ConfigReader, read_dtype, read_rope, read_token_ids
 from karat.request import shown
 
+C = TypeVar("C", bound=ModelConfig)
+
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """`read` turns a config.json of this model_type into a ModelConfig and leaves no key unread that matters."""
+class Family(Generic[C]):
+    """A model_type of config.json, with the architecture that its files name.
+
+    `read` makes its configuration of a config.json and leaves no key unread that matters. `layer` composes layer
+    `index` of a model, at its place.
+    """
 
     model_type: str
     architecture: str
-    read: Callable[[ConfigReader], ModelConfig]
+    read: Callable[[ConfigReader], C]
+    layer: Callable[[Place, C, int], PreNormBlock]
 
 
 def read_decoder(
-    reader: ConfigReader, *, layer_windows: tuple[int | None, ...], num_kv_heads: int, head_dim: int | None = None,
-    qkv_bias: bool = False, o_bias: bool = False, mlp_bias: bool = False, qk_norm: bool = False,
-) -> ModelConfig:  # fmt: skip
-    """The keys that all families share; what differs is passed in. head_dim None: hidden_size / heads."""
+    reader: ConfigReader, config: Callable[..., C], *, layer_windows: tuple[int | None, ...], num_kv_heads: int,
+    head_dim: int | None = None, **own: bool,
+) -> C:  # fmt: skip
+    """A `config` of the keys that all families share and of the family's `own`. head_dim None: hidden_size / heads."""
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError(
@@ -37,7 +47,7 @@ def read_decoder(
         head_dim = hidden // num_heads
     max_positions = reader.get(int, "max_position_embeddings")
     bos = read_token_ids(reader, "bos_token_id")
-    return ModelConfig(
+    return config(
         model_type=reader.get(str, "model_type"),
         vocab_size=reader.get(int, "vocab_size"),
         hidden_size=hidden,
@@ -51,11 +61,8 @@ def read_decoder(
         rope=read_rope(reader, max_positions),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False),
         layer_windows=layer_windows,
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
         dtype=read_dtype(reader),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=read_token_ids(reader, "eos_token_id"),
+        **own,
     )

@@ -1,23 +1,50 @@
 """Llama 2, 3, 3.1, 3.2 (arXiv 2307.09288, 2407.21783): optional biases, no window, llama3 RoPE scaling since 3.1."""
 
+from dataclasses import dataclass
+
 from karat.config import ModelConfig
+from karat.layers.attention import Attention
+from karat.layers.block import PreNormBlock
+from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RMSNorm
+from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
 from karat.models.reader import ConfigReader, read_layer_windows
 
 
-def _read(reader: ConfigReader) -> ModelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """Biases of q, k, v and o, and of the MLP."""
+
+    attention_bias: bool
+    mlp_bias: bool
+
+
+def layer(place: Place, config: LlamaConfig, index: int) -> PreNormBlock:
+    """One layer."""
+    size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+    return PreNormBlock(
+        place.name,
+        RMSNorm(place / "input_layernorm", size, eps),
+        Attention(place / "self_attn", config, index, rope=config.rope, qkv_bias=bias, o_bias=bias),
+        RMSNorm(place / "post_attention_layernorm", size, eps),
+        GatedMLP(place / "mlp", size, config.intermediate_size, bias=config.mlp_bias),
+    )
+
+
+def read(reader: ConfigReader) -> LlamaConfig:
+    """A config.json of this family."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
     reader.must_be("sliding_window", None, why="the llama architecture has no window")
-    attention_bias = reader.get(bool, "attention_bias", False)
     return read_decoder(
         reader,
+        LlamaConfig,
         layer_windows=read_layer_windows(reader, num_layers, None, ["full_attention"] * num_layers),
         num_kv_heads=reader.get(int, "num_key_value_heads", num_heads),
         head_dim=reader.optional(int, "head_dim"),
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
+        attention_bias=reader.get(bool, "attention_bias", False),
         mlp_bias=reader.get(bool, "mlp_bias", False),
     )
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", _read)
+FAMILY = Family("llama", "LlamaForCausalLM", read, layer)

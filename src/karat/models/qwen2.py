@@ -1,11 +1,35 @@
 """Qwen2 and Qwen2.5 (arXiv 2407.10671): biases on q, k and v; an optional window on the layers above some depth."""
 
+from dataclasses import dataclass
+
 from karat.config import ModelConfig
+from karat.layers.attention import Attention
+from karat.layers.block import PreNormBlock
+from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RMSNorm
+from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
 from karat.models.reader import ConfigReader, read_layer_windows
 
 
-def read_qwen_windows(reader: ConfigReader) -> tuple[int | None, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2Config(ModelConfig):
+    """Nothing beyond what all have."""
+
+
+def layer(place: Place, config: Qwen2Config, index: int) -> PreNormBlock:
+    """One layer."""
+    size, eps, window = config.hidden_size, config.rms_norm_eps, config.layer_windows[index]
+    return PreNormBlock(
+        place.name,
+        RMSNorm(place / "input_layernorm", size, eps),
+        Attention(place / "self_attn", config, index, rope=config.rope, window=window, qkv_bias=True),
+        RMSNorm(place / "post_attention_layernorm", size, eps),
+        GatedMLP(place / "mlp", size, config.intermediate_size),
+    )
+
+
+def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """Windows count only with `use_sliding_window`, and then from layer `max_window_layers` on."""
     num_layers = reader.get(int, "num_hidden_layers")
     window = reader.optional(int, "sliding_window")
@@ -17,14 +41,15 @@ def read_qwen_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     return read_layer_windows(reader, num_layers, window, types)
 
 
-def _read(reader: ConfigReader) -> ModelConfig:
+def read(reader: ConfigReader) -> Qwen2Config:
+    """A config.json of this family."""
     return read_decoder(
         reader,
-        layer_windows=read_qwen_windows(reader),
+        Qwen2Config,
+        layer_windows=read_windows(reader),
         num_kv_heads=reader.get(int, "num_key_value_heads"),
         head_dim=reader.optional(int, "head_dim"),
-        qkv_bias=True,
     )
 
 
-FAMILY = Family("qwen2", "Qwen2ForCausalLM", _read)
+FAMILY = Family("qwen2", "Qwen2ForCausalLM", read, layer)

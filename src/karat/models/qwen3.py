@@ -1,22 +1,50 @@
 """Qwen3 (arXiv 2505.09388): per-head RMSNorm of q and k before RoPE, explicit head_dim, optional biases."""
 
+from dataclasses import dataclass
+
 from karat.config import ModelConfig
+from karat.layers.attention import Attention
+from karat.layers.block import PreNormBlock
+from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RMSNorm
+from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
-from karat.models.qwen2 import read_qwen_windows
+from karat.models.qwen2 import read_windows
 from karat.models.reader import ConfigReader
 
 
-def _read(reader: ConfigReader) -> ModelConfig:
-    attention_bias = reader.get(bool, "attention_bias", False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Config(ModelConfig):
+    """Biases of q, k, v and o."""
+
+    attention_bias: bool
+
+
+def layer(place: Place, config: Qwen3Config, index: int) -> PreNormBlock:
+    """One layer."""
+    size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
+    return PreNormBlock(
+        place.name,
+        RMSNorm(place / "input_layernorm", size, eps),
+        Attention(
+            place / "self_attn", config, index, rope=config.rope, window=config.layer_windows[index], qkv_bias=bias,
+            o_bias=bias, qk_norm_eps=eps,
+        ),
+        RMSNorm(place / "post_attention_layernorm", size, eps),
+        GatedMLP(place / "mlp", size, config.intermediate_size),
+    )  # fmt: skip
+
+
+def read(reader: ConfigReader) -> Qwen3Config:
+    """A config.json of this family."""
     return read_decoder(
         reader,
-        layer_windows=read_qwen_windows(reader),
+        Qwen3Config,
+        layer_windows=read_windows(reader),
         num_kv_heads=reader.get(int, "num_key_value_heads"),
         head_dim=reader.get(int, "head_dim"),
-        qkv_bias=attention_bias,
-        o_bias=attention_bias,
-        qk_norm=True,
+        attention_bias=reader.get(bool, "attention_bias", False),
     )
 
 
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", _read)
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", read, layer)

@@ -1,4 +1,4 @@
-"""From a config.json and a checkpoint to a model. A new family is one file beside this one and one line below."""
+"""From a config.json and a checkpoint to a model."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -9,25 +9,15 @@ from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.dist.group import SINGLE, Group
 from karat.errors import ConfigError
+from karat.layers.attention import RopeTables
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
-from karat.models import llama, mistral, qwen2, qwen3
 from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
-from karat.models.family import Family
+from karat.models.families import FAMILIES
 from karat.models.reader import ConfigReader
 from karat.models.units import units_of
-from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
 from karat.request import shown
-
-FAMILIES: Mapping[str, Family] = {
-    family.model_type: family
-    for family in (
-        llama.FAMILY,
-        mistral.FAMILY,
-        qwen2.FAMILY,
-        qwen3.FAMILY,
-    )
-}
 
 
 class Model:
@@ -37,7 +27,7 @@ class Model:
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Ops, decoder: Decoder, rope: RopeTable, group: Group = SINGLE,
+        self, config: ModelConfig, ops: Ops, decoder: Decoder, ropes: RopeTables, group: Group = SINGLE,
         parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}), bytes_read: int = 0,
     ) -> None:  # fmt: skip
         self.config = config
@@ -46,15 +36,15 @@ class Model:
         self.parts = parts
         self.bytes_read = bytes_read
         self._decoder = decoder
-        self._rope = rope
+        self._ropes = ropes
 
     def forward(self, step: Step, cache: Cache) -> Tensor:
         """Write K and V of the step's tokens; return the logits [rows, vocab] of its logit_rows."""
-        return self._decoder(self.ops, step, cache, self._rope)
+        return self._decoder(self.ops, step, cache, self._ropes)
 
     def on(self, ops: Ops) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        return Model(self.config, ops, self._decoder, self._rope, self.group, self.parts, self.bytes_read)
+        return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read)
 
     @property
     def num_kv_heads(self) -> int:
@@ -87,7 +77,7 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
             f"expected [{family.architecture!r}]; Karat has {supported}"
         )
     reader = ConfigReader({key: value for key, value in raw.items() if key != "quantization_config"})
-    config = family.read(reader)
+    config: ModelConfig = family.read(reader)
     reader.finish()
     return config
 
@@ -122,5 +112,5 @@ def build(
         without_read_ahead(weights.values())
     loader = WeightLoader(ops, weights, prepare, progress)
     decoder = Decoder(loader, config, units, group)
-    rope = ops.rope_table(config.rope, head_dim=config.head_dim, num_positions=num_positions)
-    return Model(config, ops, decoder, rope, group, loader.parts, loader.bytes_read)
+    ropes = decoder.rope_tables(ops, num_positions)
+    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read)

@@ -1,0 +1,25 @@
+"""What a decoder's layer is made of, in the order of its computation."""
+
+from dataclasses import dataclass
+
+from karat.layers.attention import Attention, RopeTables
+from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RMSNorm
+from karat.ops.api import Cache, Ops, Step, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PreNormBlock:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    name: str
+    input_layernorm: RMSNorm
+    self_attn: Attention
+    post_attention_layernorm: RMSNorm
+    mlp: GatedMLP
+
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+        h = self.self_attn(ops, self.input_layernorm(ops, x), step, cache, ropes)
+        x = ops.add(x, h, name=f"{self.name}.attention_residual")
+        h = self.mlp(ops, self.post_attention_layernorm(ops, x))
+        return ops.add(x, h, name=self.name)
