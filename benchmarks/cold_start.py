@@ -57,14 +57,14 @@ def _spread(values: list[Any]) -> dict[str, Any]:
 def write_shape(path: Path, shape: str, stored: str) -> int:
     """A GGUF file of random weights; returns the bytes of the weights."""
     from karat.bench.peers import PeerModel
-    from karat.bench.peers.gguf_file import write_gguf
+    from karat.bench.peers.gguf_file import write_peer_file
     from karat.bench.shapes import random_model
     from karat.models.registry import find_weights, read_config
 
     checkpoint = random_model(shape, stored=stored).checkpoint
     config = read_config(checkpoint.config)
     weights = {weight.name: weight for weight in find_weights(config, checkpoint).values()}
-    write_gguf(
+    write_peer_file(
         path,
         PeerModel(raw_config=checkpoint.config, config=config, weights=weights, quantize=None, num_threads=1),
     )

@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.cold_start import write_shape
 from benchmarks.record import RESULTS, record
 from karat.bench.shapes import SHAPES
-from karat.checkpoint import open_model
 from karat.convert import MIXES, convert
+from karat.models.opening import open_model
 
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL",
          "IQ4_XS")  # fmt: skip

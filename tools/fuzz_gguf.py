@@ -22,8 +22,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from karat.checkpoint import gguf, open_gguf  # noqa: E402
+from karat.checkpoint import gguf  # noqa: E402
 from karat.errors import KaratError  # noqa: E402
+from karat.models.opening import open_gguf  # noqa: E402
 from karat.models.registry import find_weights, read_config  # noqa: E402
 from karat.text import Tokenizer, gguf_tokenizer  # noqa: E402
 from tests.checkpoint.gguf import builders as b  # noqa: E402

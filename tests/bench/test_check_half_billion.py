@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import check_half_billion, record
-from karat.checkpoint import open_model
+from karat.models.opening import open_model
 
 
 def test_a_check_is_measured_on_a_folder_of_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

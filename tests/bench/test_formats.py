@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import formats
-from karat.checkpoint import open_model
 from karat.convert import MIXES
+from karat.models.opening import open_model
 
 
 def test_a_file_of_each_type_that_karat_writes(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ def unpermuted(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
 @pytest.mark.parametrize("stored", STORED_TYPES)
 def test_the_file_holds_the_same_bytes(family: str, stored: str, made_of: Any, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    from karat.bench.peers.gguf_file import write_gguf
+    from karat.bench.peers.gguf_file import write_peer_file
 
     model = peer_model(made_of(family, stored))
-    write_gguf(tmp_path / "model.gguf", model)
+    write_peer_file(tmp_path / "model.gguf", model)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     factors = tensors.pop("rope_freqs.weight", None)
@@ -81,10 +81,10 @@ def test_the_file_holds_the_same_bytes(family: str, stored: str, made_of: Any, t
 
 def test_weights_are_quantised_as_karat_does(made_of: Any, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    from karat.bench.peers.gguf_file import write_gguf
+    from karat.bench.peers.gguf_file import write_peer_file
 
     model = peer_model(made_of("qwen2", "f32"), quantize="q8_0")
-    write_gguf(tmp_path / "model.gguf", model)
+    write_peer_file(tmp_path / "model.gguf", model)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     embedding = model.weights["model.embed_tokens.weight"].to_array(np.dtype(np.float32))
     assert tensors["token_embd.weight"].tensor_type.name == "Q8_0"
@@ -95,12 +95,12 @@ def test_weights_are_quantised_as_karat_does(made_of: Any, tmp_path: Path) -> No
 
 def test_what_the_file_cannot_say_is_refused(made_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")
-    from karat.bench.peers.gguf_file import write_gguf
+    from karat.bench.peers.gguf_file import write_peer_file
 
     made_of("qwen2", "f32")
     monkeypatch.setitem(LLAMA, "rope_scaling", {"rope_type": "yarn", "factor": 2.0})
-    with pytest.raises(UsageError, match="llama with yarn RoPE"):
-        write_gguf(tmp_path / "model.gguf", peer_model(random_model("llama", stored="f32")))
+    with pytest.raises(UsageError, match="with yarn RoPE"):
+        write_peer_file(tmp_path / "model.gguf", peer_model(random_model("llama", stored="f32")))
 
 
 def deviation(ours: NDArray[np.floating], theirs: NDArray[np.floating]) -> float:

@@ -17,9 +17,9 @@ from karat.check.quantised import distances
 from karat.check.session import STAGES, Plan, Session
 from karat.check.stage import overall
 from karat.check.stages import run_stages
-from karat.checkpoint import open_model as open_checkpoint
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
+from karat.models.opening import open_model as open_checkpoint
 from tests.convert.test_convert import FAMILIES, folder_of
 
 SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from karat.check.invariance import invariance, settings_for
-from karat.checkpoint import open_model, requantize
+from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
 from karat.config import embedded_model_path
 from karat.models.decoder import weight_specs
+from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.native_plan import native

@@ -19,9 +19,9 @@ from karat.check.record import Steps
 from karat.check.selection import EVERYTHING, Selection
 from karat.check.trace import Trace, read_trace
 from karat.check.weights import CheckpointWeights, digest
-from karat.checkpoint import open_model as open_checkpoint
 from karat.convert import MIXES, convert
 from karat.errors import ExecutorError
+from karat.models.opening import open_model as open_checkpoint
 from karat.quant import FORMATS
 from tests.convert.test_convert import FAMILIES, folder_of
 from tools.zoo.llamacpp import STEPS, tiny

@@ -12,10 +12,10 @@ from karat.check.model import open_model
 from karat.check.session import PROMPT
 from karat.check.stage import Stage
 from karat.check.token_stage import tokens_stage
-from karat.checkpoint import open_model as open_checkpoint
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
+from karat.models.opening import open_model as open_checkpoint
 from karat.text import Tokenizer
 
 needs_llama = pytest.mark.skipif(not llamacpp.is_installed(), reason="llama-cpp-python is not installed")

@@ -12,12 +12,14 @@ import resource, sys
 from pathlib import Path
 from karat import checkpoint
 from karat.errors import KaratError
+from karat.models import opening
 try:
     if sys.argv[1] == "tokenizer":
         from karat.text import Tokenizer
-        Tokenizer.of(checkpoint.open_gguf(Path(sys.argv[2])))
+        Tokenizer.of(opening.open_gguf(Path(sys.argv[2])))
     else:
-        getattr(checkpoint, sys.argv[1])(Path(sys.argv[2]))
+        room = opening if hasattr(opening, sys.argv[1]) else checkpoint
+        getattr(room, sys.argv[1])(Path(sys.argv[2]))
 except KaratError as fault:
     message = str(fault)
 status = Path("/proc/self/status")  # on Linux, ru_maxrss begins with the parent's
@@ -30,7 +32,7 @@ print(message)
 
 
 def refused_within_limit(path: Path, function: str) -> str:
-    """The message with which the function of karat.checkpoint refuses `path`, taking less than LIMIT_MB.
+    """The message with which a function of karat.checkpoint or karat.models.opening refuses `path` within LIMIT_MB.
 
     `tokenizer` opens a GGUF file, which must be right, and then its tokenizer, which is refused.
     """

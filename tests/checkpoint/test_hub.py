@@ -18,9 +18,10 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from karat.checkpoint import hub as hub_module
-from karat.checkpoint import open_folder, open_gguf
+from karat.checkpoint import open_folder
 from karat.checkpoint.hub import pull
 from karat.errors import CheckpointError, HubError
+from karat.models.opening import open_gguf
 from tests.checkpoint.builders import f32, official, raw
 from tests.checkpoint.fake_hub import TOKEN, FakeHub, Model, running_hub
 from tests.checkpoint.gguf.builders import tiny

@@ -16,9 +16,9 @@ import pytest
 from karat.check.model import open_model
 from karat.check.record import Steps, record
 from karat.check.trace import write_trace
-from karat.checkpoint import open_model as open_checkpoint
-from karat.checkpoint.gguf.names import gguf_name
 from karat.convert import MIXES, convert
+from karat.models import families
+from karat.models.opening import open_model as open_checkpoint
 from karat.ops.registry import create
 from karat.quant import FORMATS
 from tests.cli.conftest import Karat
@@ -57,13 +57,14 @@ def made(tmp_path: Path, family: str, kind: str, rng: np.random.Generator, part:
         convert(open_checkpoint(folder), right, MIXES[kind])
     wrong = tmp_path / ("wrong" if kind == "folder" else "wrong.gguf")
     (shutil.copytree if kind == "folder" else shutil.copy)(right, wrong)
-    stored = open_model(str(right)).stored
+    opened = open_model(str(right))
+    stored, form = opened.stored, families.FAMILIES[opened.config.model_type].gguf
     names = [n for n, w in stored.items() if w.is_quantised == (kind in QUANTISED) and (part is None or part in n)]
     name = str(rng.choice(sorted(names)))
     if kind == "folder":
         file, offset = wrong / "model.safetensors", offset_in_folder(wrong / "model.safetensors", name)
     else:
-        file, offset = wrong, offset_in_gguf(wrong, gguf_name(name))
+        file, offset = wrong, offset_in_gguf(wrong, form.stored_name(name))
     perturb(file, offset, stored[name].dtype, stored[name].num_bytes, rng)
     before, after = (open_model(str(path)).stored[name].to_array(F32) for path in (right, wrong))
     rows = np.unique(np.argwhere(before != after)[:, 0])

@@ -8,9 +8,9 @@ from pathlib import Path
 import gguf
 import pytest
 
-from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.convert import MIXES
+from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
 from tests.cli.pseudo_terminal import PseudoTerminal

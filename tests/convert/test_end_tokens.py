@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
+from karat.models.opening import open_model
 from karat.request import SamplingParams
 from tests.convert.test_convert import folder_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.checkpoint import open_model
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
+from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer

@@ -12,12 +12,12 @@ import gguf
 import numpy as np
 import pytest
 
-from karat.checkpoint import open_model
 from karat.checkpoint.gguf import read_header
-from karat.checkpoint.gguf.names import gguf_name
 from karat.convert import MIXES, convert
 from karat.convert.mix import type_of
 from karat.models.decoder import weight_specs
+from karat.models.families import FAMILIES
+from karat.models.opening import open_model
 from karat.models.registry import read_config
 from tests.convert.comparing import assert_same_tensors
 from tools.peers.models import make_config, make_folder
@@ -40,7 +40,7 @@ def test_every_mix_gives_the_types_of_llama_cpp(model: str, mixes: Mapping[str, 
         types = {}
         for spec in weight_specs(config):
             layer = spec.source.split(".")[2] if spec.source.startswith("model.layers.") else None
-            types[gguf_name(spec.source)] = type_of(
+            types[FAMILIES[config.model_type].gguf.stored_name(spec.source)] = type_of(
                 mix, spec.source, spec.shape, None if layer is None else int(layer), config
             )
         if config.rope.rope_type == "llama3":

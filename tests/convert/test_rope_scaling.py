@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.checkpoint import open_model
 from karat.checkpoint.gguf.rope import read_rope_factors
 from karat.convert import MIXES, convert
 from karat.convert.job import rope_factors
 from karat.engine.llm import LLM
+from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops.rope_table import inverse_frequencies
 from tests.convert.test_convert import folder_of

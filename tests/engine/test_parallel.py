@@ -16,11 +16,11 @@ if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
 
 from karat import LLM
-from karat.checkpoint import open_model
 from karat.checkpoint.safetensors import read_header
 from karat.config import embedded_model_path
 from karat.engine.parallel import ParallelModel
 from karat.errors import CheckpointError, NumericsError, UsageError
+from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.quant import FORMATS
 from tests.engine import tiny

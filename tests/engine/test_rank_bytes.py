@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from karat.checkpoint import open_model
 from karat.checkpoint.slices import part_bytes
 from karat.config import ModelConfig
 from karat.dist.group import Seat
 from karat.engine.parallel import ParallelModel
 from karat.models.degrees import working_degrees
+from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
 from karat.models.units import units_of
 from karat.ops.native import unavailable_reason
@@ -130,7 +130,7 @@ def test_ranks_read_and_keep_their_share(
 ALONE = """
 import sys
 from pathlib import Path
-from karat.checkpoint import open_model
+from karat.models.opening import open_model
 from karat.dist.group import Seat
 from karat.models.registry import build, read_config
 from karat.ops.native import NativeOps

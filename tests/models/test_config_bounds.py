@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from karat.checkpoint import open_model
 from karat.checkpoint.gguf.rope import read_rope_scaling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.reasons import likely_reason
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
+from karat.models.opening import open_model
 from karat.models.registry import read_config
 from tests.engine.tiny import write_model
 from tests.models.test_config import YARN, raw_config

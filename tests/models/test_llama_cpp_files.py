@@ -11,10 +11,11 @@ import gguf
 import numpy as np
 import pytest
 
-from karat.checkpoint import open_model
-from karat.checkpoint.gguf.names import ROPE_FACTORS, gguf_name
+from karat.checkpoint.gguf.form import ROPE_FACTORS
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
+from karat.models.families import FAMILIES
+from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from tools.peers.models import make_folder, prompt
@@ -72,13 +73,14 @@ def test_f32_goes_on_with_the_same_tokens(family: str, tmp_path: Path) -> None:
 def test_values_are_those_of_the_gguf_package(family: str, name: str) -> None:
     """Bit for bit, in every tensor of every file, and nothing is left out."""
     path = DATA / f"{family}-{name}.gguf"
-    weights = open_model(path).weights
+    opened = open_model(path)
+    weights, form = opened.weights, FAMILIES[opened.config["model_type"]].gguf
     compared = set()
     for tensor in gguf.GGUFReader(path).tensors:
         if tensor.name == ROPE_FACTORS:
             continue
         expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        (found,) = (weight for name, weight in weights.items() if gguf_name(name) == tensor.name)
+        (found,) = (weight for name, weight in weights.items() if form.stored_name(name) == tensor.name)
         got = found.to_array(np.dtype(np.float32)).reshape(-1)
         if found.row_order is not None:
             expected = expected[found.row_order()]

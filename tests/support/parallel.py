@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize
 
-from karat.checkpoint import open_model
-from karat.checkpoint.gguf.names import gguf_name
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
@@ -22,6 +20,8 @@ from karat.engine.parallel import ParallelModel
 from karat.engine.rank_messages import Load
 from karat.engine.step import model_runner
 from karat.models.decoder import weight_specs
+from karat.models.families import FAMILIES
+from karat.models.opening import open_model
 from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner
@@ -81,7 +81,7 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
         return folder
     pairs = [*model_pairs(read, "random"), ("general.file_type", scalar("UINT32", 0))]
     named = [
-        NewTensor(str(gguf_name(name)), dtype, shape, partial(list, [data]))
+        NewTensor(str(FAMILIES[read.model_type].gguf.stored_name(name)), dtype, shape, partial(list, [data]))
         for name, (dtype, shape, data) in tensors.items()
     ]
     path = folder / f"{stored}.gguf"

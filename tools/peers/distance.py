@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import open_model
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
+from karat.models.opening import open_model
 from tools.peers.llama import VERSION, LlamaCpp, quantise
 from tools.peers.models import FAMILIES, MEDIUM, make_folder, prompt
 

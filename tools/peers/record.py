@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import open_model
 from karat.convert import MIXES, convert
+from karat.models.opening import open_model
 from tests.quant import ggml
 from tools.peers.distance import FILE_TYPES
 from tools.peers.llama import VERSION, LlamaCpp, quantise

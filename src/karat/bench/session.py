@@ -19,9 +19,10 @@ from karat.bench.report import SCHEMA, limits_object, peer_row, row, side_object
 from karat.bench.shapes import random_model, written
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
-from karat.checkpoint import ModelCheckpoint, Weight, open_model, requantized_type
+from karat.checkpoint import ModelCheckpoint, Weight, requantized_type
 from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
+from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
 from karat.ops.threads import num_physical_cores

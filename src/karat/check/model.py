@@ -6,9 +6,9 @@ from pathlib import Path
 from karat.check.graph import Graph, build_graph
 from karat.check.weights import CheckpointWeights
 from karat.checkpoint import ModelCheckpoint, resolve
-from karat.checkpoint import open_model as open_checkpoint
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, embedded_model_path
+from karat.models.opening import open_model as open_checkpoint
 from karat.models.registry import find_weights, read_config
 
 

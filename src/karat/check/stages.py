@@ -24,8 +24,8 @@ from karat.check.token_stage import tokens_stage
 from karat.check.trace import Array, Trace, rows_of
 from karat.check.weights import digest
 from karat.check.wording import diagnosis_lines, times
-from karat.checkpoint import open_model
 from karat.errors import NumericsError
+from karat.models.opening import open_model
 
 
 def run_stages(session: Session) -> Iterator[Stage]:

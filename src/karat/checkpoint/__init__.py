@@ -2,13 +2,14 @@
 
 from karat.checkpoint.assign import assign
 from karat.checkpoint.folder import FolderCheckpoint, open_folder
-from karat.checkpoint.gguf import GgufCheckpoint, open_gguf
+from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.locate import resolve
-from karat.checkpoint.opening import ModelCheckpoint, open_model
 from karat.checkpoint.requantizing import Requantized, requantize, requantized_type
 from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
 from karat.checkpoint.strict_json import read_json
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
+
+ModelCheckpoint = FolderCheckpoint | GgufCheckpoint
 
 __all__ = [
     "Checkpoint",
@@ -22,8 +23,6 @@ __all__ = [
     "WeightSpec",
     "assign",
     "open_folder",
-    "open_gguf",
-    "open_model",
     "read_header",
     "read_json",
     "read_safetensors",

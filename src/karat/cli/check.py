@@ -211,8 +211,9 @@ def _layers(text: str, count: int) -> frozenset[int]:
 def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
     """One line a setting; the exit code."""
     from karat.check.invariance import invariance_of
-    from karat.checkpoint import open_model, resolve
+    from karat.checkpoint import resolve
     from karat.config import embedded_model_path
+    from karat.models.opening import open_model
 
     if options.get("executor", "native") != "native":
         raise UsageError(f"--executor {options['executor']}: only the native executor promises the same bits")

@@ -47,9 +47,10 @@ def convert(
     Types such as Q4_K_M are llama.cpp's mixes: a larger type where an error costs more. The report says what became
     of each tensor, and by how much its values changed. A failure leaves no file.
     """
-    from karat.checkpoint import open_model, resolve
+    from karat.checkpoint import resolve
     from karat.convert import MIXES
     from karat.convert import convert as write
+    from karat.models.opening import open_model
 
     mix = MIXES.get(quant.upper())
     if mix is None:

@@ -53,8 +53,9 @@ def inspect(
 
     Everything is checked as if to run it, but no weight is read: a model that cannot run ends in the same error.
     """
-    from karat.checkpoint import open_model, resolve
+    from karat.checkpoint import resolve
     from karat.cli.inspect_ranks import ranks_of, ranks_text
+    from karat.models.opening import open_model
 
     checkpoint = open_model(resolve(model) if model is not None else embedded_model_path())
     facts = gather(checkpoint)

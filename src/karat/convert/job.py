@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
-from karat.checkpoint.gguf.names import ROPE_FACTORS, WRITTEN_AS, gguf_name, is_paired, paired_rows
+from karat.checkpoint.gguf.form import ROPE_FACTORS, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
@@ -21,13 +21,13 @@ from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_lla
 from karat.convert.mix import Mix, type_of
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import NumericsError, UsageError
+from karat.models.families import FAMILIES
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.text.tokenizer_files import read_tokenizer_files
 
 _CHUNK_VALUES = 1 << 20
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_PAIRED = ("llama",)  # of GGUF's architectures
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
 
 
@@ -65,6 +65,7 @@ def convert(
     the tensor's name, for values that a type cannot hold; then there is no file.
     """
     config = read_config(source.config)
+    form = FAMILIES[config.model_type].gguf
     weights = find_weights(config, source)
     reports: list[TensorReport] = []
     tensors: list[NewTensor] = []
@@ -76,10 +77,10 @@ def convert(
                 "more: convert the original model, or ask for it (--requantize)"
             )
         report = TensorReport(name, weight.dtype, dtype, weight.shape, 0, reason)
-        new_name = gguf_name(name)
+        new_name = form.stored_name(name)
         assert new_name is not None
         tensors.append(
-            NewTensor(new_name, dtype, weight.shape, partial(_encoded, _stored_order(weight, config), report))
+            NewTensor(new_name, dtype, weight.shape, partial(_encoded, stored_order(weight, config), report))
         )
         report.num_bytes = tensors[-1].num_bytes
         reports.append(report)
@@ -116,11 +117,11 @@ def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pu
     return dtype, f"as {mix.name} has it"
 
 
-def _stored_order(weight: Weight, config: ModelConfig) -> Weight:
+def stored_order(weight: Weight, config: ModelConfig) -> Weight:
     """The weight with its rows as the file has them: what was opened from a GGUF file is there already."""
     if weight.row_order is not None:
         return replace(weight, row_order=None)
-    if WRITTEN_AS[config.model_type] not in _PAIRED or not is_paired(weight.name):
+    if not FAMILIES[config.model_type].gguf.is_paired(weight.name):
         return weight
     return replace(weight, row_order=partial(_pairing_rows, weight.shape[0], config.head_dim))
 

@@ -1,10 +1,9 @@
 """A model's configuration as the metadata of a GGUF file, and the errors for what GGUF cannot say."""
 
-from karat.checkpoint.gguf.names import WRITTEN_AS
 from karat.checkpoint.gguf.writer import scalar, string
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
-from karat.models.qwen3 import Qwen3Config
+from karat.models.families import FAMILIES
 from karat.ops.rope_table import yarn_attention_factor
 
 Pairs = list[tuple[str, bytes]]
@@ -12,13 +11,9 @@ Pairs = list[tuple[str, bytes]]
 
 def model_pairs(config: ModelConfig, name: str) -> Pairs:
     """general.* and the architecture's keys. ConfigError for a model that the file would change."""
-    arch = WRITTEN_AS.get(config.model_type)
-    if arch is None:
-        raise ConfigError(
-            f"model_type={config.model_type!r} cannot be written as GGUF; expected {', '.join(WRITTEN_AS)}"
-        )
-    window = _window(config)
-    if window and arch != "llama":
+    form = FAMILIES[config.model_type].gguf
+    arch, window = form.architecture, _window(config)
+    if window and not form.has_window:
         raise ConfigError(
             f"the model has a sliding window of {window} tokens, which GGUF cannot say of {arch}: the file would "
             "be another model beyond that length; set max_position_embeddings to the window, or the window to null"
@@ -35,7 +30,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "rope.dimension_count": config.head_dim,
         "vocab_size": config.vocab_size,
     }
-    if config.model_type == "mistral":  # also that there is none: files of Mistral's that say nothing are warned of
+    if form.has_window:  # also that there is none: files that say nothing are warned of
         numbers["attention.sliding_window"] = window
     pairs = [
         ("general.architecture", string(arch)),
@@ -63,11 +58,7 @@ def different_in_llama_cpp(config: ModelConfig) -> str | None:
 
 def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
     """Why llama.cpp (llama-cpp-python 0.3.36) does not load a model that these families allow; None if it does."""
-    if config.model_type == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
-        return f"qwen2 with {config.num_heads} heads of {config.head_dim} in a hidden size of {config.hidden_size}"
-    if isinstance(config, Qwen3Config) and config.attention_bias:
-        return "qwen3 with biases in its attention"
-    return None
+    return FAMILIES[config.model_type].gguf.not_in_llama_cpp(config)
 
 
 def _scaling(rope: RopeConfig) -> Pairs:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
+from karat.models.families import FAMILIES
 from karat.quant import FORMATS
 
 # For rows that are no whole number of blocks of the type that was meant.
@@ -78,8 +79,8 @@ def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, conf
         return mix.base
     part = name.split(".")[-2]
     wanted = _in_layer(mix, part, layer, config)
-    if part == "v_proj" and wanted in ("Q3_K", "Q4_K") and _is_70b(config):
-        return "Q5_K"  # eight heads share each value there
+    if part == "v_proj" and wanted in ("Q3_K", "Q4_K") and FAMILIES[config.model_type].gguf.finer_values(config):
+        return "Q5_K"
     return wanted
 
 
@@ -118,11 +119,3 @@ def _is_sensitive(layer: int, num_layers: int) -> bool:
     """The first and the last eighth of the layers, and every third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
-
-
-def _is_70b(config: ModelConfig) -> bool:
-    if config.num_layers != 80:
-        return False
-    return config.model_type == "qwen2" or (
-        config.model_type in ("llama", "mistral") and config.num_heads != config.num_kv_heads
-    )

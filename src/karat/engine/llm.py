@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, open_model, resolve
+from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.engine.choice import LogitsTarget
 from karat.engine.defaults import GenerationDefaults, read_defaults
@@ -24,6 +24,7 @@ from karat.engine.turns import Turns
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, ExecutorError, UsageError
 from karat.models.degrees import check_degree, num_kv_heads_held
+from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
 from karat.models.units import units_of
 from karat.ops import registry

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from karat.checkpoint import open_model
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.dist.lifeline import end_with_parent
 from karat.dist.shared_memory import SharedMemoryGroup, Tally
@@ -23,6 +22,7 @@ from karat.engine.loading import Preparation
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.step import model_runner
 from karat.errors import CapacityError, KaratError, RankError
+from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
 from karat.ops.api import CacheSpec, Runner, StepLimits

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from karat.checkpoint.gguf import GgufForm
 from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.block import PreNormBlock
@@ -19,13 +20,14 @@ class Family(Generic[C]):
     """A model_type of config.json, with the architecture that its files name.
 
     `read` makes its configuration of a config.json and leaves no key unread that matters. `layer` composes layer
-    `index` of a model, at its place.
+    `index` of a model, at its place. `gguf` is how GGUF holds its models.
     """
 
     model_type: str
     architecture: str
     read: Callable[[ConfigReader], C]
     layer: Callable[[Place, C, int], PreNormBlock]
+    gguf: GgufForm[C]
 
 
 def read_decoder(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, stated_window
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
 from karat.layers.block import PreNormBlock
@@ -47,4 +48,15 @@ def read(reader: ConfigReader) -> LlamaConfig:
     )
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", read, layer)
+GGUF: GgufForm[LlamaConfig] = GgufForm(
+    architecture="llama",
+    in_layer=IN_LAYER,
+    paired=("self_attn.q_proj", "self_attn.k_proj"),
+    claims=lambda metadata: not stated_window(metadata, "llama"),  # with one it is Mistral's
+    own_config=lambda _, names: {
+        "attention_bias": has_bias(names, ".self_attn."),
+        "mlp_bias": has_bias(names, ".mlp."),
+    },
+    finer_values=lambda config: config.num_layers == 80 and config.num_heads != config.num_kv_heads,
+)
+FAMILY = Family("llama", "LlamaForCausalLM", read, layer, GGUF)

@@ -1,8 +1,14 @@
 """Mistral (arXiv 2310.06825): a sliding window on every layer (null in later releases), explicit head_dim."""
 
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from karat.checkpoint.gguf import Metadata
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, stated_window
 from karat.config import ModelConfig
+from karat.errors import ConfigError
 from karat.layers.attention import Attention
 from karat.layers.block import PreNormBlock
 from karat.layers.mlp import GatedMLP
@@ -12,6 +18,11 @@ from karat.models.family import Family, read_decoder
 from karat.models.reader import ConfigReader, read_layer_windows
 
 _DEFAULT_WINDOW = 4096  # of the architecture, for a file that does not have the key; null means none
+# Of Mistral 7B v0.1, in GGUF.
+_FIRST_SIZES: Mapping[str, object] = {
+    "block_count": 32, "embedding_length": 4096, "feed_forward_length": 14336, "attention.head_count": 32,
+    "attention.head_count_kv": 8, "rope.freq_base": 10000.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,4 +58,41 @@ def read(reader: ConfigReader) -> MistralConfig:
     )
 
 
-FAMILY = Family("mistral", "MistralForCausalLM", read, layer)
+def _own_config(metadata: Metadata, names: Collection[str]) -> dict[str, Any]:
+    window = stated_window(metadata, "llama")
+    if has_bias(names, ""):
+        raise ConfigError(
+            f"llama.attention.sliding_window={window}: expected a window only in llama's architecture without biases, "
+            "as Mistral has it"
+        )
+    return {"sliding_window": window}
+
+
+def _doubt(metadata: Metadata) -> str | None:
+    """Of a file without a window that names Mistral, or has the sizes of its first release.
+
+    Later releases, which have none, have another base of RoPE; models made from the first have its sizes.
+    """
+    if "llama.attention.sliding_window" in metadata:
+        return None
+    stated = (value for key, value in metadata.values.items() if key.startswith("general.") and isinstance(value, str))
+    sizes = [metadata.values.get(f"llama.{key}") for key in _FIRST_SIZES]
+    if not any(re.search("mi(ni)?stral", text.lower()) for text in stated) and sizes != [*_FIRST_SIZES.values()]:
+        return None
+    return (
+        "this looks like a Mistral model, and the file states no sliding window (Mistral 7B v0.1 has one of "
+        "4096 tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
+    )
+
+
+GGUF: GgufForm[MistralConfig] = GgufForm(
+    architecture="llama",
+    in_layer=IN_LAYER,
+    paired=("self_attn.q_proj", "self_attn.k_proj"),
+    has_window=True,
+    claims=lambda metadata: stated_window(metadata, "llama") > 0,
+    own_config=_own_config,
+    doubt=_doubt,
+    finer_values=lambda config: config.num_layers == 80 and config.num_heads != config.num_kv_heads,
+)
+FAMILY = Family("mistral", "MistralForCausalLM", read, layer, GGUF)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
 from karat.layers.block import PreNormBlock
@@ -52,4 +53,16 @@ def read(reader: ConfigReader) -> Qwen2Config:
     )
 
 
-FAMILY = Family("qwen2", "Qwen2ForCausalLM", read, layer)
+def _not_in_llama_cpp(config: Qwen2Config) -> str | None:
+    if config.num_heads * config.head_dim == config.hidden_size:
+        return None
+    return f"qwen2 with {config.num_heads} heads of {config.head_dim} in a hidden size of {config.hidden_size}"
+
+
+GGUF: GgufForm[Qwen2Config] = GgufForm(
+    architecture="qwen2",
+    in_layer=IN_LAYER,
+    finer_values=lambda config: config.num_layers == 80,
+    not_in_llama_cpp=_not_in_llama_cpp,
+)
+FAMILY = Family("qwen2", "Qwen2ForCausalLM", read, layer, GGUF)

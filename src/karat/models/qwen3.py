@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
 from karat.layers.block import PreNormBlock
@@ -47,4 +48,10 @@ def read(reader: ConfigReader) -> Qwen3Config:
     )
 
 
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", read, layer)
+GGUF: GgufForm[Qwen3Config] = GgufForm(
+    architecture="qwen3",
+    in_layer={**IN_LAYER, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+    own_config=lambda _, names: {"attention_bias": has_bias(names, ".self_attn.")},
+    not_in_llama_cpp=lambda config: "qwen3 with biases in its attention" if config.attention_bias else None,
+)
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", read, layer, GGUF)

@@ -13,12 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from karat.checkpoint import open_gguf, open_model
 from karat.checkpoint.gguf import read_header
 from karat.checkpoint.gguf.config import warnings as gguf_warnings
-from karat.checkpoint.gguf.names import ARCHITECTURES, canonical_name, gguf_name, paired_rows
+from karat.checkpoint.gguf.form import paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors, read_rope_factors
 from karat.errors import CheckpointError, ConfigError
+from karat.models.decoder import weight_specs
+from karat.models.families import FAMILIES
+from karat.models.opening import open_gguf, open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops.rope_table import cos_sin_table, inverse_frequencies
 from tests.checkpoint.gguf.builders import (
@@ -39,6 +41,7 @@ from tests.checkpoint.gguf.builders import (
     tiny,
     write_model,
 )  # fmt: skip
+from tests.support import parallel
 from tests.support.calls import count_calls
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -111,31 +114,27 @@ def _limits(form: str) -> tuple[int, int]:
 
 
 class TestNames:
-    def test_every_name_and_back(self) -> None:
-        """As the gguf package maps them, for the architectures that Karat has."""
-        kinds = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3)
-        for kind in kinds:
-            names = gguf.get_tensor_name_map(kind, 11)
-            for part in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                         "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
-                         "mlp.down_proj"):  # fmt: skip
-                for layer in (0, 10):
-                    for kind_ in ("weight", "bias"):
-                        name = f"model.layers.{layer}.{part}.{kind_}"
-                        assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight", ".bias"))
-                        assert canonical_name(gguf_name(name) or "") == name
-        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 2)
-        for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight",
-                     "model.layers.1.self_attn.q_norm.weight", "model.layers.1.self_attn.k_norm.weight"):  # fmt: skip
-            assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight",))
-            assert canonical_name(gguf_name(name) or "") == name
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_name_and_back(self, family: str) -> None:
+        """As the gguf package maps them, for every tensor that a model of the family may have."""
+        form = FAMILIES[family].gguf
+        (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == form.architecture)
+        names = gguf.get_tensor_name_map(kind, 11)
+        biases = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
+        raw = parallel.config_of(family, num_hidden_layers=11, **biases.get(family, {}))
+        specs = weight_specs(read_config({**raw, "tie_word_embeddings": False}))
+        assert len(specs) >= 3 + 11 * 9
+        for spec in specs:
+            stored = form.stored_name(spec.source)
+            assert stored == names.get_name(spec.source, try_suffixes=(".weight", ".bias"))
+            assert form.canonical_name(stored or "") == spec.source
 
     @pytest.mark.parametrize(
         "name", ["", "blk.0", "blk.00.attn_q.weight", "blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.0.ffn_x.weight",
                  "output.bias", "blk.1e3.attn_q.weight", "blk.٣.attn_q.weight", "model.norm.weight"]
     )  # fmt: skip
     def test_other_names_have_none(self, name: str) -> None:
-        assert canonical_name(name) is None
+        assert FAMILIES["qwen3"].gguf.canonical_name(name) is None
 
     def test_paired_rows(self) -> None:
         assert paired_rows(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
@@ -170,8 +169,9 @@ class TestSameModel:
         config = read_config(checkpoint.config)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
                      "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "layer_windows",
-                     "qkv_bias", "o_bias", "mlp_bias", "qk_norm", "bos_token_id", "eos_token_ids"):  # fmt: skip
+                     "bos_token_id", "eos_token_ids"):  # fmt: skip
             assert getattr(config, name) == getattr(expected, name), name
+        assert weight_specs(config) == weight_specs(expected)
         assert config.model_type == ("llama" if family == "mistral" else family)
         tables = [
             cos_sin_table(c.rope, head_dim=c.head_dim, num_positions=300, dtype=F32_TYPE) for c in (config, expected)
@@ -212,8 +212,6 @@ class TestSameModel:
 
 
 def random_weights(raw: dict[str, Any], config: Any, seed: int) -> dict[str, NDArray[np.float32]]:
-    from karat.models.decoder import weight_specs
-
     rng = np.random.default_rng(seed)
     names = {spec.source: spec.shape for spec in weight_specs(config)}
     if raw["tie_word_embeddings"]:
@@ -303,6 +301,7 @@ class TestWarnings:
             "llama.attention.head_count_kv": (U32, 8), "llama.rope.freq_base": (F32, 10000.0),
         }  # fmt: skip
         origin = {"general.base_model.0.repo_url": (STRING, "https://huggingface.co/mistralai/Mistral-7B-v0.1")}
+        forms = {name: family.gguf for name, family in FAMILIES.items()}
         for changes, warned in [
             (sizes, True),
             ({**sizes, "llama.rope.freq_base": (F32, 500000.0)}, False),
@@ -314,7 +313,7 @@ class TestWarnings:
         ]:
             path = tmp_path / "a.gguf"
             path.write_bytes(kv(*(pair(key, *value) for key, value in changes.items())))
-            told = gguf_warnings(read_header(path).metadata, ARCHITECTURES["llama"], [])
+            told = gguf_warnings(read_header(path).metadata, "llama", forms, [])
             assert ["sliding window" in text for text in told] == [True] * warned
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from karat.checkpoint import open_gguf
 from karat.checkpoint.gguf import read_header
 from karat.checkpoint.gguf.header import (
     _OTHER_TYPES,
@@ -20,6 +19,7 @@ from karat.checkpoint.gguf.header import (
     PLAIN_TYPES,
 )
 from karat.errors import CheckpointError, ConfigError, KaratError
+from karat.models.opening import open_gguf
 from karat.models.registry import find_weights, read_config
 from karat.quant import GGML_FORMATS
 from karat.text import Tokenizer
@@ -194,7 +194,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "a vocabulary of another size": (tiny({"llama.vocab_size": (U32, 7)}), "llama.vocab_size is 7"),
     "an unknown tensor": (
         build(pairs(), [*tensors(), ("blk.0.ffn_gate_inp.weight", [8], 0, bytes(32))]),
-        "has 1 tensors that no supported architecture has: 'blk.0.ffn_gate_inp.weight' [8]",
+        "has 1 tensors that no llama model has: 'blk.0.ffn_gate_inp.weight' [8]",
     ),
     "factors that speed up": (
         build(pairs(), [*tensors(), ("rope_freqs.weight", [2], 0, struct.pack("<ff", 2, 0.9))]),

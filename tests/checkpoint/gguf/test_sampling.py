@@ -8,10 +8,10 @@ from typing import Any
 import gguf
 import pytest
 
-from karat.checkpoint import open_gguf, open_model
 from karat.convert import MIXES, convert
 from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.errors import CheckpointError, ConfigError
+from karat.models.opening import open_gguf, open_model
 from karat.models.registry import read_config
 from karat.text import Tokenizer
 from tests.checkpoint.gguf.builders import F32, I32, STRING, tiny

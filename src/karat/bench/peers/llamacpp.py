@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.bench.peers.api import PeerModel
-from karat.bench.peers.gguf_file import write_gguf
+from karat.bench.peers.gguf_file import write_peer_file
 from karat.bench.sides import Prompt, Sample
 from karat.errors import ExecutorError
 
@@ -40,7 +40,7 @@ class LlamaCpp:
         llama_cpp.llama_backend_init()
         self._folder = TemporaryDirectory(prefix="karat-bench-")
         path = Path(self._folder.name) / "model.gguf"
-        write_gguf(path, model)
+        write_peer_file(path, model)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise ExecutorError(f"llama.cpp ({self.version}) does not load the GGUF file made for it; is it too old?")

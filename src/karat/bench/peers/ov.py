@@ -17,7 +17,7 @@ import openvino_genai
 from numpy.typing import NDArray
 
 from karat.bench.peers.api import PeerModel
-from karat.bench.peers.gguf_file import write_gguf
+from karat.bench.peers.gguf_file import write_peer_file
 from karat.bench.sides import Prompt, Sample
 from karat.errors import ExecutorError
 
@@ -34,7 +34,7 @@ class OpenVino:
         self.version = version
         self._folder = TemporaryDirectory(prefix="karat-bench-")
         path = Path(self._folder.name) / "model.gguf"
-        write_gguf(path, model)
+        write_peer_file(path, model)
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = 2**31 - 1
         scheduler.max_num_seqs = 1024

@@ -3,8 +3,9 @@
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-from karat.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
+from karat.checkpoint.gguf.checkpoint import GgufCheckpoint, read_gguf
+from karat.checkpoint.gguf.form import GgufForm
 from karat.checkpoint.gguf.header import Header, TensorInfo, read_header
 from karat.checkpoint.gguf.values import GgufArray, Metadata
 
-__all__ = ["GgufArray", "GgufCheckpoint", "Header", "Metadata", "TensorInfo", "open_gguf", "read_header"]
+__all__ = ["GgufArray", "GgufCheckpoint", "GgufForm", "Header", "Metadata", "TensorInfo", "read_gguf", "read_header"]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.files import member
-from karat.checkpoint.gguf.config import read_architecture, read_config, warnings
+from karat.checkpoint.gguf.config import Forms, read_config, read_model_type, warnings
+from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
 from karat.checkpoint.gguf.header import MAX_TENSORS, Header, TensorInfo, read_header
-from karat.checkpoint.gguf.names import ROPE_FACTORS, Architecture, canonical_name, is_paired, paired_rows
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.weights import Weight
@@ -45,29 +45,31 @@ class GgufCheckpoint:
         return "general.sampling"
 
 
-def open_gguf(path: Path) -> GgufCheckpoint:
-    """Opens and checks a GGUF model: a file, or the first of a split, whose other parts lie beside it.
+def read_gguf(path: Path, forms: Forms) -> GgufCheckpoint:
+    """Opens and checks a GGUF model of one of the families that have these forms, by model_type.
 
+    `path` is a file, or the first of a split, whose other parts lie beside it.
     Reads the headers and the few factors of RoPE but no weight. Raises ConfigError for what the model is, and
     CheckpointError for everything else.
     """
     headers = _read_parts(path)
     metadata = headers[0].metadata
     try:
-        architecture = read_architecture(metadata)
+        model_type = read_model_type(metadata, forms)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     stored = _all_tensors(path, headers)
     if not stored:
         raise CheckpointError(f"{path}: has no tensors: it is a vocabulary; expected a model")
     factors = stored.pop(ROPE_FACTORS, None)
-    weights = _named(path, stored)
+    form = forms[model_type]
+    weights = _named(path, stored, form)
     try:
-        config = read_config(metadata, architecture, weights, factors)
+        config = read_config(metadata, model_type, form, weights, factors)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
-    weights = _ordered(weights, architecture, config["head_dim"])
-    told = warnings(metadata, architecture, weights.values())
+    weights = _ordered(weights, form, config["head_dim"])
+    told = warnings(metadata, model_type, forms, weights.values())
     return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, factors, tuple(told))
 
 
@@ -136,26 +138,24 @@ def _weight(info: TensorInfo, data: Any, file: Path) -> Weight:
     return Weight(info.name, info.dtype, info.shape, data[info.begin : info.end], file)
 
 
-def _named(path: Path, stored: Mapping[str, Weight]) -> dict[str, Weight]:
+def _named(path: Path, stored: Mapping[str, Weight], form: GgufForm[Any]) -> dict[str, Weight]:
     """The weights by their Hugging Face names."""
-    unknown = [f"{shown(name)} {list(weight.shape)}" for name, weight in stored.items() if canonical_name(name) is None]
+    weights, unknown = {}, []
+    for name, weight in stored.items():
+        if (canonical := form.canonical_name(name)) is None:
+            unknown.append(f"{shown(name)} {list(weight.shape)}")
+        else:
+            weights[canonical] = Weight(canonical, weight.dtype, weight.shape, weight.stored, weight.file)
     if unknown:
         raise CheckpointError(
-            f"{path}: has {len(unknown)} tensors that no supported architecture has: {listed(unknown)}; each would "
+            f"{path}: has {len(unknown)} tensors that no {form.architecture} model has: {listed(unknown)}; each would "
             "change the result, so none is ignored; take another file of the model, or report it"
         )
-    weights = {}
-    for name, weight in stored.items():
-        canonical = canonical_name(name)
-        assert canonical is not None
-        weights[canonical] = Weight(canonical, weight.dtype, weight.shape, weight.stored, weight.file)
     return weights
 
 
-def _ordered(weights: Mapping[str, Weight], architecture: Architecture, head_dim: int) -> dict[str, Weight]:
-    """The weights with the rows of Q and K in the order of Hugging Face."""
-    if not architecture.pairs_rows:
-        return dict(weights)
+def _ordered(weights: Mapping[str, Weight], form: GgufForm[Any], head_dim: int) -> dict[str, Weight]:
+    """The weights with their rows in the order of Hugging Face."""
     return {
         name: Weight(
             name,
@@ -165,7 +165,7 @@ def _ordered(weights: Mapping[str, Weight], architecture: Architecture, head_dim
             weight.file,
             partial(paired_rows, weight.shape[0], head_dim),
         )
-        if is_paired(name) and weight.shape[0] % head_dim == 0  # another shape is refused when layers take it
+        if form.is_paired(name) and weight.shape[0] % head_dim == 0  # another shape is refused when layers take it
         else weight
         for name, weight in weights.items()
     }

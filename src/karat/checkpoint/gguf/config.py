@@ -3,14 +3,13 @@
 What GGUF does not carry, and what is assumed instead, is listed in docs/gguf.md.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.header import MAX_TENSORS
-from karat.checkpoint.gguf.names import ARCHITECTURES, Architecture
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling
 from karat.checkpoint.gguf.values import GgufArray, Metadata
 from karat.checkpoint.weights import Weight
@@ -40,33 +39,32 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "pooling_type": (0,),
     "use_parallel_residual": (False,),
 }
-# Of Mistral 7B v0.1.
-_MISTRAL_SIZES: Mapping[str, object] = {
-    "block_count": 32, "embedding_length": 4096, "feed_forward_length": 14336, "attention.head_count": 32,
-    "attention.head_count_kv": 8, "rope.freq_base": 10000.0,
-}  # fmt: skip
+Forms = Mapping[str, GgufForm[Any]]  # by model_type
 
 
-def read_architecture(metadata: Metadata) -> Architecture:
-    """The architecture that the file states; ConfigError for one that Karat does not have, and for what is no model."""
+def read_model_type(metadata: Metadata, forms: Forms) -> str:
+    """The family whose model it is; ConfigError for an architecture of none of them, and for what is no model."""
     kind = metadata.get(str, "general.type", "model")
     if kind != "model":
         raise ConfigError(f"general.type={shown(kind)}: expected a model, not an adapter or a part of one")
     name = metadata.get(str, "general.architecture")
-    if name not in ARCHITECTURES:
-        raise ConfigError(f"general.architecture={shown(name)} is not supported; Karat has {', '.join(ARCHITECTURES)}")
-    return ARCHITECTURES[name]
+    for model_type, form in forms.items():
+        if form.architecture == name and form.claims(metadata):
+            return model_type
+    there_are = ", ".join(sorted({form.architecture for form in forms.values()}))
+    raise ConfigError(f"general.architecture={shown(name)} is not supported; Karat has {there_are}")
 
 
 def read_config(
-    metadata: Metadata, architecture: Architecture, weights: Mapping[str, Weight], rope_factors: Weight | None
-) -> dict[str, Any]:
+    metadata: Metadata, model_type: str, form: GgufForm[Any], weights: Mapping[str, Weight],
+    rope_factors: Weight | None,
+) -> dict[str, Any]:  # fmt: skip
     """The config.json of the model with this metadata and these weights, by their Hugging Face names.
 
     What only the tensors say (the size of the vocabulary, biases, whether the head is the embedding) is taken from
     them. ConfigError names what contradicts, is unknown or unsupported; CheckpointError what is missing.
     """
-    arch = architecture.name
+    arch = form.architecture
     _check_keys(metadata, arch)
     hidden, num_layers = metadata.get(int, f"{arch}.embedding_length"), metadata.get(int, f"{arch}.block_count")
     if not 1 <= num_layers <= len(weights):  # before anything is made for each layer
@@ -92,7 +90,7 @@ def read_config(
     if (context_len := metadata.get(int, f"{arch}.context_length")) < 1:
         raise ConfigError(f"{arch}.context_length={context_len}: expected a number above 0")
     config: dict[str, Any] = {
-        "model_type": architecture.model_type,
+        "model_type": model_type,
         "vocab_size": _vocab_size(metadata, arch, weights),
         "hidden_size": hidden,
         "intermediate_size": _equal_on_layers(metadata, f"{arch}.feed_forward_length", num_layers, None),
@@ -107,13 +105,9 @@ def read_config(
         "tie_word_embeddings": "lm_head.weight" not in weights,
         "hidden_act": "silu",
     }
-    if architecture.model_type in ("llama", "qwen3"):
-        config["attention_bias"] = _any_bias(weights, ".self_attn.")
-    if architecture.model_type == "llama":
-        config["mlp_bias"] = _any_bias(weights, ".mlp.")
-    window = metadata.get(int, f"{arch}.attention.sliding_window", 0)
-    if 0 < window < context_len:  # else there is none, or it covers every context
-        config = _as_mistral(config, f"{arch}.attention.sliding_window={window}", window)
+    if (window := stated_window(metadata, arch)) and not form.has_window:
+        raise ConfigError(f"{arch}.attention.sliding_window={window}: Karat knows no model of this kind with a window")
+    config |= form.own_config(metadata, weights)
     if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = bos
     if ids := _end_ids(metadata, config["vocab_size"]):
@@ -121,26 +115,15 @@ def read_config(
     return config
 
 
-def warnings(metadata: Metadata, architecture: Architecture, weights: Collection[Weight]) -> list[str]:
+def warnings(metadata: Metadata, model_type: str, forms: Forms, weights: Collection[Weight]) -> list[str]:
     """What to tell who loads the file: what it may lack, and what is not computed on as stored."""
     told = []
-    if _may_be_mistral(metadata, architecture):
-        told.append(
-            "this looks like a Mistral model, and the file states no sliding window (Mistral 7B v0.1 has one of "
-            "4096 tokens); Karat computes without, as llama.cpp does: longer contexts differ from the original"
-        )
+    for other, form in forms.items():
+        if other != model_type and form.architecture == forms[model_type].architecture:
+            told += [doubt for doubt in (form.doubt(metadata),) if doubt]
     if doubles := [weight.name for weight in weights if weight.dtype == "F64"]:
         told.append(f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}")
     return told
-
-
-def _as_mistral(config: Mapping[str, Any], stated: str, window: int) -> dict[str, Any]:
-    """Llama's config as Mistral's: a window on every layer, and no biases."""
-    biases = ("attention_bias", "mlp_bias")
-    if config["model_type"] != "llama" or any(config[key] for key in biases):
-        raise ConfigError(f"{stated}: expected a window only in llama's architecture without biases, as Mistral has it")
-    kept = {key: value for key, value in config.items() if key not in biases}
-    return kept | {"model_type": "mistral", "sliding_window": window}
 
 
 def _positive(metadata: Metadata, key: str, default: float | None = None) -> float:
@@ -162,18 +145,6 @@ def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
         if token_id is not None and token_id not in ids:
             ids.append(token_id)
     return ids
-
-
-def _may_be_mistral(metadata: Metadata, architecture: Architecture) -> bool:
-    """Whether a file of llama's that says nothing of a window names Mistral, or has the sizes of its first release.
-
-    Later releases, which have none, have another base of RoPE; models made from the first have its sizes.
-    """
-    if architecture.name != "llama" or "llama.attention.sliding_window" in metadata:
-        return False
-    stated = (value for key, value in metadata.values.items() if key.startswith("general.") and isinstance(value, str))
-    sizes = [metadata.values.get(f"llama.{key}") for key in _MISTRAL_SIZES]
-    return any(re.search("mi(ni)?stral", text.lower()) for text in stated) or sizes == [*_MISTRAL_SIZES.values()]
 
 
 def _check_keys(metadata: Metadata, arch: str) -> None:
@@ -246,7 +217,3 @@ def _vocab_size(metadata: Metadata, arch: str, weights: Mapping[str, Weight]) ->
             f"{tokens.len if tokens else 'no'} tokens; expected a row for each token"
         )
     return size
-
-
-def _any_bias(weights: Collection[str], part: str) -> bool:
-    return any(part in name and name.endswith(".bias") for name in weights)

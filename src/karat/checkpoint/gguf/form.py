@@ -1,0 +1,103 @@
+"""How GGUF holds a family's models: the record that each family states of itself (karat.models)."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.gguf.values import Metadata
+from karat.config import ModelConfig
+
+C = TypeVar("C", bound=ModelConfig)
+
+ROPE_FACTORS = "rope_freqs.weight"
+# GGUF's names beside Hugging Face's, of what most decoders have.
+IN_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_TOP: Mapping[str, str] = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_STORED = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)", re.ASCII)
+_CANONICAL = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.([\w.]+)\.(weight|bias)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufForm(Generic[C]):
+    """`architecture` is what the files state; of families that share one, `claims` tells whose a file is.
+
+    in_layer: names of a layer's tensors, beside Hugging Face's.
+    paired: of the latter, those in which the halves of a head that RoPE turns together are neighbouring rows.
+    has_window: whether the file states a sliding window of all layers.
+    own_config: what config.json says and not every family's does, from metadata and the canonical names of tensors.
+    doubt: a warning for a file of the architecture that another family claims, if it looks like this one's.
+    finer_values: whether mixes of 3 and 4 bits keep V in 5, as llama.cpp does where 8 heads share a value.
+    not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model that the family allows, if so.
+    """
+
+    architecture: str
+    in_layer: Mapping[str, str]
+    paired: tuple[str, ...] = ()
+    has_window: bool = False
+    claims: Callable[[Metadata], bool] = lambda _: True
+    own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
+    doubt: Callable[[Metadata], str | None] = lambda _: None
+    finer_values: Callable[[C], bool] = lambda _: False
+    not_in_llama_cpp: Callable[[C], str | None] = lambda _: None
+
+    def canonical_name(self, stored: str) -> str | None:
+        """The Hugging Face name of a tensor of the file; None if the family has none of this name."""
+        if stored in _TOP:
+            return _TOP[stored]
+        if (match := _STORED.fullmatch(stored)) and match[2] in self.in_layer:
+            return f"model.layers.{match[1]}.{self.in_layer[match[2]]}.{match[3]}"
+        return None
+
+    def stored_name(self, canonical: str) -> str | None:
+        """The inverse of `canonical_name`."""
+        for stored, name in _TOP.items():
+            if name == canonical:
+                return stored
+        if match := _CANONICAL.fullmatch(canonical):
+            for stored, name in self.in_layer.items():
+                if name == match[2]:
+                    return f"blk.{match[1]}.{stored}.{match[3]}"
+        return None
+
+    def is_paired(self, canonical: str) -> bool:
+        """Whether the file has the rows of this tensor in pairs."""
+        return any(f".{name}." in canonical for name in self.paired)
+
+
+def paired_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
+    """For each row of Hugging Face's Q or K, the row that holds it where rows are paired.
+
+    Hugging Face turns row j of a head with row j + head_dim / 2; paired, they are rows 2 j and 2 j + 1.
+    """
+    order = np.arange(num_rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    order.flags.writeable = False
+    return order
+
+
+def stated_window(metadata: Metadata, architecture: str) -> int:
+    """The sliding window that a file states; 0 for none, and for one that covers every context."""
+    window = metadata.get(int, f"{architecture}.attention.sliding_window", 0)
+    return window if 0 < window < metadata.get(int, f"{architecture}.context_length") else 0
+
+
+def has_bias(names: Collection[str], part: str) -> bool:
+    """Whether any tensor of this part of a layer is a bias."""
+    return any(part in name and name.endswith(".bias") for name in names)

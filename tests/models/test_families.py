@@ -1,0 +1,42 @@
+"""A family is one file: nothing else in Karat decides anything by the name of one."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import karat
+from karat.models.families import FAMILIES
+
+PACKAGE = Path(karat.__file__).parent
+# Files in which the words mean something else.
+OTHER_MEANINGS = {
+    "bench/peers/gguf_file.py": "a pre-tokenizer in GGUF",
+    "bench/shapes.py": "config.json of released models",
+    "convert/tokenizer.py": "kinds of tokenizers in GGUF",
+    "text/gguf_tokenizer.py": "kinds of tokenizers in GGUF",
+    "text/pre_tokenizers.py": "pre-tokenizers in GGUF",
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_one_short_file(family: str) -> None:
+    """Its configuration, its layers, and how GGUF holds it."""
+    source = Path(inspect.getsourcefile(FAMILIES[family].read) or "")
+    assert source.name == f"{family}.py"
+    assert inspect.getsourcefile(FAMILIES[family].layer) == str(source)
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= 110
+
+
+def named(path: Path) -> set[str]:
+    """The families that a file names as a value."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return FAMILIES.keys() & {node.value for node in nodes if isinstance(node, ast.Constant)}
+
+
+def test_nothing_else_names_one() -> None:
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if named(path)}
+    of_models = {f"models/{family}.py" for family in FAMILIES}
+    assert of_models <= found, "what is looked for would be found"
+    assert found - of_models == OTHER_MEANINGS.keys()
