@@ -232,11 +232,21 @@ def test_what_cannot_be_measured_is_said(args: tuple[str, ...], code: int, messa
     assert done.stderr.startswith("karat: error: ") and message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path) -> None:
+def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if unavailable_reason():
         pytest.skip("no roofline without the native extension")
-    done = karat_here("bench", "--shape", "tiny", *QUICK, "--context", "0", "--plot", str(tmp_path / "no" / "x.svg"))
-    assert done.returncode == 2 and "cannot be written" in done.stderr
+    args = ["bench", "--shape", "tiny", *QUICK, "--context", "0", "--plot"]
+    with monkeypatch.context() as patch:
+        patch.setattr("karat.bench.session.run_bench", lambda *_: pytest.fail("measured first"))
+        done = karat_here(*args, str(tmp_path / "no" / "x.svg"))
+        assert done.returncode == 2 and f"there is no folder {tmp_path / 'no'}; make it" in done.stderr
+        (tmp_path / "folder.svg").mkdir()
+        done = karat_here(*args, str(tmp_path / "folder.svg"))
+        assert done.returncode == 2 and "is a directory" in done.stderr
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    done = karat_here(*args, str(tmp_path / "full.svg"))
+    assert done.returncode == 2 and "cannot be written (No space left on device)" in done.stderr
+    assert "tok/s" in done.stdout, "what was measured is not lost"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`karat check` and `karat perplexity`, on models small enough to check in seconds."""
 
+import io
 import json
 import math
 from pathlib import Path
@@ -149,6 +150,25 @@ def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
     assert facts["perplexity"] == pytest.approx(math.exp(sum(nats) / (len(ids) - 1)), rel=1e-6)
     done = karat_here("perplexity", str(path), str(path), "-m", str(path))
     assert done.returncode == 2 and "expected [MODEL] FILE, or FILE with -m MODEL" in done.stderr
+
+
+def test_perplexity_of_stdin_and_of_what_is_no_text(
+    tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"Once upon a time there was a fox.\n"
+    path = tmp_path / "text.txt"
+    path.write_bytes(text)
+    expected = karat_here("perplexity", str(path)).stdout
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert karat_here("perplexity", "-").stdout == expected != ""
+    path.write_bytes(b"caf\xe9")
+    for name, words in [
+        ("nosuch.txt", "nosuch.txt: there is no such file; expected a text in UTF-8, or - for stdin"),
+        (str(path), "is not UTF-8 (byte 3); convert it, for example with iconv"),
+        (str(tmp_path), "cannot be read (Is a directory); expected a text in UTF-8, or - for stdin"),
+    ]:
+        done = karat_here("perplexity", name)
+        assert done.returncode == 2 and words in done.stderr and "Errno" not in done.stderr
 
 
 def test_perplexity_needs_two_tokens_and_a_stride_that_fits() -> None:

@@ -41,6 +41,15 @@ def test_the_report_as_json(tmp_path: Path, karat: Karat) -> None:
     assert 0.01 < head["error"] < 0.02
 
 
+def test_a_folder_that_is_not_there_is_told_before_anything_is_read(
+    tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("karat.checkpoint.open_model", lambda *_: pytest.fail("read first"))
+    done = karat_here("convert", str(embedded_model_path()), str(tmp_path / "no" / "x.gguf"), "--quant", "Q8_0")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"x.gguf: there is no folder {tmp_path / 'no'}; make it, or choose another place\n")
+
+
 def test_run_and_inspect(q8: Path, karat: Karat) -> None:
     """With nothing but the file; greedily, eight bits tell the same story for a while."""
     texts = [

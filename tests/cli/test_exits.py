@@ -1,7 +1,9 @@
 """Every way a command ends: its exit code, and one readable line on stderr."""
 
+import errno
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -147,15 +149,45 @@ def test_output_that_cannot_be_written(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "has_output"), [("<&-", True), (">&-", False), ("2>&-", True), ("<&- >&- 2>&-", False)]
-)
-def test_streams_that_the_caller_closed(redirection: str, has_output: bool) -> None:
-    line = f'exec "$0" -m karat help exit-codes {redirection}'
+    ("redirection", "command", "code"),
+    [
+        ("<&-", "help exit-codes", 0), (">&-", "help exit-codes", 1), ("2>&-", "help exit-codes", 0),
+        ("<&- >&- 2>&-", "help exit-codes", 1), (">&-", "run --help", 1), (">&-", "--version", 1), (">&-", "frob", 2),
+    ],
+)  # fmt: skip
+def test_streams_that_the_caller_closed(redirection: str, command: str, code: int) -> None:
+    """What cannot be written is no success."""
+    line = f'exec "$0" -m karat {command} {redirection}'
     done = subprocess.run(
         ["sh", "-c", line, sys.executable], capture_output=True, text=True, env=environment(), timeout=300
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bool(done.stdout) == has_output
+    assert done.returncode == code
+    message = "karat: error: the output cannot be written (stdout is closed); free some space or write elsewhere\n"
+    assert done.stderr == (message if code == 1 and "2>&-" not in redirection else done.stderr if code == 2 else "")
+    assert bool(done.stdout) == (code == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how many files a Python opens to start is known for Linux")
+def test_too_few_descriptors_are_told_with_the_limit() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
+
+    done = subprocess.run(
+        [*COMMAND, "run", "x"], env=environment(), preexec_fn=limit, capture_output=True, text=True, timeout=300,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if "karat" not in done.stderr:
+        pytest.skip("Python itself does not start with 4 descriptors")
+    assert 0 < done.returncode < 70 and done.stderr.count("\n") == 1
+    assert "oo many open files: " in done.stderr and "is 4); raise it with ulimit -n" in done.stderr
+
+
+def test_any_other_file_that_would_be_one_too_many(monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:
+    failing(monkeypatch, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    done = karat_here("help", "exit-codes")
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert done.returncode == 1
+    assert done.stderr == f"karat: error: too many open files: this process may have {allowed}; raise it by ulimit -n\n"
 
 
 @pytest.mark.parametrize("args", [["help", "exit-codes"], ["run", "--help"], ["--version"]])

@@ -64,6 +64,19 @@ def test_arguments_for_the_model(args: tuple[str, ...], given: dict[str, object]
         assert LoadOptions(**{name: context.params[name] for name in names}).given() == given
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_examples_keep_their_lines_at_80_columns(name: str, karat: Karat) -> None:
+    entry = command().commands[name] if name else command()
+    shown = [line.strip() for line in karat(*([name] if name else []), "--help", COLUMNS="80").stdout.splitlines()]
+    for line in (entry.epilog or "").splitlines():
+        assert line.strip() in shown, line
+
+
+@pytest.mark.parametrize("name", ["", "run", "chat", "inspect", "bench", "convert", "check", "trace", "perplexity"])
+def test_every_help_says_that_a_model_may_be_a_gguf_file(name: str, karat_here: Karat) -> None:
+    assert "GGUF file" in " ".join(karat_here(*([name] if name else []), "--help").stdout.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
 def test_the_overview(args: tuple[str, ...], karat_here: Karat) -> None:
     done = karat_here(*args)

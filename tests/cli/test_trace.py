@@ -28,6 +28,13 @@ def test_a_trace_of_karat_is_healthy(tmp_path: Path, karat_here: Karat) -> None:
     assert facts["verdict"] == "numerics" and not facts["bugs"] and not facts["missing"]
 
 
+def test_a_text_goes_behind_prompt(karat_here: Karat) -> None:
+    done = karat_here("trace", "model.gguf", "Once upon a time")
+    assert done.returncode == 2
+    message = "2 words where MODEL fits; a text to compute goes behind --prompt, in quotes"
+    assert done.stderr == f"karat: error: {message}\n"
+
+
 def test_a_wrong_trace_is_named_with_its_evidence(tmp_path: Path, karat_here: Karat) -> None:
     path = tmp_path / "x.trace"
     karat_here("trace", "-o", str(path), "--ids", "5,9,300,7,8,9", "--dtype", "float64", "--executor", "reference")

@@ -4,6 +4,7 @@ And writing whole ones.
 """
 
 import errno
+import mmap
 import os
 import secrets
 import stat
@@ -14,6 +15,11 @@ from typing import BinaryIO
 
 from karat.errors import CheckpointError, KaratError, OutputError
 
+try:
+    import resource
+except ImportError:  # no Unix
+    resource = None  # type: ignore[assignment]
+
 
 def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple[BinaryIO, int]:
     """The file at `path`, opened for reading, and its size at this moment; raises `error`."""
@@ -21,13 +27,32 @@ def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple
         # Without O_NONBLOCK, opening a named pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except (OSError, ValueError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else fault
-        raise error(f"{path}: cannot be opened ({reason}); does it exist, and may you read it?") from fault
+        raise error(f"{path}: cannot be opened {why(fault, 'does it exist, and may you read it?')}") from fault
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise error(f"{path}: is no regular file; expected one of the model's files")
     return os.fdopen(descriptor, "rb"), status.st_size
+
+
+def mapped(file: BinaryIO, size: int, path: Path) -> mmap.mmap:
+    """The open file `path` in memory, for reading; CheckpointError where it cannot be mapped."""
+    try:
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as fault:  # ValueError: the file has become shorter
+        raise CheckpointError(f"{path}: cannot be mapped {why(fault, 'is something writing to it?')}") from fault
+
+
+def why(fault: OSError | ValueError, advice: str) -> str:
+    """The reason in brackets, and `advice`; where the process may open no more files, its limit and how to raise it."""
+    if isinstance(fault, OSError) and fault.errno == errno.EMFILE:
+        return f"({fault.strerror}: the limit of this process is {descriptor_limit()}); raise it with ulimit -n"
+    return f"({fault.strerror if isinstance(fault, OSError) and fault.strerror else fault}); {advice}"
+
+
+def descriptor_limit() -> str:
+    """How many files this process may have open, in words."""
+    return "unknown" if resource is None else str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -> Path | None:

@@ -6,7 +6,6 @@ are untrusted: every rule of the format is checked before a tensor is handed out
 than 256 MB of memory whatever its header says.
 """
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from karat.checkpoint.files import open_regular
+from karat.checkpoint.files import mapped, open_regular
 from karat.checkpoint.strict_json import JsonError, JsonStream
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
@@ -86,10 +85,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
                 + f"; expected {', '.join(COMPUTED_TYPES)}: use the unquantised original of this model, or "
                 "convert it to bfloat16"
             )
-        try:
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as fault:  # ValueError: the file has become shorter
-            raise CheckpointError(f"{path}: cannot be mapped ({fault}); is something writing to it?") from fault
+        mapping = mapped(file, size, path)
     data = np.frombuffer(mapping, dtype=np.uint8)
     return {
         name: Weight(name, entry.dtype, entry.shape, data[entry.begin : entry.end], path)

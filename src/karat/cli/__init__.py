@@ -1,11 +1,13 @@
 """The command line. Modules here import what is heavy inside the command that needs it: `karat --help` stays quick."""
 
+import errno
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import TextIO
 
 from karat.cli.exits import BROKEN_PIPE, INTERRUPTED, OK, Terminated, report
 from karat.cli.options import Invocation
@@ -48,11 +50,25 @@ def _run(args: Sequence[str], invocation: Invocation) -> None:
         context.command.invoke(context)
 
 
+class _Closed(io.TextIOBase):
+    """Stdout that was closed: whatever is to be written there fails, as it does on a full disk."""
+
+    def __init__(self, instead: TextIO) -> None:
+        """`instead` has stdout's number as long as this object is there."""
+        self._instead = instead
+
+    def write(self, text: str) -> int:
+        if text:
+            raise OSError(errno.EBADF, "stdout is closed")
+        return 0
+
+
 def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller, who wants none of it
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 - to the end of the process
+        if stream is None:  # closed by the caller; opened, as the next file would get its number
+            null = open(os.devnull, "w")  # noqa: PTH123, SIM115 - to the end of the process
+            setattr(sys, name, _Closed(null) if name == "stdout" else null)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8")
 

@@ -72,7 +72,7 @@ def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
         place, attribute = _COMMANDS[name]
         module = import_module(f"karat.cli.{place}")
         function: Callable[..., None] = getattr(module, attribute)
-        settings = {"allow_extra_args": name == "run"}  # its words are counted by karat.cli.sources, with a remedy
+        settings = {"allow_extra_args": name in ("run", "trace")}  # which count their words themselves, with a remedy
         flowing = _flowing(function)
         register = app.command(name, cls=_Command, help=flowing, epilog=module.EXAMPLES, context_settings=settings)
         register(unfolded(function))
@@ -96,7 +96,8 @@ def _karat(
 ) -> None:
     """Run language models whose answers can be trusted.
 
-    MODEL is a folder, or org/name of the Hugging Face hub; left out, it is the small storyteller that comes with Karat.
+    MODEL is a folder, a GGUF file, or org/name of the Hugging Face hub; left out, it is the small storyteller that
+    comes with Karat.
     """
     if ctx.invoked_subcommand is None:
         ctx.command.make_context("karat", ["--help"])

@@ -1,6 +1,7 @@
 """`karat bench`: how fast a model runs here, against what the machine can do and against other engines."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +17,8 @@ from karat.errors import UsageError
 EXAMPLES = """
 Examples
 
-  karat bench                                          the embedded model
-  karat bench --shape qwen2.5-0.5b --quantize q4_0     random weights, nothing to fetch
+  karat bench                                        the embedded model
+  karat bench --shape qwen2.5-0.5b --quantize q4_0   random weights
   karat bench ./my-model -p 512 -p 8192 --context 8192
   karat bench --shape llama-3.2-1b --quantize q8_0 --peer llama.cpp
   karat bench --shape qwen2.5-0.5b --plot roofline.svg
@@ -97,6 +98,11 @@ def bench(
         )
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
+    if plot is not None:
+        if not plot.parent.is_dir():
+            raise UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or choose another place")
+        if not os.access(plot if plot.exists() else plot.parent, os.W_OK):
+            raise UsageError(f"--plot {plot}: cannot be written; name a file in a folder of yours")
     from karat.bench.plot import roofline
     from karat.bench.session import BenchOptions, run_bench
     from karat.checkpoint import resolve
@@ -119,9 +125,9 @@ def bench(
     finally:
         progress.clear()
     result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": _machine(), **measured}
-    if plot is not None:
-        _write(plot, roofline(result))
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
+    if plot is not None:  # last, as it may fail yet
+        _write(plot, roofline(result))
 
 
 def _machine() -> dict[str, Any]:

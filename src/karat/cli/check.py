@@ -21,11 +21,12 @@ Examples
   karat check                            the embedded model
   karat check ./my-model --tokens 64 --against reference
   karat check org/name --json --report check.html
-  karat check model.gguf --original ./my-model   against llama.cpp, and how far it is from what it was made of
-  karat check --invariance               logits under every setting that must not change them
-  karat check ./my-model --tensor-parallel-size 4     ranks against one process: shards, logits, every op
+  karat check model.gguf --original ./my-model      how far from the original
+  karat check --invariance               same logits under every setting
+  karat check ./my-model --tensor-parallel-size 4   ranks and one process
 
-Exit code 0: exact, numerics or quantisation. 1: bug. 2: it could not be checked, and stderr says why.
+Exit code 0: exact, numerics or quantisation. 1: bug.
+2: it could not be checked, and stderr says why.
 """
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.progress import Progress
-from karat.cli.terminal import bytes_text, columns, emit, note
+from karat.cli.terminal import bytes_text, columns, emit, note, require_folder_of
 from karat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def convert(
     mix = MIXES.get(quant.upper())
     if mix is None:
         raise UsageError(f"--quant {quant}: expected one of {', '.join(MIXES)}")
+    require_folder_of(out)
     source = open_model(resolve(model, progress=not quiet))
     progress = Progress(quiet=quiet)
 

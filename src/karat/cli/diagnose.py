@@ -25,7 +25,8 @@ Examples
   karat diagnose engine.trace -m ./my-model --json
   karat diagnose ours.trace --reference theirs.trace
 
-Exit code 0: exact or explained by rounding. 1: a bug, named or not, or further from the reference than rounding goes.
+Exit code 0: exact or explained by rounding.
+1: a bug, named or not, or further from the reference than rounding goes.
 2: it could not be judged, and stderr says why.
 """
 

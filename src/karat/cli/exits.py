@@ -1,5 +1,6 @@
 """How a command ends: the exit codes, which are part of the public interface, and the one line that goes with each."""
 
+import errno
 import traceback
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -97,6 +98,13 @@ def report(error: BaseException, *, debug: bool) -> int:
         case KaratError():
             tell(f"karat: error: {one_line(error)}")
             return error.exit_code
+        case OSError(errno=errno.EMFILE):
+            from karat.checkpoint.files import descriptor_limit  # loaded already by whatever opens files
+
+            tell(
+                f"karat: error: too many open files: this process may have {descriptor_limit()}; raise it by ulimit -n"
+            )
+            return KaratError.exit_code
         case MemoryError():
             tell("karat: error: out of memory; close other programs, take a smaller model or a smaller --max-model-len")
             return CapacityError.exit_code

@@ -24,7 +24,7 @@ Examples
   karat inspect                      the embedded model
   karat inspect ./my-model --tensors
   karat inspect org/name --json | jq .memory
-  karat inspect ./my-model --tensor-parallel-size 4      and what each of four ranks would hold
+  karat inspect model.gguf --tensor-parallel-size 4   and each rank's share
 """
 
 _KV_DTYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from karat.cli.options import LoadOptions
 from karat.cli.progress import Progress
+from karat.cli.sources import piped_text
 from karat.cli.terminal import emit
 from karat.errors import UsageError
 
@@ -17,13 +19,17 @@ Examples
 
   karat perplexity story.txt                       of the embedded model
   karat perplexity org/name wiki.txt --window 1024 --stride 512
+  zcat wiki.txt.gz | karat perplexity model.gguf -
 """
 
 
 def perplexity(
     load: LoadOptions,
     words: Annotated[
-        list[str], typer.Argument(metavar="[MODEL] FILE", help="A text in UTF-8, after a folder, a file or org/name.")
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] FILE", help="A text in UTF-8 (- is stdin), after a folder, a GGUF file or org/name."
+        ),
     ],
     model: Annotated[
         str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model (default: embedded).")
@@ -47,10 +53,7 @@ def perplexity(
     if len(before) > (1 if model is None else 0):
         raise UsageError(f"{shlex.join(words)}: expected [MODEL] FILE, or FILE with -m MODEL; quote names with spaces")
     model, file = (*before, model)[0], Path(last)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
-        raise UsageError(f"{file}: cannot be read as UTF-8 text ({fault})") from None
+    text = _read(file)
     given = load.given()
     llm = LLM(model, max_num_seqs=1, **({"kv_dtype": given.get("dtype", "float32")} | given))
     ids = llm.tokenizer.encode(text)
@@ -71,3 +74,21 @@ def perplexity(
         emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:
         emit(f"perplexity {score.perplexity:.6f} over {score.num_scored} tokens ({size} a window)\n")
+
+
+def _read(file: Path) -> str:
+    """The text of a file, or of stdin for `-`."""
+    if str(file) == "-":
+        if sys.stdin is None:
+            raise UsageError("no text: stdin is closed; pipe one in, or name a file")
+        return piped_text("the text")
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{file}: there is no such file; expected a text in UTF-8, or - for stdin") from None
+    except UnicodeDecodeError as fault:
+        raise UsageError(f"{file}: is not UTF-8 (byte {fault.start}); convert it, for example with iconv") from None
+    except OSError as fault:
+        raise UsageError(
+            f"{file}: cannot be read ({fault.strerror}); expected a text in UTF-8, or - for stdin"
+        ) from None

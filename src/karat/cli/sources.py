@@ -104,18 +104,23 @@ def _shortened(text: str) -> str:
 def _read_pipe(*, asked: bool) -> str:
     if sys.stdin is None or (is_terminal(sys.stdin) and not asked):
         raise UsageError('no prompt; write for example: karat run "Once upon a time", or pipe a text in')
+    text = piped_text("the prompt")
+    if not text:
+        raise UsageError('no prompt: stdin is empty; write for example: karat run "Once upon a time"')
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def piped_text(what: str) -> str:
+    """All of stdin, which is `what`; CapacityError for more than MAX_PIPE_BYTES, RequestError for what is not UTF-8."""
     content = sys.stdin.buffer.read(MAX_PIPE_BYTES + 1)
     if len(content) > MAX_PIPE_BYTES:
         raise CapacityError(
-            f"the prompt on stdin has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a text "
+            f"{what} on stdin has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a text "
             "that the model can read; give a part of it"
         )
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as fault:
         raise RequestError(
-            f"the prompt on stdin is not UTF-8 (byte {fault.start}); convert it, for example with iconv"
+            f"{what} on stdin is not UTF-8 (byte {fault.start}); convert it, for example with iconv"
         ) from None
-    if not content:
-        raise UsageError('no prompt: stdin is empty; write for example: karat run "Once upon a time"')
-    return text.removesuffix("\n").removesuffix("\r")

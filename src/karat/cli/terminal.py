@@ -7,9 +7,10 @@ rename the window or forge what Karat says. Into a pipe or a file, generated tex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
-from karat.errors import KaratError
+from karat.errors import KaratError, OutputError
 
 _STYLES = {"dim": "2", "bold": "1", "error": "1;31"}
 # Control pictures for C0 and DEL; one sign for C1, which some terminals obey as they do escape sequences.
@@ -51,6 +52,12 @@ def emit(text: str) -> None:
     with writing():
         sys.stdout.write(printable(text) if is_terminal(sys.stdout) else text)
         sys.stdout.flush()
+
+
+def require_folder_of(path: Path) -> None:
+    """OutputError unless the folder of a file to write is there: said before an hour of work, not after it."""
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: there is no folder {path.parent}; make it, or choose another place")
 
 
 @contextmanager

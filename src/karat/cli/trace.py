@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.terminal import bytes_text, emit, note
-from karat.errors import OutputError, UsageError
+from karat.cli.terminal import bytes_text, emit, note, require_folder_of
+from karat.errors import UsageError
 
 if TYPE_CHECKING:
     from karat.check.model import CheckedModel
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples
 
-  karat trace -o ours.trace                        the embedded model, by Karat
-  karat trace ./my-model --with hf                 the same by transformers
-  karat trace model.gguf --with llama.cpp          by llama.cpp, every result it names
+  karat trace -o ours.trace                    the embedded model, by Karat
+  karat trace ./my-model --prompt "Hello"      another model, on this text
+  karat trace ./my-model --with hf             the same by transformers
+  karat trace model.gguf --with llama.cpp      every result that it names
   karat trace org/name --chunk 16 --decode 4 --layers 0,5-7
   karat trace ./my-model --only-tokens 0,5,17-20,-1
-  karat trace ./my-model --validate engine.trace   what a trace of another engine lacks
+  karat trace ./my-model --validate engine.trace   what another's trace lacks
 
 docs/trace-format.md says how another engine writes one in ten lines of NumPy.
 """
@@ -30,6 +31,7 @@ DEFAULT_PROMPT = "Once upon a time, there was a little girl named Lily. She love
 
 
 def trace(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or org/name.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
     source: Annotated[
@@ -63,6 +65,10 @@ def trace(
 
     A trace can be compared and diagnosed (karat diagnose), wherever it was made.
     """
+    if ctx.args:
+        raise UsageError(
+            f"{len(ctx.args) + 1} words where MODEL fits; a text to compute goes behind --prompt, in quotes"
+        )
     from karat.check.model import open_model
 
     opened = open_model(model)
@@ -82,8 +88,7 @@ def trace(
     if decode < 0:
         raise UsageError(f"--decode {decode}: expected a number of at least 0")
     path = output or Path(f"{opened.path.name}-{source}.trace")
-    if not path.parent.is_dir():
-        raise OutputError(f"{path}: there is no folder {path.parent}; make it, or choose another place")
+    require_folder_of(path)
     ids = _ids(opened, prompt, token_ids)[:tokens]
     chosen = numbers("--layers", layers)
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)

@@ -382,6 +382,18 @@ class TestSplits:
         parts[2].write_bytes(build(pairs(split), tensors()[9:]))
         assert "states 11 tensors in all parts, which have 10" in self.refused(parts[0])
 
+    @pytest.mark.parametrize(
+        ("states", "words"),
+        [
+            ({"general.architecture": (STRING, "qwen2")}, "general.architecture='qwen2'; expected 'llama'"),
+            ({"split.tensors.count": (I32, 12)}, "split.tensors.count=12; expected 11"),
+        ],
+    )
+    def test_a_part_that_states_another_model(self, states: Any, words: str, parts: list[Path]) -> None:
+        split = {"split.no": (U16, 2), "split.count": (U16, 3)} | states
+        parts[2].write_bytes(build(pairs(split), tensors()[8:]))
+        assert f"fox-00003-of-00003.gguf: states {words}, as fox-00001-of-00003.gguf has it" in self.refused(parts[0])
+
     def test_under_another_name(self, parts: list[Path]) -> None:
         parts[0].rename(parts[0].with_name("fox.gguf"))
         assert "under the name that the split gave it" in self.refused(parts[0].with_name("fox.gguf"))

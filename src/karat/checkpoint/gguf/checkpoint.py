@@ -97,21 +97,33 @@ def _read_parts(path: Path) -> list[Header]:
     headers = [first]
     num_tensors = len(first.tensors)
     for part, file in enumerate(files, 2):
-        headers.append(_read_further_part(file, part, count))
+        headers.append(_read_further_part(file, part, first))
         num_tensors += len(headers[-1].tensors)
         if num_tensors > MAX_TENSORS:
             raise CheckpointError(f"{file}: brings the tensors of all parts to more than {MAX_TENSORS}; expected fewer")
     return headers
 
 
-def _read_further_part(file: Path, part: int, count: int) -> Header:
-    """Its header without the metadata, of which it needs only its number: the first part's are the model's."""
+def _read_further_part(file: Path, part: int, first: Header) -> Header:
+    """Its header without the metadata: the first part's are the model's.
+
+    What it states of itself must agree with them: its number, and the architecture and the tensors of all parts, which
+    it may leave out.
+    """
     header = read_header(file)
+    count = first.metadata.get(int, "split.count")
     stated = (header.metadata.get(int, "split.no"), header.metadata.get(int, "split.count"))
     if stated != (part - 1, count):
         raise CheckpointError(
             f"{file}: states split.no and split.count {stated}; expected {(part - 1, count)}: fetch it again"
         )
+    for key in ("general.architecture", "split.tensors.count"):
+        own, expected = header.metadata.values.get(key), first.metadata.values.get(key)
+        if own is not None and own != expected:
+            raise CheckpointError(
+                f"{file}: states {key}={shown(own)}; expected {shown(expected)}, as {first.path.name} has it: the "
+                "parts are of different splits: fetch all of them again"
+            )
     return replace(header, metadata=Metadata(str(file), {}, {}))
 
 

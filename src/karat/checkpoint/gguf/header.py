@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from karat.checkpoint.files import open_regular
+from karat.checkpoint.files import mapped, open_regular
 from karat.checkpoint.gguf.values import ARRAY, NAMES, NUMBERS, STRING, GgufArray, Metadata, Value, shortest
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.checkpoint.wording import shown
@@ -93,10 +93,7 @@ def read_header(path: Path) -> Header:
                 f"{path}: begins with {shown(start[:4])} and has {size} bytes; expected GGUF and a header: "
                 + (reasons[0] if reasons else "it is truncated or no GGUF file; download it again")
             )
-        try:
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as fault:  # ValueError: the file has become shorter
-            raise CheckpointError(f"{path}: cannot be mapped ({fault}); is something writing to it?") from fault
+        mapping = mapped(file, size, path)
     try:
         return _Parser(path, memoryview(mapping)).header()
     except GgufError as fault:

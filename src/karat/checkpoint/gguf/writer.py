@@ -84,11 +84,11 @@ def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence
         finally:
             part.unlink(missing_ok=True)
     except OSError as fault:
-        reason = fault.strerror or str(fault)
+        reason, advice = fault.strerror or str(fault), "choose another place"
         if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             total = sum(tensor.num_bytes for tensor in tensors)
-            reason = f"{reason}: it takes {total} bytes; free some space, or write to another disk"
-        raise OutputError(f"{path}: cannot be written ({reason})") from fault
+            reason, advice = f"{reason}: it takes {total} bytes", "free some space, or write to another disk"
+        raise OutputError(f"{path}: cannot be written ({reason}); {advice}") from fault
 
 
 def _publish(part: Path, path: Path) -> None:
