@@ -19,8 +19,8 @@ PROGRAM = """
 import sys
 from karat.cli import main
 code = main(["run", "--temperature", "0.5", "--max-tokens", "3", "--stop", "x", "-q", "-p", "hello"])
-heavy = {"pydantic", "rich", "karat.cli.bench", "karat.cli.check", "huggingface_hub", "karat.check"} & set(sys.modules)
-print("code", code, sorted(heavy))
+heavy = {"pydantic", "rich", "secrets", "tempfile", "karat.cli.bench", "karat.check", "huggingface_hub"}
+print("code", code, sorted(heavy & set(sys.modules)))
 """
 
 

@@ -6,7 +6,6 @@ And writing whole ones.
 import errno
 import mmap
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +91,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
             return
         target = path.resolve()  # a link stays, and what it leads to is replaced
-        part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        part = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
         with part.open("xb") as file:
             try:
                 yield file

@@ -7,6 +7,7 @@ the one that the named pre-tokenizer implies.
 
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,14 +171,17 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, kind: PreTokenizer,
         raise TokenizerError(
             f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
         )
-    ids, tokens = vocabulary.ids(), vocabulary.tokens
-    pairs = []
-    for merge in merges.each_string():
-        left, _, right = merge.partition(" ")
-        if left not in ids or right not in ids or left + right not in ids:
-            raise TokenizerError(f"{place}: has the merge {shown(merge)}; expected two tokens that make a third")
-        pairs.append((tokens[ids[left]], tokens[ids[right]]))  # the strings that are there already
-    backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
+    ids = vocabulary.ids()
+    pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges.each_string()]  # or one that the library refuses
+    try:
+        backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
+    except Exception as fault:  # the library looks up all tokens of merges; it raises nothing narrower
+        wrong = next((pair for pair in pairs if len(pair) < 2 or not {*pair, "".join(pair)} <= ids.keys()), None)
+        if wrong is None:
+            raise
+        raise TokenizerError(
+            f"{place}: has the merge {shown(' '.join(wrong))}; expected two tokens that make a third"
+        ) from fault
     if (normalizer := kind.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = kind.build()

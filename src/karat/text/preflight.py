@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
@@ -99,6 +98,8 @@ def stderr_kept() -> Iterator[None]:
 
     Other threads' lines too, so it is for the few tokenizers that may panic.
     """
+    import tempfile  # which few need, and which takes a while
+
     with _stderr, tempfile.TemporaryFile(buffering=0) as kept:
         try:
             before = os.dup(2)

@@ -3,7 +3,6 @@
 import errno
 import math
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence
     """
     if path.exists() or path.is_symlink():
         raise OutputError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         file = part.open("xb")  # where somebody else's has the name, it is theirs and stays
         try:
