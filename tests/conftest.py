@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # A worker of several has about one core. Libraries that would start threads for all cores read this when imported.
-if "PYTEST_XDIST_WORKER" in os.environ:
+NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if NUM_WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads_of_a_worker() -> Iterator[None]:
+    """A model's threads are the worker's share of the cores where a test does not say how many; in a long run all.
+
+    More threads than cores take turns at every barrier: a step of a small model takes ten times as long.
+    """
+    from karat.bench import session
+    from karat.engine import parallel
+    from karat.ops import native
+
+    share = max(1, num_physical_cores() // NUM_WORKERS)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (native, parallel, session):
+            if NUM_WORKERS > 1 and "KARAT_LONG" not in os.environ:
+                patch.setattr(module, "num_physical_cores", lambda: share)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

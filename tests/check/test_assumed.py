@@ -29,6 +29,8 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 64,
 }  # fmt: skip
 
+SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+
 
 def said(model: CheckedModel, trace: Trace, **options: Any) -> tuple[Diagnosis, str]:
     diagnosis = Diagnoser(model.graph, model.weights("float32"), trace, seconds=1, budget=8.0, **options).run()
@@ -57,11 +59,17 @@ def test_scores_of_a_float16_cache_are_no_bug_in_a_full_trace() -> None:
     assert diagnosis.is_healthy and diagnosis.assumed is not None and diagnosis.assumed.kv_dtype == "float16", text
 
 
-def test_what_is_stated_is_believed() -> None:
+def logits_of(model: CheckedModel, ids: tuple[int, ...]) -> Array:
+    """As an engine gives them whose cache is of float16."""
+    run = record(model.config, model.checkpoint, NativeOps(), Steps(ids), kv_dtype="float16", with_digest=False)
+    return np.array(run.arrays["lm_head"])
+
+
+def test_what_is_stated_is_believed(tmp_path: Path) -> None:
     """A cache that is said to round nothing, and rounds, is a mistake; and no name fits it."""
-    model = open_model(None)
-    ids = [1, 403, 27]
-    trace = Trace(make_info(ids, kv_dtype="float32"), {"lm_head": LLM().logits(ids)})
+    model = open_model(str(write(tmp_path / "m", config_of("llama") | SMALL, "F32")))
+    ids = (1, 403, 27)
+    trace = Trace(make_info(ids, kv_dtype="float32"), {"lm_head": logits_of(model, ids)})
     diagnosis, text = said(model, trace)
     assert not diagnosis.is_healthy and not diagnosis.named and diagnosis.assumed is None, text
 
@@ -162,14 +170,16 @@ def test_a_mistake_at_one_place_is_not_taken_for_rounded_activations(tmp_path: P
         assert not diagnosis.is_healthy or "of an engine that does not, it is a bug" in text, text
 
 
-def test_no_name_is_further_away_than_none() -> None:
+@pytest.mark.parametrize("is_small", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_no_name_is_further_away_than_none(is_small: bool, tmp_path: Path) -> None:
     """Results beside a mistake that has a high floor of its own: the name has to bring them closer."""
-    model = open_model(None)
+    model = open_model(str(write(tmp_path / "m", config_of("llama") | SMALL, "F32")) if is_small else None)
     rng = np.random.default_rng(5)
-    logits = LLM().logits([1, 403, 27])
+    ids = (1, 403, 27)
+    logits = logits_of(model, ids)
     for size in (1e-3, 4e-3):
         noisy = logits + size * rng.standard_normal(logits.shape).astype(np.float32)
-        trace = Trace(make_info([1, 403, 27], kv_dtype="float16"), {"lm_head": noisy})
+        trace = Trace(make_info(ids, kv_dtype="float16"), {"lm_head": noisy})
         diagnosis, text = said(model, trace)
         for named in diagnosis.named:
             for explanation in named.first.explanations:

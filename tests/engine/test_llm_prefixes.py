@@ -97,13 +97,14 @@ def test_logits_of_a_text_of_which_the_beginning_is_known(folder: Path, executor
     for known in (0, 1, 16, 40, 99):
         llm.generate(ids[: max(known, 1)], SamplingParams(max_tokens=1, temperature=0))
         assert is_same(llm.logits(ids), cold), "all computed, read through blocks that others hold"
-        reader = llm.engine.add_logits(ids, np.full((100, VOCAB), np.nan, cold.dtype))
+        logits = np.full((100, VOCAB), np.nan, cold.dtype)
+        reader = llm.engine.add_logits(ids, logits)
         reader.sequence.num_read = known
         before = llm.engine.scheduler.num_found_tokens
         while not reader.done:
             llm.engine.step()
         assert llm.engine.scheduler.num_found_tokens - before == known // 16 * 16
-        assert is_same(reader.logits[known:], cold[known:]) and np.isnan(reader.logits[:known]).all()
+        assert is_same(logits[known:], cold[known:]) and np.isnan(logits[:known]).all()
     assert at_rest(llm)
 
 

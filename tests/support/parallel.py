@@ -114,9 +114,10 @@ def logits_of(
     """Logits [tokens, vocab] of each text, computed in chunks, all texts together or one by one."""
     sizes = sizes_for(vocab_size, texts, chunk)
     engine = Engine(run, made_up_tokenizer(vocab_size), sizes)
+    logits = [np.empty((len(text), vocab_size), np.float32) for text in texts]
     readers = []
-    for text in texts:
-        readers.append(engine.add_logits(tuple(text), np.empty((len(text), vocab_size), np.float32)))
+    for text, target in zip(texts, logits, strict=True):
+        readers.append(engine.add_logits(tuple(text), target))
         while not together and not readers[-1].done:
             engine.step()
     while not all(reader.done for reader in readers):
@@ -124,7 +125,7 @@ def logits_of(
     for reader in readers:
         if reader.error:
             raise reader.error
-    return [reader.logits for reader in readers]
+    return list(logits)
 
 
 def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
