@@ -1,7 +1,6 @@
 """A model that people use, as they use it: `karat run`, `karat chat`, `karat inspect`, and from Python."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from karat import LLM, SamplingParams
@@ -9,10 +8,6 @@ from tests.cli.conftest import Karat
 
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
-
-
-def test_the_capital_of_france_is_paris(answer: Callable[..., str]) -> None:
-    assert answer(QUESTION) == ANSWER + "\n"
 
 
 def test_a_haiku_about_the_moon_has_the_moon_in_it(llm: LLM) -> None:
