@@ -183,6 +183,24 @@ def test_what_is_set_is_said_beside_the_defaults(alphabet: Path, karat_here: Kar
     assert done.stdout == "y\n"
 
 
+def test_a_folder_that_suggests_no_sampling_is_answered_greedily_which_is_said(
+    tmp_path: Path, karat_here: Karat
+) -> None:
+    folder = alphabet_model.write(tmp_path / "plain")
+    (folder / "generation_config.json").unlink()
+    told = karat_here("run", str(folder), "x").stderr.splitlines()[0]
+    notice = "the folder has no generation_config.json; greedy (temperature=0)"
+    assert told == f"{folder}: {notice}; try --temperature 0.7"
+    told = karat_here("run", str(folder), "x", "--temperature", "0.1").stderr.splitlines()[0]
+    assert told == f"{folder}: {notice}; from the command line: temperature=0.1"
+
+
+def test_an_error_that_has_nothing_to_do_with_words_says_nothing_of_them(karat_here: Karat) -> None:
+    for args in (["--threads", "0"], ["--dtype", "float16"]):
+        done = karat_here("run", "hi", *args)
+        assert done.returncode != 0 and "taken for" not in done.stderr
+
+
 @pytest.mark.parametrize("reason", [None, "no compiler; get one"])
 def test_missing_kernels_are_mentioned_once(
     reason: str | None, alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch

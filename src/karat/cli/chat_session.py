@@ -156,7 +156,7 @@ class Session:
         elif reason == "length" and not self._quiet:
             note("the answer is cut off: max_tokens is reached: see --max-tokens")
         if not self._quiet:
-            note(f"{meter.summary(interrupted=reason is None)} · context {used} of {longest}")
+            note(f"{meter.summary(interrupted=reason is None)} · context {self._used} of {longest}")
 
     def _check_template(self, system: str | None) -> None:
         self._llm.tokenizer.render_chat(Conversation(system, {}).messages("Hello"))
