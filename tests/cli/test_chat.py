@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from karat.cli.chat_input import read_entry
+from karat.cli import chat_input
+from karat.cli.chat_input import line_reader, read_entry
 from karat.cli.conversation import SETTINGS, Conversation
-from karat.errors import RequestError, UsageError
+from karat.errors import CapacityError, RequestError, UsageError
 from tests.cli.alphabet_model import ALPHABET, TEMPLATE
 from tests.cli.conftest import Karat
 from tests.cli.pseudo_terminal import CTRL_C, CTRL_D, PseudoTerminal
@@ -52,6 +53,14 @@ def test_the_end_of_the_input() -> None:
         read_entry(lines("", " "))
     with pytest.raises(UsageError, match="close it with '''"):
         read_entry(lines("'''a", "b"))
+
+
+def test_a_line_without_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_input, "MAX_PIPE_BYTES", 1000)
+    with Path("/dev/zero").open() as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        with pytest.raises(CapacityError, match="more than 1000 bytes"):
+            read_entry(line_reader())
 
 
 def test_settings_are_checked_when_they_are_set() -> None:

@@ -155,16 +155,18 @@ def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
 def test_perplexity_of_stdin_and_of_what_is_no_text(
     tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = b"Once upon a time there was a fox.\n"
+    text = b"Once upon a time\r\nthere was a fox.\n"
     path = tmp_path / "text.txt"
     path.write_bytes(text)
     expected = karat_here("perplexity", str(path)).stdout
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     assert karat_here("perplexity", "-").stdout == expected != ""
     path.write_bytes(b"caf\xe9")
+    monkeypatch.setattr("karat.cli.perplexity.MAX_PIPE_BYTES", 1000)
     for name, words in [
         ("nosuch.txt", "nosuch.txt: there is no such file; expected a text in UTF-8, or - for stdin"),
         (str(path), "is not UTF-8 (byte 3); convert it, for example with iconv"),
+        ("/dev/zero", "/dev/zero: has more than 1000 bytes"),
         (str(tmp_path), "cannot be read (Is a directory); expected a text in UTF-8, or - for stdin"),
     ]:
         done = karat_here("perplexity", name)

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from karat.cli.sources import MAX_PIPE_BYTES
 from karat.cli.terminal import is_terminal, note
-from karat.errors import RequestError, UsageError
+from karat.errors import CapacityError, RequestError, UsageError
 
 PROMPT, MORE = "> ", "… "
 _FENCES = ('"""', "'''")
@@ -127,8 +128,14 @@ def _read_prompted(prompt: str) -> str:
 
 
 def _read_bare(prompt: str) -> str:
+    content = sys.stdin.buffer.readline(MAX_PIPE_BYTES + 1) if sys.stdin is not None else b""
+    if len(content) > MAX_PIPE_BYTES:
+        raise CapacityError(
+            f"a line on stdin has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a message "
+            "that the model can read; give a part of it"
+        )
     try:
-        line = sys.stdin.buffer.readline().decode() if sys.stdin is not None else ""
+        line = content.decode()
     except UnicodeDecodeError as fault:
         raise RequestError(f"the text on stdin is not UTF-8 (byte {fault.start}); convert it") from None
     if not line:

@@ -1,5 +1,6 @@
 """`karat perplexity`: how well a model expects a text."""
 
+import io
 import json
 import shlex
 import sys
@@ -10,7 +11,7 @@ import typer
 
 from karat.cli.options import LoadOptions
 from karat.cli.progress import Progress
-from karat.cli.sources import piped_text
+from karat.cli.sources import MAX_PIPE_BYTES, piped_text
 from karat.cli.terminal import emit
 from karat.errors import UsageError
 
@@ -77,18 +78,23 @@ def perplexity(
 
 
 def _read(file: Path) -> str:
-    """The text of a file, or of stdin for `-`."""
+    """The text of a file, or of stdin for `-`, with a line feed for every line end."""
     if str(file) == "-":
         if sys.stdin is None:
             raise UsageError("no text: stdin is closed; pipe one in, or name a file")
-        return piped_text("the text")
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"{file}: there is no such file; expected a text in UTF-8, or - for stdin") from None
-    except UnicodeDecodeError as fault:
-        raise UsageError(f"{file}: is not UTF-8 (byte {fault.start}); convert it, for example with iconv") from None
-    except OSError as fault:
-        raise UsageError(
-            f"{file}: cannot be read ({fault.strerror}); expected a text in UTF-8, or - for stdin"
-        ) from None
+        text = piped_text("the text")
+    else:
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_PIPE_BYTES + 1)
+            if len(content) > MAX_PIPE_BYTES:
+                raise UsageError(f"{file}: has more than {MAX_PIPE_BYTES} bytes; expected a text; give a part of it")
+            text = content.decode()
+        except FileNotFoundError:
+            raise UsageError(f"{file}: there is no such file; expected a text in UTF-8, or - for stdin") from None
+        except UnicodeDecodeError as fault:
+            raise UsageError(f"{file}: is not UTF-8 (byte {fault.start}); convert it, for example with iconv") from None
+        except OSError as fault:
+            reason = f"cannot be read ({fault.strerror})"
+            raise UsageError(f"{file}: {reason}; expected a text in UTF-8, or - for stdin") from None
+    return io.StringIO(text, newline=None).read()
