@@ -94,7 +94,7 @@ def test_partial_traces_say_from_where_and_how_far(num_layers: int, tmp_path: Pa
     assert not bugs and "unexplained: lm_head, token" in text
     for said in (
         f"computed from the token ids over {4 + 17 * num_layers} ops, model.embed_tokens to lm_head: what is",
-        f"a bug is located only to one stretch: layers 0-{num_layers - 1}, model.embed_tokens, model.norm, lm_head",
+        f"a bug can only be narrowed down to this range: layers 0-{num_layers - 1}, model.embed_tokens, model.norm, lm",
     ):
         assert said in text
     assert "named if one mistake, in one layer or in all, gives what follows" in text

@@ -59,12 +59,13 @@ def test_each_layer_is_used_as_far_as_it_allows(subject: Subject) -> None:
     )
     # The output of layer 2 is recorded nowhere, and layer 3 reads it twice: as its norm's input and as its residual.
     assert _reach(subject, [*_of_layers(graph, 3, 7), *ENDS]) == (
-        "a bug is located to the op: layers 3, 7, model.embed_tokens, model.norm, lm_head; only to one stretch: layers "
-        "0-2; only to one stretch: layers 4-6, and named if one mistake, in one layer or in all, gives what follows"
+        "a bug is located to the op: layers 3, 7, model.embed_tokens, model.norm, lm_head; elsewhere it can only be "
+        "narrowed down to this range: layers 0-2; or to this range: layers 4-6, and named if one mistake, in one layer "
+        "or in all, gives what follows"
     )
     assert _reach(subject, ["lm_head"]) == (
-        "a bug is located only to one stretch: layers 0-7, model.embed_tokens, model.norm, lm_head, and named if one "
-        "mistake, in one layer or in all, gives what follows"
+        "a bug can only be narrowed down to this range: layers 0-7, model.embed_tokens, model.norm, lm_head, and named "
+        "if one mistake, in one layer or in all, gives what follows"
     )
     assert _reach(subject, [*_outputs(0, 1), "model.embed_tokens"]) == (
         "a bug is located to the op: model.embed_tokens; to the layer: layers 0-1; not at all: layers 2-7, model.norm, "

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import zlib
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -193,17 +194,46 @@ def test_an_attention_map_is_black_where_a_weight_is_one() -> None:
     np.testing.assert_array_equal(lines, 255 - 255 * np.eye(4, dtype=np.uint8))
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to open the page in")
+def title_in_chromium(folder: Path, text: str, script: str) -> str:
+    """What a script gives, once a page is there that is opened with every request sent to a proxy that is not."""
+    path = folder / "page.html"
+    made = f"<script>onload = () => {{ document.title = {script} }}</script>"
+    path.write_text(text.replace("</body></html>", f"{made}</body></html>"), encoding="utf-8")
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom")
+    profile = f"--user-data-dir={folder / 'profile'}"
+    command = ["chromium", *options, "--virtual-time-budget=2000", profile, path.as_uri()]
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
+    found = re.search("<title>(.*?)</title>", done.stdout.decode())
+    assert found, done.stderr[-2000:]
+    return found[1]
+
+
+needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium for the page")
+
+
+@needs_chromium
 def test_a_browser_draws_it_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All pictures are drawn, and with every request sent to a proxy that is not there, none fails."""
     text = made(monkeypatch, Faulty("float32"))
     drawn = "[...document.images].every(i => i.complete && i.naturalWidth > 0)"
     fetched = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length"
-    script = f"<script>document.title = {drawn} + ' ' + {fetched}</script>"
-    path = tmp_path / "page.html"
-    path.write_text(text.replace("</body>", script + "</body>"), encoding="utf-8")
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom")
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    command = ["chromium", *options, "--virtual-time-budget=2000", profile, path.as_uri()]
-    done = subprocess.run(command, capture_output=True, timeout=300, check=False)
-    assert b"<title>true 0</title>" in done.stdout, done.stderr[-2000:]
+    assert title_in_chromium(tmp_path, text, f"{drawn} + ' ' + {fetched}") == "true 0"
+
+
+@needs_chromium
+def test_stages_can_be_read_on_a_telephone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At 420 pixels what a stage says has the width of the page, and nothing of the page sticks out of it."""
+    text = made(monkeypatch, Faulty("float32"), chosen=("tokens", "layers", "logits", "health"))
+    narrowest = "Math.min(...[...d.querySelectorAll('td.lines')].map(e => e.offsetWidth))"
+    widths = f"(d => [d.defaultView.innerWidth, d.body.scrollWidth, {narrowest}].join(' '))(frames[0].document)"
+
+    def measured(width: int) -> list[int]:
+        """Of the page in a frame of this width: a window may not be so narrow."""
+        frame = f"<iframe style='width: {width}px; height: 900px; border: 0' srcdoc='{escape(text)}'></iframe>"
+        outer = f"<!doctype html><html><title>none</title><body>{frame}</body></html>"
+        return [int(number) for number in title_in_chromium(tmp_path, outer, widths).split()]
+
+    window, page_width, lines = measured(420)
+    assert page_width <= window == 420 and lines >= 0.85 * window
+    window, page_width, lines = measured(1200)
+    assert page_width <= window == 1200 and 0.4 * window < lines < 0.85 * window, "a table, where there is room"

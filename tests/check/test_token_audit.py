@@ -234,7 +234,7 @@ def test_a_tokenizer_that_cannot_spell_the_text_that_is_tried() -> None:
     stated = Stated(num_rows=11, ends={}, adds_bos=True, stops=frozenset(), chat_stops=frozenset())
     audit = Audit()
     FileAudit(tokenizer, stated).run(audit)
-    assert not audit.bugs and "before a text comes 0 '<s>'" in audit.lines
+    assert not audit.bugs and "0 '<s>' is added before a text" in audit.lines
 
 
 def test_an_end_behind_every_text_is_a_flag(tmp_path: Path) -> None:

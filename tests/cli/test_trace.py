@@ -65,7 +65,7 @@ def test_validate_says_what_is_missing(tmp_path: Path, karat_here: Karat) -> Non
     assert done.returncode == 0
     assert "self_attn.scores in layers 1, 4-5" in done.stdout
     assert "a bug is located to the op: layers 0, 2-3, model.embed_tokens, model.norm, lm_head; " in done.stdout
-    assert "; to the layer: layer 1; only to one stretch: layers 4-5, and named if" in done.stdout
+    assert "to the layer: layer 1; elsewhere it can only be narrowed down to this range: layers 4-5, and" in done.stdout
 
 
 @pytest.mark.parametrize(

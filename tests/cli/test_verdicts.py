@@ -14,8 +14,10 @@ from karat.check.trace import Trace, make_info, write_trace
 from karat.cli import exits
 from karat.config import embedded_model_path
 from karat.errors import KaratError
+from tests.check.test_assumed import CONFIG, IDS, ggml_run, layer_outputs
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_exits import error_classes
+from tests.support.parallel import config_of, write
 
 
 @pytest.fixture
@@ -143,3 +145,20 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(model, "open_model", raise_it)
     monkeypatch.setattr("karat.check.trace.read_trace", raise_it)
     monkeypatch.setattr("karat.checkpoint.resolve", raise_it)
+
+
+def test_a_question_that_decides_is_no_verdict(tmp_path: Path, karat_here: Karat) -> None:
+    """It ended with 0 while it asked; the trace answers it, and then there is a verdict."""
+    gguf = write(tmp_path / "m", config_of("llama") | CONFIG, "Q8_0")
+    path = tmp_path / "engine.trace"
+    arrays = layer_outputs(ggml_run(model.open_model(str(gguf))))
+    for activations, code, verdict in ((None, 2, "undecided"), ("ggml", 0, "numerics"), ("none", 1, "bug")):
+        info = make_info(IDS, **({} if activations is None else {"activations": activations}))
+        write_trace(path, Trace(info, arrays))
+        done = karat_here("diagnose", str(path), "-m", str(gguf), "--json", "--seconds", "1")
+        assert done.returncode == code and json.loads(done.stdout)["verdict"] == verdict, done.stderr
+        question = f"{path}: no verdict: it does not say whether its engine rounds activations"
+        assert (question in done.stderr) == (code == 2)
+        if code == 2:
+            stages = karat_here("check", str(gguf), "--against", str(path), "--stages", "weights")
+            assert stages.returncode == 0 and stages.stdout.endswith("verdict: exact; flagged: trace\n"), stages.stdout

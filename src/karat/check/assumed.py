@@ -51,7 +51,7 @@ class Assumed:
             return f"{text}: state {stated[0]}"
         return (
             f"{text}: is this an engine that rounds activations, as llama.cpp does? State {' and '.join(stated)} then; "
-            "of an engine that does not, it is a bug"
+            'of an engine that does not, it is a bug: state activations="none"'
         )
 
 

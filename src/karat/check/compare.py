@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.check.compute import evaluate
 from karat.check.distances import distance, pooled
@@ -104,7 +105,8 @@ def coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
     dtype = max(ours.dtype, theirs.dtype, key=PRECISION.__getitem__)
     kv_dtype = max(cache(ours), cache(theirs), key=PRECISION.__getitem__)
     kept = ours.kv_dtype if kv_dtype == cache(ours) else kv_dtype
-    return replace(ours, dtype=dtype, kv_dtype=kept, activations=ours.activations or theirs.activations)
+    activations = theirs.activations if theirs.rounds_activations else ours.activations
+    return replace(ours, dtype=dtype, kv_dtype=kept, activations=activations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,18 +164,25 @@ class FreeRun:
         return Free(name, right, np.maximum(spread, replay.unit * sizes))
 
 
-def drift_of(replay: Replay, run: Free, target: Array) -> Drift:
-    """How far a recorded result is from `target` (the float64 run, or another engine's), in multiples of the spread."""
+def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] | None = None) -> Drift:
+    """How far a recorded result is from `target` (the float64 run, or another engine's), in multiples of the spread.
+
+    rows: of the result's tokens those that are compared, at least one; None: all.
+    """
     recorded = replay.recorded[run.name]
     error = distance(recorded.values, target)
     if recorded.present is not None:
         error[np.broadcast_to(~recorded.present, error.shape)] = 0
+    spread, right = run.spread, run.right
+    if rows is not None:
+        axis = 1 if replay.graph.nodes[run.name].kind in ("scores", "softmax") else 0
+        error, spread, right = (np.compress(rows, x, axis=axis) for x in (error, spread, right))
     largest, rms = float(error.max(initial=0)), _rms(error)
     with np.errstate(all="ignore"):
-        ratio = np.divide(error, run.spread, out=error)
+        ratio = np.divide(error, spread, out=error)
     ratio[np.isnan(ratio)] = 0
     return Drift(
-        run.name, largest, rms, _rms(run.spread), float(ratio.max(initial=0)), _rms(run.right),
+        run.name, largest, rms, _rms(spread), float(ratio.max(initial=0)), _rms(right),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from karat import SamplingParams
 from karat.check import agreement
 from karat.check.llamacpp import record_llamacpp
 from karat.check.numbers import label
+from karat.check.peers import known_difference
 from karat.check.record import Steps
 from karat.check.replay import LIMIT
 from karat.check.selection import Selection
@@ -70,19 +71,33 @@ def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
 def _against(other: str, logits: Array, session: Session, chosen: Sequence[int], whole: Array) -> str:
     """Whether the other side would have taken our tokens; whole: our logits [tokens, vocab] of prompt and tokens.
 
-    Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not.
+    Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not. From a
+    known difference on (karat.check.peers), that is said instead.
     """
-    theirs, first = logits.astype(np.float64), len(session.ids) - 1
-    same = f"{other} takes the same {len(chosen)} tokens"
+    first = len(session.ids) - 1
+    known = known_difference(other, session.plan.model.config, len(whole) - 1)
+    count = len(chosen) if known is None else max(0, known.first - first)
+    said = "" if known is None else known.text
+    if not count:
+        return said
+    line = _same(other, logits[:count].astype(np.float64), session, chosen, whole[first : first + count])
+    return f"{line}; {said}" if said else line
+
+
+def _same(other: str, theirs: Array, session: Session, chosen: Sequence[int], ours: Array) -> str:
+    """The same of the first of the tokens, whose logits [tokens, vocab] both sides have."""
+    first = len(session.ids) - 1
+    span = slice(first, first + len(ours))
+    same = f"{other} takes the same {len(ours)} tokens"
     room = _room(session, other)
-    difference = agreement.greedy_difference(theirs, whole[first:-1], room, shown=session.shown)
+    difference = agreement.greedy_difference(theirs, ours, room, shown=session.shown)
     if difference is None:
         return same
     if session.kv_dtype == session.dtype:
         return _said(session, other, difference)
     every = [*session.ids, *chosen]
     llm = session.engine(kv_dtype=session.dtype, max_num_seqs=1, max_model_len=len(every))
-    remaining = agreement.greedy_difference(theirs, llm.logits(every)[first:-1], room, shown=session.shown)
+    remaining = agreement.greedy_difference(theirs, llm.logits(every)[span], room, shown=session.shown)
     if remaining is None:
         return f"{same} on a {session.dtype} cache; on the {session.kv_dtype} one {difference.partition(': ')[2]}"
     return f"{_said(session, other, remaining)} (both on a {session.dtype} cache)"
@@ -92,12 +107,16 @@ def _of_trace(session: Session) -> str:
     """Whether its logits have the same likeliest token as ours, in every row of them."""
     results = session.run()
     rows = rows_of(results.info, "lm_head")
+    known = results.known.get("trace")
+    shared = np.ones(len(rows), bool) if known is None else rows < known.first
+    if known is not None and not shared.any():
+        return known.text
     room = max(LIMIT * float(results.spread.max()), _room(session, "trace"))
-    theirs, ours = (results.logits[side].astype(np.float64) for side in ("trace", "ours"))
-    difference = agreement.greedy_difference(theirs, ours, room, tokens=rows + 1, shown=session.shown)
-    if difference is None:
-        return f"the trace takes the same next token after each of {len(rows)}"
-    return _said(session, "trace", difference)
+    theirs, ours = (results.logits[side][shared].astype(np.float64) for side in ("trace", "ours"))
+    difference = agreement.greedy_difference(theirs, ours, room, tokens=rows[shared] + 1, shown=session.shown)
+    same = f"the trace takes the same next token after each of {len(ours)}"
+    line = same if difference is None else _said(session, "trace", difference)
+    return line if known is None else f"{line}; {known.text}"
 
 
 def _said(session: Session, other: str, difference: str) -> str:

@@ -53,8 +53,7 @@ def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
         faults += found.faults
         facts["distance"] = found.facts
     else:
-        what = "block" if any(weight.is_quantised for weight in model.stored.values()) else "element"
-        lines.append(f"that no other {what} was meant no file can show of itself: --original MODEL compares each")
+        lines.append("a file alone cannot prove its values are the intended ones; compare with --original MODEL")
     shown = [*(faults or lines), *remarks[:8]]
     verdict: Verdict = "bug" if faults else "flagged" if remarks else "exact"
     return Stage("weights", verdict, shown, facts | {"faults": faults, "remarks": remarks})

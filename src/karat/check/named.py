@@ -96,6 +96,11 @@ class Diagnosis:
     def is_healthy(self) -> bool:
         return not (self.named or self.unexplained or self.beyond_judging or self.not_finite)
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is healthy only of an engine that rounds activations, which the trace does not say."""
+        return self.is_healthy and self.assumed is not None and self.assumed.activations is not None
+
 
 def diagnosis_of(
     findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]

@@ -33,7 +33,7 @@ class Noise:
 
     def __init__(self, info: TraceInfo, context: Context, seed: int) -> None:
         self._unit = PRECISION[info.dtype]
-        self._activations = info.activations
+        self._rounds_activations = info.rounds_activations
         self._context = context
         self._rng = np.random.default_rng(seed)
         self._accumulation = Accumulation(context, seed)
@@ -50,7 +50,7 @@ class Noise:
 
     def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
         """The inputs of a matrix product as an engine may have rounded them that rounds activations."""
-        if node.kind != "linear" or self._activations is None:
+        if node.kind != "linear" or not self._rounds_activations:
             return inputs
         x = inputs[0].reshape(len(inputs[0]), -1)
         step = half_step(x, self._context.weights.stored_type(node.params["weight"]))

@@ -38,6 +38,7 @@ def layers_stage(session: Session) -> Stage:
     for other, drifts in results.drift.items():
         if other == "float64":
             continue
+        lines += [results.known[other].text] if other in results.known else []
         far = max(drifts, key=lambda d: d.ratio)
         first = next((d for d in drifts if not d.ratio <= agreement.DRIFT_LIMIT), None)
         facts[f"against_{other}"] = far.ratio
@@ -80,7 +81,13 @@ def logits_stage(session: Session) -> Stage:
     for other, theirs in results.logits.items():
         if other in ("ours", "float64"):
             continue
-        against = agreement.logit_facts(ours, theirs, session.shown)
+        known = results.known.get(other)
+        shared = slice(None) if known is None else rows_of(results.info, "lm_head") < known.first
+        if known is not None:
+            lines.append(known.text)
+        if not len(ours[shared]):
+            continue
+        against = agreement.logit_facts(ours[shared], theirs[shared], session.shown)
         lines += agreement.logit_lines(label(other), against)
         facts[f"against_{other}"] = against
         comparable &= np.isfinite(against["largest"])
@@ -134,4 +141,4 @@ def _unrounded(session: Session, other: str) -> list[Drift]:
     if session.kv_dtype == session.dtype or not session.rounds_nothing(other):
         return []
     results: Results = session.run_unrounded
-    return results.drift[other]
+    return results.drift.get(other, [])

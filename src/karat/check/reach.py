@@ -53,15 +53,17 @@ def reach_of(graph: Graph, segments: Mapping[str, Sequence[str]]) -> str:
         else:
             said["to the layer" if len(found[0]) == len(part) else "to a few ops"] += part
     lines = [f"{how}: {_where(graph, names)}" for how, names in said.items() if names]
-    lines += [f"only to one stretch: {_where(graph, names)}" for names in stretches]
+    begin = "a bug is located " if lines else "a bug "
     if stretches:
+        which = "; or to this range: ".join(_where(graph, names) for names in stretches)
+        lines.append(f"{'elsewhere it ' if lines else ''}can only be narrowed down to this range: {which}")
         lines[-1] += ", and named if one mistake, in one layer or in all, gives what follows"
     if unseen:
         whole_layers = [part for part in _parts(graph, unseen) if len(part) == len(_all_of(graph, part[0]))]
         rest = [name for name in unseen if not any(name in part for part in whole_layers)]
         named = [_where(graph, [name for part in whole_layers for name in part])] if whole_layers else []
         lines.append(f"not at all: {', '.join(named + ([shortened(rest, graph)] if rest else []))}")
-    return "a bug is located " + "; ".join(lines)
+    return begin + "; ".join(lines)
 
 
 def _parts(graph: Graph, names: Iterable[str]) -> list[list[str]]:

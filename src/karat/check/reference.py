@@ -12,6 +12,7 @@ import numpy as np
 from karat.check.agreement import DRIFT_LIMIT
 from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.distances import distance, largest_finite
+from karat.check.peers import Known, known_difference
 from karat.check.replay import Finding, Replay
 from karat.check.trace import MASKED, Trace
 from karat.check.wording import times
@@ -33,6 +34,7 @@ class Departure:
     """How far each result that both traces have is from the reference, in order; `first` leaves it beyond rounding.
 
     limit: what a ratio may be. Without the model, a ratio is a relative difference in multiples of its rule of thumb.
+    known: by which design the reference's engine, or the trace's, differs: they are compared before that.
     other: the first result of the reference that is not what the model's weights give, each op on its own inputs: then
     the two are of different weights, however little the results differ.
     """
@@ -41,6 +43,7 @@ class Departure:
     limit: float
     has_model: bool
     other: Finding | None = None
+    known: Known | None = None
 
     @property
     def first(self) -> Drift | None:
@@ -63,15 +66,26 @@ def departure(replay: Replay, right: Replay) -> Departure:
     info = coarser(replay.trace.info, reference.info)
     noisy = replay if info == replay.trace.info else Replay(
         replay.graph, replay.context.weights, replace(replay.trace, info=info))  # fmt: skip
-    free, found = FreeRun(noisy), []
+    known = known_beside(replay, reference)
+    free, found, in_both = FreeRun(noisy), [], False
     for name in replay.graph.nodes:
         run = free.advance(noisy, name)
         if name in replay.recorded and name in theirs:
-            found.append(drift_of(replay, run, theirs[name]))
-    if not found:
+            in_both = True
+            rows = None if known is None else known.shared(replay, name)
+            found += [drift_of(replay, run, theirs[name], rows)] if rows is None or rows.any() else []
+    if not in_both:
         raise _nothing_common(replay.trace, reference)
     other = next((finding for finding in right.findings() if finding.is_wrong), None)
-    return Departure(found, DRIFT_LIMIT, has_model=True, other=other)
+    return Departure(found, DRIFT_LIMIT, has_model=True, other=other, known=known)
+
+
+def known_beside(replay: Replay, reference: Trace) -> Known | None:
+    """The known difference between the replay's trace and a reference, if either engine has one."""
+    config, infos = replay.graph.config, (replay.trace.info, reference.info)
+    longest = max(replay.trace.info.positions) + 1
+    found = (known_difference(info.executor, config, longest) for info in infos)
+    return next((known for known in found if known is not None), None)
 
 
 def departure_alone(trace: Trace, reference: Trace) -> Departure:
@@ -82,7 +96,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
             f"{trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
         )
     info = coarser(trace.info, reference.info)
-    stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], 0.1 if info.activations else 0.0)
+    stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], 0.1 if info.rounds_activations else 0.0)
     found = []
     for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
         ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))
@@ -118,7 +132,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
 
 def departure_lines(found: Departure, trace: Trace, reference: Trace, *, every_op_right: bool) -> list[str]:
     """What was found, in words: where the reference is left, then the embedding, each layer and the logits."""
-    lines, first = [], found.first
+    lines, first = [] if found.known is None else [found.known.text, ""], found.first
     what = "what rounding does to a whole run" if found.has_model else "what rounding may do, by rule of thumb"
     if first is not None:
         lines.append(

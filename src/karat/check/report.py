@@ -46,6 +46,13 @@ figure { max-width: 20rem; vertical-align: top } td.exact, td.numerics, td.quant
 .exact, .numerics, .quantisation { color: #11632b } .bug { color: #a8071a; font-weight: 600 } .skipped { color: #666 }
 .flagged { color: #8a5a00; font-weight: 600 }
 svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; fill: #333 }
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 .6rem } th, td { padding: .15rem .4rem }
+  .stages, .stages tbody { display: block } .stages tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid #ddd }
+  .stages th, .stages td { border: 0; padding: .1rem .6rem .1rem 0 }
+  .stages td.lines { flex: 0 0 100%; padding: 0 0 .4rem }
+  .scroll svg { min-width: 40rem }
+}
 """
 
 
@@ -100,7 +107,7 @@ def _of_run(session: Session, results: Results) -> list[str]:
     parts = [
         "<h2>Error of each op on its own recorded inputs</h2>",
         f"<p>In multiples of the measured noise floor; beyond {LIMIT:g} it is no rounding.</p>",
-        chart(findings, graph),
+        f"<div class='scroll'>{chart(findings, graph)}</div>",
         "<h2>By layer and op</h2>",
         "<p>The same figures. Green is at the floor, yellow at the limit, red beyond it.</p>",
         by_layer_and_op(findings, graph),
@@ -118,7 +125,8 @@ def _of_run(session: Session, results: Results) -> list[str]:
             (d.name, f"{d.largest:.3g}", f"{d.rms:.3g}", f"{d.floor:.3g}", times(d.ratio))
             for d in drifts if graph.nodes[d.name].role in _MILESTONES
         ]  # fmt: skip
-        parts += [f"<h2>Accumulated from the token ids on, against {escape(other)}</h2>", _grid(head, rows)]
+        said = [f"<p>{escape(results.known[other].text)}.</p>"] if other in results.known else []
+        parts += [f"<h2>Accumulated from the token ids on, against {escape(other)}</h2>", *said, _grid(head, rows)]
     for other, found in results.forced.items():
         parts += [
             f"<h2>Each op on the inputs that {escape(other)} had</h2>",
@@ -174,7 +182,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
         f"<td class=lines>{escape(visible(chr(10).join(stage.lines).strip(chr(10))))}</td></tr>"
         for stage in stages
     )
-    return f"<table>{rows}</table>"
+    return f"<table class='stages'>{rows}</table>"
 
 
 def _likeliest(session: Session, results: Results) -> list[str]:

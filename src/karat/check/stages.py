@@ -16,6 +16,7 @@ from karat.check.inputs import weights_stage
 from karat.check.invariance import Row, invariance_of
 from karat.check.noise import PRECISION
 from karat.check.numbers import label, layers_stage, logits_stage
+from karat.check.peers import graph_of, known_difference
 from karat.check.prompt import findings_of_model, token_lines
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
@@ -150,7 +151,7 @@ def _llamacpp(session: Session) -> Stage:
     """llama.cpp's run, each op on its own inputs."""
     trace = session.beside["llama.cpp"]
     stage = _judged(session, "llama.cpp", trace)
-    if not trace.info.activations:
+    if not trace.info.rounds_activations:
         return stage
     note = "llama.cpp rounds activations to fit the weights' type, Karat does not: hence the distance of its logits"
     return replace(stage, lines=[*stage.lines, note])
@@ -164,13 +165,18 @@ def _trace(session: Session) -> Stage:
 def _judged(session: Session, name: str, trace: Trace) -> Stage:
     """What a diagnosis says of another engine's run."""
     model = session.plan.model
-    diagnosis = Diagnoser(model.graph, model.weights(trace.info.dtype), trace).run()
+    known = known_difference(trace.info.executor, model.config, max(trace.info.positions) + 1)
+    graph = graph_of(trace.info, model)
+    diagnosis = Diagnoser(graph, model.weights(trace.info.dtype), trace).run()
     named = [sorted(named.bugs) for named in diagnosis.named]
-    lines = diagnosis_lines(diagnosis, model.graph, trace.info)
+    lines = diagnosis_lines(diagnosis, graph, trace.info)
+    lines += [] if known is None else [f"{known.text}; here its ops are held against what it computes"]
     if not diagnosis.findings and not diagnosis.beyond_judging:
         return Stage(name, "skipped", lines, {"named": named})
     exact = all(finding.exact for finding in diagnosis.findings)
     verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else session.rounding
+    if diagnosis.is_undecided:
+        verdict = "flagged"
     return Stage(name, verdict, lines, {"named": named})
 
 
@@ -181,7 +187,7 @@ def _hybrid(session: Session) -> Stage:
     theirs = agreement.load_transformers(model.path)
     runs = Hybrid(theirs, model.config, model.checkpoint, session.ops, session.ids).run(plan.hybrid)
     lines = [
-        f"{_mixed(run.part)}: {run.from_theirs:.2g} of a deviation from theirs alone, "
+        f"{_mixed(run.part)}: difference {run.from_theirs:.2g} standard deviations from theirs alone, "
         f"{run.from_ours:.2g} from ours alone"
         for run in runs
     ]

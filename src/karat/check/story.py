@@ -68,12 +68,13 @@ def story_stage(session: Session) -> Stage:
     text, shuffled = reading(session, rng)
     chance = log(session.plan.model.config.vocab_size)
     lines.append(
-        f"a text costs it {text:.2g} nats a token, the same words shuffled {shuffled:.2g} or more, chance {chance:.2g}"
+        f"loss on real text: {text:.2g} nats per token; on the same words shuffled: {shuffled:.2g} or more; by chance: "
+        f"{chance:.2g}"
     )
     facts = {"asked": words, "hits": has_word, "sound": sound, "flags": flags, "reading": [text, shuffled, chance]}
     reads = text + READING <= min(shuffled, chance)
     if not reads:
-        lines.append(f"red flag: the text should cost at least {READING:g} less than either, as to whoever reads")
+        lines.append(f"red flag: on real text it should be at least {READING:g} less than either, as of any that reads")
     # The embedded model uses the word in eight of ten: one in eight or less comes once in ten thousand times.
     is_ours = session.plan.model.path == embedded_model_path()
     if is_ours and len(sound) >= 6 and (sum(sound) * 8 <= len(sound) or not reads):

@@ -18,6 +18,7 @@ from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model import CheckedModel
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
 from karat.check.noise import PRECISION
+from karat.check.peers import Known, known_difference
 from karat.check.replay import Finding, Replay
 from karat.check.trace import Array, Trace, TraceInfo
 
@@ -42,7 +43,8 @@ class Results:
 
     drift: accumulated errors, against "float64" and against each other engine by its name. forced: our ops, one by one,
     on the inputs that another engine had, beside its results. logits: of ours, of the float64 run, and of the others,
-    rows as info.rows has them. spread: how far rounding moves each row of logits [rows, 1], from the token ids on;
+    rows as info.rows has them. known: by which design another engine differs; it is compared before that. spread: how
+    far rounding moves each row of logits [rows, 1], from the token ids on;
     spread_beside: the same for others that round more than we do.
     """
 
@@ -57,6 +59,7 @@ class Results:
     spread: Array = field(default_factory=lambda: np.zeros((0, 1)))
     spread_beside: dict[str, Array] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
+    known: dict[str, Known] = field(default_factory=dict)
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -114,6 +117,9 @@ class Streamed:
             other: aligned(replay, Trace(their_info, {n: found[n] for n in part.names if n in found}))
             for other, (their_info, found) in (others or {}).items()
         }
+        for other, (their_info, _) in (others or {}).items():
+            if found_known := known_difference(their_info.executor, self._model.config, info.num_tokens):
+                results.known[other] = found_known
         noisier = {other: self._noisier(replay, their_info) for other, (their_info, _) in (others or {}).items()}
         for other, noisy in noisier.items():
             if noisy is not None and other not in self._free_beside:
@@ -130,8 +136,10 @@ class Streamed:
                 continue
             results.drift.setdefault("float64", []).append(drift_of(replay, free, free.right))
             for other, found in theirs.items():
-                if name in found:
-                    results.drift.setdefault(other, []).append(drift_of(replay, beside[other], found[name]))
+                rows = results.known[other].shared(replay, name) if other in results.known else None
+                if name in found and (rows is None or rows.any()):
+                    drift = drift_of(replay, beside[other], found[name], rows)
+                    results.drift.setdefault(other, []).append(drift)
             if name == "lm_head":
                 results.logits, results.spread = {"ours": arrays[name], "float64": free.right}, free.spread
                 narrow = arrays[name].dtype

@@ -128,7 +128,8 @@ class FileAudit:
         if ends := [i for i in tail if i in self.stated.stops]:
             audit.flags.append(f"{self.named(ends)} ends texts, and is put behind every one: a prompt is over at once")
         behind = f", {self.named(tail)} behind it" if tail else ""
-        audit.lines.append(f"before a text comes {self.named(head) if head else 'nothing'}{behind}")
+        before = f"{self.named(head)} is added before a text" if head else "no BOS is added"
+        audit.lines.append(before + behind)
 
     def _head_and_tail(self) -> tuple[list[int], list[int]]:
         """What encoding adds before and behind a text."""

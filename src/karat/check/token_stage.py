@@ -8,6 +8,7 @@ from karat.check import agreement
 from karat.check.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.llamacpp import llamacpp_tokens
 from karat.check.model import CheckedModel
+from karat.check.peers import known_ids
 from karat.check.prompt import TokenFinding, token_lines
 from karat.check.stage import Stage, Verdict
 from karat.check.token_audit import Audit, FileAudit, Stated
@@ -41,11 +42,11 @@ def tokens_stage(
     ours = {name: tokenizer.encode(text) for name, text in texts.items()}
     ours |= {name: tokenizer.encode_chat(CHATS[name]) for name in chats}
     _in_range(ours, model.config.vocab_size, audit)
-    side = _Side(tokenizer, stated, ours, chats)
+    side = _Side(model, tokenizer, stated, texts, ours, chats)
     if with_hf:
-        _against_transformers(side, model, texts, audit)
+        _against_transformers(side, audit)
     if with_llamacpp:
-        _against_llamacpp(side, model, texts, audit)
+        _against_llamacpp(side, audit)
     return _stage(audit, ours, chats)
 
 
@@ -107,14 +108,19 @@ def _in_range(ours: Mapping[str, Sequence[int]], num_rows: int, audit: Audit) ->
 class _Side:
     """What is compared with other tokenizers: ids of texts and conversations, rendered prompts."""
 
+    model: CheckedModel
     tokenizer: Tokenizer
     stated: Stated
+    texts: Mapping[str, str]
     ids: Mapping[str, Sequence[int]]
     chats: Mapping[str, str]
 
     def compare(self, name: str, theirs: Sequence[int], other: str, audit: Audit) -> None:
         ours = list(self.ids[name])
         if ours == list(theirs):
+            return
+        if said := known_ids(other, self.model, self.tokenizer, {**self.texts, **self.chats}[name], theirs):
+            audit.notes.append(f"{name}: other ids in {other}, as is known: {said}")
             return
         first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
         at = min(len(ours), len(theirs)) if first is None else first
@@ -148,7 +154,8 @@ class _Side:
             audit.bug("eos", f"{other} ends a text at {missing} too", "one of several end tokens is ignored here")
 
 
-def _against_transformers(side: _Side, model: CheckedModel, texts: Mapping[str, str], audit: Audit) -> None:
+def _against_transformers(side: _Side, audit: Audit) -> None:
+    model, texts = side.model, side.texts
     others = agreement.hf_tokenizer(model.path)
     if others is None:
         audit.notes.append("transformers reads no tokenizer here: nothing is compared with it")
@@ -173,8 +180,9 @@ def _against_transformers(side: _Side, model: CheckedModel, texts: Mapping[str, 
     )
 
 
-def _against_llamacpp(side: _Side, model: CheckedModel, texts: Mapping[str, str], audit: Audit) -> None:
-    found = llamacpp_tokens(model.path, texts, side.chats)
+def _against_llamacpp(side: _Side, audit: Audit) -> None:
+    texts = side.texts
+    found = llamacpp_tokens(side.model.path, texts, side.chats)
     for name, ids in found.ids.items():
         side.compare(name, ids, "llama.cpp", audit)
     side.roles({"bos": found.bos, "eos": found.eos}, "llama.cpp", audit)

@@ -44,7 +44,8 @@ class TraceInfo:
     rows        {array name: token indices of its rows} where an array does not have all tokens
     heads       {array name: heads} where scores or weights do not have all query heads
     dtype       what the engine computes in; kv_dtype what its cache stores
-    activations "ggml" if inputs of matrix products are rounded as ggml does it for the stored type of the weight
+    activations "ggml" if inputs of matrix products are rounded as ggml does it for the stored type of the weight;
+                "none" if they are not; None where the trace does not say
     prompt, messages, generated   the text or conversation, and the ids chosen, where known
     sampling    {"temperature": …} and whatever else decided about `generated`
     model       path or name, for people; digest of the weights, to tell models apart
@@ -70,6 +71,11 @@ class TraceInfo:
     digest: str | None = None
     config: Mapping[str, Any] | None = None
     ranks: int = 1
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether it says that inputs of products are rounded."""
+        return self.activations == "ggml"
 
     @property
     def num_tokens(self) -> int:
@@ -240,8 +246,8 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
     for key in ("dtype", "kv_dtype"):
         if key in fields and fields[key] not in _FLOATS:
             raise fail(f"{key}={shown(fields[key])}; expected one of {', '.join(_FLOATS)}")
-    if fields.get("activations", "ggml") != "ggml":
-        raise fail(f"activations={shown(fields['activations'])}; expected 'ggml', or nothing")
+    if fields.get("activations", "none") not in ("ggml", "none"):
+        raise fail(f"activations={shown(fields['activations'])}; expected 'ggml' or 'none', or nothing")
     for key, kind in (("prompt", str), ("executor", str), ("model", str), ("digest", str), ("config", dict),
                       ("messages", list), ("sampling", dict), ("ranks", int)):  # fmt: skip
         if key in fields and (not isinstance(fields[key], kind) or isinstance(fields[key], bool)):

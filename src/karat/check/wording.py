@@ -27,6 +27,11 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
             lines.append("verdict: nothing to judge")
         elif all(finding.exact for finding in diagnosis.findings):
             lines.append("verdict: exact")
+        elif diagnosis.is_undecided:
+            lines.append(
+                f"verdict: undecided; if the engine rounds activations, the largest error is {times(worst.ratio)} the "
+                f"noise floor ({worst.name}), and if it does not, this is a bug"
+            )
         else:
             lines.append(f"verdict: numerics; the largest error is {times(worst.ratio)} the noise floor ({worst.name})")
     else:

@@ -184,7 +184,7 @@ def check(
         with whole_file(report) as file:
             file.write(page(session, done, facts).encode("utf-8", "backslashreplace"))
     if verdict == "quantisation" and original is None:
-        note("the verdict is of the file's values; how far they are from the original weights shows --original MODEL")
+        note("the verdict covers this file only; --original MODEL measures its distance from the original weights")
     flagged = f"; flagged: {', '.join(facts['flagged'])}" if facts["flagged"] and verdict != "flagged" else ""
     if as_json:
         emit(json.dumps(plain(facts), indent=2, ensure_ascii=False) + "\n")

@@ -27,7 +27,7 @@ Examples
 
 Exit code 0: exact or explained by rounding.
 1: a bug, named or not, or further from the reference than rounding goes.
-2: it could not be judged, and stderr says why.
+2: it could not be judged, or is undecided: stderr says why.
 """
 
 
@@ -57,6 +57,7 @@ def diagnose(
     gives the recorded numbers to rounding; what gives them equally well is named with it.
     """
     from karat.check.diagnose import Diagnoser
+    from karat.check.peers import graph_of, known_difference
     from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
     from karat.check.reach import reach
@@ -85,6 +86,8 @@ def diagnose(
     for misnamed in misnamed_of(opened.graph, trace)[0]:
         note(f"not used: {misnamed.name}: {misnamed.why}" + (f"; is it {misnamed.meant}?" if misnamed.meant else ""))
     tokens = findings_of_model(opened, trace)
+    if known := known_difference(trace.info.executor, opened.config, max(trace.info.positions) + 1):
+        note(known.text)
     try:
         diagnosis = diagnoser.run()
     finally:
@@ -97,7 +100,8 @@ def diagnose(
     left = None
     if right is not None:
         right, _ = gathered(opened.graph, right)
-        left = departure(diagnoser.replay, Replay(opened.graph, opened.weights(right.info.dtype), right))
+        graph = graph_of(right.info, opened)
+        left = departure(diagnoser.replay, Replay(graph, opened.weights(right.info.dtype), right))
     is_healthy = diagnosis.is_healthy and not tokens and not (left is not None and left.leaves)
     if as_json:
         facts = as_facts(diagnosis) | {"reach": reach(diagnoser.replay), "different_on_ranks": differing}
@@ -105,7 +109,7 @@ def diagnose(
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
         emit(json.dumps(facts if is_healthy else facts | {"verdict": "bug"}, indent=2, ensure_ascii=False) + "\n")
-        raise typer.Exit(0 if is_healthy else 1)
+        raise _end(path, diagnosis, is_healthy=is_healthy)
     lines = diagnosis_lines(diagnosis, opened.graph, trace.info)
     if differing:
         lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
@@ -116,7 +120,17 @@ def diagnose(
     elif tokens:
         lines[1:2] = ["verdict: bug", "", *token_lines(tokens)]
     emit("\n".join(lines) + "\n")
-    raise typer.Exit(0 if is_healthy else 1)
+    raise _end(path, diagnosis, is_healthy=is_healthy)
+
+
+def _end(path: Path, diagnosis: "Diagnosis", *, is_healthy: bool) -> Exception:
+    """What the command ends with: its verdict, or the question that keeps it from one."""
+    if is_healthy and diagnosis.is_undecided:
+        return TraceError(
+            f'{path}: no verdict: it does not say whether its engine rounds activations: state activations="ggml" if '
+            'it does, "none" if not'
+        )
+    return typer.Exit(0 if is_healthy else 1)
 
 
 def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "CheckedModel | None":
@@ -185,6 +199,7 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
     verdict = "bug"
     if diagnosis.is_healthy:
         verdict = "exact" if all(finding.exact for finding in diagnosis.findings) else "numerics"
+        verdict = "undecided" if diagnosis.is_undecided else verdict
     return {
         "verdict": verdict,
         "bugs": [
