@@ -179,7 +179,8 @@ def processor_seconds(process_ids: tuple[int, ...]) -> float:
 
 
 def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly all of the step is one layer's attention, and half of its time is the patience."""
+    """Nearly all of the step is one layer's attention, and three quarters of its time are the patience: less, and who
+    gets on by half of it on a busy machine is taken for one that does not."""
     folder = tiny.write_model(
         tmp_path, hidden_size=256, num_attention_heads=32, num_key_value_heads=2, num_hidden_layers=1,
         max_position_embeddings=16384,
@@ -192,7 +193,7 @@ def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.M
         before = processor_seconds(process_ids)
         llm.generate([[7] * 16000], params)
         spent = processor_seconds(process_ids) - before
-        monkeypatch.setattr(under_test, "STEP", Patience(vain_s=spent / 2))
+        monkeypatch.setattr(under_test, "STEP", Patience(vain_s=spent * 3 / 4))
         assert llm.generate([[8] * 16000], params)[0].outputs[0].token_ids
         assert spent > 0.3, "looked at several times"
     finally:
