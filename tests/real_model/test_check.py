@@ -1,5 +1,6 @@
 """`karat check` and `karat diagnose` on a model of 30 layers: rounding is no bug, and a planted bug has its name."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from karat.check.record import Steps, record
 from karat.check.trace import Trace, write_trace
 from karat.ops.native import NativeOps
 from karat.text import Tokenizer
-from tests.cli.conftest import Karat
+from tests.cli.conftest import COMMAND, Karat, environment
 
 TEXT = "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends."
 NUM_TOKENS = 20
@@ -31,9 +32,11 @@ def test_check_says_quantisation(smollm2: Path, karat: Karat) -> None:
 
 
 @pytest.mark.long
-def test_the_whole_check_says_quantisation(smollm2: Path, karat: Karat) -> None:
-    """Every stage: haiku about words drawn now, and the same bits under every setting, too."""
-    done = karat("check", str(smollm2), "--against", "reference", **ALONE)
+@pytest.mark.timeout(3600)
+def test_the_whole_check_says_quantisation(smollm2: Path) -> None:
+    """Every stage: haiku about words drawn now, and the same bits under every setting, too; minutes of computing."""
+    command = [*COMMAND, "check", str(smollm2), "--against", "reference"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(**ALONE), check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "verdict: quantisation", done.stdout
     stages = ("story       exact", "invariance  exact")
