@@ -44,7 +44,7 @@ def test_the_report_as_json(tmp_path: Path, karat: Karat) -> None:
 def test_a_folder_that_is_not_there_is_told_before_anything_is_read(
     tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("karat.checkpoint.open_model", lambda *_: pytest.fail("read first"))
+    monkeypatch.setattr("karat.models.opening.open_model", lambda *_: pytest.fail("read first"))
     done = karat_here("convert", str(embedded_model_path()), str(tmp_path / "no" / "x.gguf"), "--quant", "Q8_0")
     assert done.returncode == 1
     assert done.stderr.endswith(f"x.gguf: there is no folder {tmp_path / 'no'}; make it, or choose another place\n")

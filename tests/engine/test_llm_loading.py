@@ -102,7 +102,7 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.engine.llm.available_bytes", lambda: 1000)
+    monkeypatch.setattr("karat.engine.plan.available_bytes", lambda: 1000)
     monkeypatch.setattr("karat.models.registry.Decoder", None)  # nothing is built
     with pytest.raises(CapacityError, match=r"the weights take .* and 1\.0 KiB are available"):
         LLM(folder)

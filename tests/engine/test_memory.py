@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from karat import LLM
-from karat.engine import llm as llm_module
 from karat.engine import memory
+from karat.engine import plan as plan_module
 from karat.engine.memory import LIST_BYTES, available_bytes, num_cache_blocks, require_room
 from karat.errors import CapacityError
 from karat.models.registry import read_config
@@ -130,7 +130,7 @@ def test_a_long_context_of_a_tiny_model_is_refused_before_it_is_made(
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 10**9}))
     monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
-    monkeypatch.setattr(llm_module, "build", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr(plan_module, "build", lambda *_, **__: pytest.fail("it was built"))
     assert table_bytes(8, 10**9, 4) > 8 * GIB
     with pytest.raises(CapacityError, match="the tables of RoPE"):
         LLM(tmp_path)

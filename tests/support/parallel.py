@@ -16,15 +16,16 @@ from karat.config import FloatName
 from karat.convert.metadata import model_pairs
 from karat.dist.group import SINGLE, Group
 from karat.engine.engine import Engine, EngineConfig
+from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel
 from karat.engine.rank_messages import Load
-from karat.engine.step import model_runner
+from karat.kv.blocks import BLOCK_SIZE
 from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Runner
+from karat.ops.api import Runner
 from karat.quant import FORMATS
 from karat.text.made_up import made_up_tokenizer
 
@@ -32,7 +33,6 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
 }  # fmt: skip
-BLOCK_SIZE = 16
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SCALES_AT = {
     "Q8_0": (0,),
@@ -114,7 +114,7 @@ def logits_of(
     """Logits [tokens, vocab] of each text, computed in chunks, all texts together or one by one."""
     sizes = sizes_for(vocab_size, texts, chunk)
     engine = Engine(run, made_up_tokenizer(vocab_size), sizes)
-    logits = [np.empty((len(text), vocab_size), np.float32) for text in texts]
+    logits: list[NDArray[np.floating]] = [np.empty((len(text), vocab_size), np.float32) for text in texts]
     readers = []
     for text, target in zip(texts, logits, strict=True):
         readers.append(engine.add_logits(tuple(text), target))
@@ -125,7 +125,7 @@ def logits_of(
     for reader in readers:
         if reader.error:
             raise reader.error
-    return list(logits)
+    return logits
 
 
 def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
@@ -146,11 +146,7 @@ def single(
     ops = registry.create(executor, dtype, threads)
     model = build(config, ops, checkpoint, num_positions=max(map(len, texts)), group=group)
     sizes = sizes_for(config.vocab_size, texts, chunk)
-    cache = ops.new_cache(CacheSpec(
-        num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
-    ))  # fmt: skip
-    run = model_runner(model, cache, sizes.step_limits)
+    run = open_runner(model, kv_dtype, sizes.num_blocks, sizes.step_limits)
     return logits_of(run, config.vocab_size, texts, chunk=chunk, together=together)
 
 
@@ -168,13 +164,11 @@ def parallel(
 
 def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> Load:
     sizes = sizes_for(vocab_size, texts, chunk)
-    limits = sizes.step_limits
     given: dict[str, Any] = {
         "executor": "native", "dtype": "float32", "isa": None, "threads": 1, "kv_dtype": "float16", "quantize": None,
         "guard": False,
     } | changes  # fmt: skip
     return Load(
         path=str(path), num_positions=sizes.max_model_len, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-        max_tokens=limits.num_tokens, max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs,
-        max_context=limits.context_len, **given,
+        limits=sizes.step_limits, **given,
     )  # fmt: skip

@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from karat.check.record import BLOCK_SIZE, one_sequence
+from karat.check.record import one_sequence
 from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
+from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.cache import new_cache
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.decoder import Decoder
 from karat.models.registry import find_weights
 from karat.models.units import units_of
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.api import Ops
 
 Array = NDArray[np.floating]
 
@@ -70,11 +72,7 @@ class Hybrid:
         return runs
 
     def _cache(self) -> Any:
-        config = self._config
-        return self._ops.new_cache(CacheSpec(
-            num_layers=config.num_layers, num_blocks=-(-len(self._ids) // BLOCK_SIZE), block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=self._ops.dtype,
-        ))  # fmt: skip
+        return new_cache(self._ops, self._config, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:

@@ -13,18 +13,17 @@ from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName, Settings
 from karat.engine.choice import LogitsReader
 from karat.engine.engine import Engine, EngineConfig
+from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
-from karat.engine.step import model_runner
+from karat.kv.blocks import BLOCK_SIZE
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.models.units import units_of
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.api import Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
 from karat.text.made_up import made_up_tokenizer
-
-BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +144,7 @@ def logits_under(
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config.vocab_size, setting, texts)
-    cache = ops.new_cache(
-        CacheSpec(
-            num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-            num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
-        )
-    )  # fmt: skip
-    engine = Engine(model_runner(model.on(ops), cache, sizes.step_limits), tokenizer, sizes)
+    engine = Engine(open_runner(model.on(ops), kv_dtype, sizes.num_blocks, sizes.step_limits), tokenizer, sizes)
     logits = _empty(config.vocab_size, texts)
     readers: dict[int, LogitsReader] = {}
     for index in setting.order or range(len(texts)):

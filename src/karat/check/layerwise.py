@@ -7,20 +7,22 @@ import numpy as np
 
 from karat.check.forced import ForcedTap
 from karat.check.graph import Graph
-from karat.check.record import BLOCK_SIZE, Steps, joined, one_sequence
+from karat.check.record import Steps, joined, one_sequence
 from karat.check.selection import EVERYTHING
 from karat.check.trace import Array, TraceInfo, make_info
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.dist.group import SINGLE
 from karat.errors import CapacityError
+from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.cache import new_cache
 from karat.layers.block import PreNormBlock
 from karat.layers.place import Place
 from karat.layers.shards import Units
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.decoder import embedding, end, layer
 from karat.models.units import units_of
-from karat.ops.api import Cache, CacheSpec, Ops, RopeTable, Tensor
+from karat.ops.api import Cache, Ops, RopeTable, Tensor
 from karat.ops.tap import Tap
 
 States = list[Tensor]  # hidden states, one entry a step
@@ -132,11 +134,7 @@ class LayerwiseRun:
         return states
 
     def _cache(self, dtype: FloatName) -> Cache:
-        config = self._config
-        return self._ops.new_cache(CacheSpec(
-            num_layers=config.num_layers, num_blocks=-(-len(self._steps.prompt) // BLOCK_SIZE), block_size=BLOCK_SIZE,
-            num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype,
-        ))  # fmt: skip
+        return new_cache(self._ops, self._config, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
 
     @property
     def _spans(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """`karat check --tensor-parallel-size`: the stages of checking ranks against one process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.invariance import BLOCK_SIZE, digest
+from karat.check.invariance import digest
 from karat.check.model import CheckedModel
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.rank import HeldPart
@@ -18,14 +18,15 @@ from karat.check.selection import Selection
 from karat.check.trace import write_trace
 from karat.config import FloatName
 from karat.engine.engine import Engine, EngineConfig
+from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
-from karat.engine.step import model_runner
 from karat.errors import ExecutorError, KaratError, RankError
+from karat.kv.blocks import BLOCK_SIZE
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build
 from karat.models.units import units_of
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.api import Ops
 from karat.text.made_up import made_up_tokenizer
 
 
@@ -72,8 +73,9 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
             model.checkpoint, _sizes(plan, plan.num_tokens), executor=ops.executor, dtype=plan.dtype,
             threads=plan.threads, kv_dtype=kv_dtype,
         )  # fmt: skip
+        all_rows = replace(load.limits, num_logit_rows=plan.num_tokens)  # a trace has them
         try:
-            ranks.load(msgspec.structs.replace(load, max_rows=plan.num_tokens), model.config)  # traces have all rows
+            ranks.load(msgspec.structs.replace(load, limits=all_rows), model.config)
         except ExecutorError as fault:
             yield _failed("shards", fault)
             return
@@ -127,12 +129,9 @@ def _logits(
     config = control.config
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
         sizes = _sizes(plan, chunk)
-        cache = control.ops.new_cache(CacheSpec(
-            num_layers=config.num_layers, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-            num_kv_heads=control.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
-        ))  # fmt: skip
         tokenizer = made_up_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
-        want = _compute(Engine(model_runner(control, cache, sizes.step_limits), tokenizer, sizes), tokens)
+        run = open_runner(control, kv_dtype, sizes.num_blocks, sizes.step_limits)
+        want = _compute(Engine(run, tokenizer, sizes), tokens)
         got = _compute(Engine(ranks, tokenizer, sizes), tokens)
         verdict, how = _judged(control.ops, want, got)
         verdicts.add(verdict)

@@ -13,11 +13,11 @@ from karat.check.weights import digest
 from karat.checkpoint.weights import Checkpoint
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
+from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.cache import new_cache
 from karat.models.registry import Model, build, find_weights
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.api import Ops
 from karat.ops.tap import Tap
-
-BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,7 @@ def record_model(
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
     num_blocks = -(-total // BLOCK_SIZE)
-    cache = tap.new_cache(CacheSpec(
-        num_layers=config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-        num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=kv_dtype,
-    ))  # fmt: skip
+    cache = new_cache(tap, config, kv_dtype, num_blocks, num_kv_heads=model.num_kv_heads)
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))

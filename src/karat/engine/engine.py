@@ -12,7 +12,7 @@ from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch
 from karat.errors import KaratError, NumericsError, RequestError
-from karat.kv.blocks import BlockPool
+from karat.kv.blocks import BLOCK_SIZE, BlockPool
 from karat.ops.api import Runner, StepLimits
 from karat.request import Request, RequestOutput, StreamChunk, shown
 from karat.text import Tokenizer
@@ -32,7 +32,7 @@ class EngineConfig:
     vocab_size: int
     max_model_len: int
     num_blocks: int
-    block_size: int = 16
+    block_size: int = BLOCK_SIZE
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = False

@@ -6,42 +6,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
-from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+from karat.config import FloatName, ModelConfig, embedded_model_path
 from karat.engine.choice import LogitsTarget
 from karat.engine.defaults import GenerationDefaults, read_defaults
-from karat.engine.engine import Engine, EngineConfig
+from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
-from karat.engine.loading import Preparation
-from karat.engine.memory import available_bytes, num_cache_blocks, require_room
-from karat.engine.step import model_runner
+from karat.engine.options import GenerationSource, Options, Quantization
+from karat.engine.plan import plan_load
 from karat.engine.turns import Turns
 from karat.engine.vllm_arguments import refuse, settle_constructor
-from karat.errors import CapacityError, ExecutorError, UsageError
-from karat.models.degrees import check_degree, num_kv_heads_held
+from karat.errors import CapacityError, UsageError
 from karat.models.opening import open_model
-from karat.models.registry import build, find_weights, read_config
-from karat.models.units import units_of
+from karat.models.registry import read_config
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Runner
-from karat.ops.guard import Guard
-from karat.ops.rope_table import table_bytes
-from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, StreamChunk, shown
+from karat.request import Request, RequestOutput, SamplingParams, StreamChunk, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
 
-GenerationSource = Literal["auto", "none"]
-Quantization = Literal["q8_0", "q4_0"]
-
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
-BLOCK_SIZE = 16
 
 _log = logging.getLogger(__name__)
 
@@ -96,77 +86,28 @@ class LLM:
         **others: object,
     ) -> None:
         settle_constructor(others, LLM.__init__)
-        compute_dtype = _compute_dtype(dtype)
         if not isinstance(tokenizer, Tokenizer | str | Path | None):
             raise UsageError(
                 f"tokenizer={shown(tokenizer)}: expected a folder, a GGUF file, org/name, or a karat.text.Tokenizer"
             )
-        if quantize is not None and quantize not in get_args(Quantization):
-            raise UsageError(f"quantize={shown(quantize)}: expected {' or '.join(map(repr, get_args(Quantization)))}")
-        if generation_config not in get_args(GenerationSource):
-            raise UsageError(f"generation_config={shown(generation_config)}: expected 'auto' or 'none'")
-        if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
-            raise UsageError(f"kv_dtype={shown(kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
-        if kv_cache_bytes is not None and num_blocks is not None:
-            raise UsageError("kv_cache_bytes and num_blocks both say how large the KV cache is; give one")
-        if not isinstance(enable_prefix_caching, bool):
-            raise UsageError(f"enable_prefix_caching={shown(enable_prefix_caching)}: expected True or False")
-        _check_int("seed", seed, 0, MAX_SEED)
-        _check_int("tensor_parallel_size", tensor_parallel_size, 1)
-        _check_int("max_num_seqs", max_num_seqs, 1)
-        _check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
-        if max_num_batched_tokens < max_num_seqs:
-            raise UsageError(
-                f"max_num_batched_tokens={max_num_batched_tokens}: expected a token at least for each of "
-                f"max_num_seqs={max_num_seqs} sequences of a step; raise it, or lower max_num_seqs"
-            )
-        for name, value in (("num_blocks", num_blocks), ("kv_cache_bytes", kv_cache_bytes), ("threads", threads)):
-            if value is not None:
-                _check_int(name, value, 1)
-        ops = registry.create(executor, compute_dtype, threads)
-        if isinstance(model, FolderCheckpoint | GgufCheckpoint):
-            checkpoint = model
-        else:
-            checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
+        options = Options(
+            dtype=dtype, kv_dtype=kv_dtype, executor=executor, max_model_len=max_model_len, seed=seed,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, kv_cache_bytes=kv_cache_bytes,
+            num_blocks=num_blocks, enable_prefix_caching=enable_prefix_caching, generation_config=generation_config,
+            quantize=quantize, threads=threads, guard=guard, tensor_parallel_size=tensor_parallel_size,
+        )  # fmt: skip
+        ops = registry.create(executor, options.compute_dtype, threads)
+        checkpoint = _opened(model)
         self.path = checkpoint.path
-        if isinstance(checkpoint, GgufCheckpoint):
-            for warning in checkpoint.warnings:
-                _log.warning("%s: %s", self.path.name, warning)
         self.config = read_config(checkpoint.config)
-        longest = self.config.max_position_embeddings
-        self.max_model_len = longest if max_model_len is None else max_model_len
-        _check_int("max_model_len", self.max_model_len, 1)
-        if self.max_model_len > longest:
-            raise UsageError(
-                f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
-                "config.json); beyond them its answers mean nothing; lower it"
-            )
         # A tokenizer of 150,000 tokens takes as long to read as 200 MB of weights.
         thread = ThreadPoolExecutor(1, "karat-tokenizer")
         text_side = thread.submit(_text_side, checkpoint, self.config, tokenizer, generation_config)
         thread.shutdown(wait=False)
+        plan = plan_load(checkpoint, self.config, ops, options)
+        self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype = ops.executor, ops.dtype
-        self.kv_dtype = kv_dtype or ops.default_kv_dtype
         self.tensor_parallel_size = tensor_parallel_size
-        weights = find_weights(self.config, checkpoint)
-        prepare = Preparation(quantize)
-        units = units_of(self.config, weights, prepare.stored_type)
-        check_degree(self.config, units, tensor_parallel_size)
-        each_once = {weight.name: weight for weight in weights.values()}.values()
-        weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
-        require_room(weight_bytes, available_bytes())
-        num_blocks = num_cache_blocks(
-            self.config, self.kv_dtype, block_size=BLOCK_SIZE, max_model_len=self.max_model_len,
-            max_num_seqs=max_num_seqs, num_bytes=kv_cache_bytes, num_blocks=num_blocks,
-            num_kv_heads=num_kv_heads_held(self.config, units, tensor_parallel_size), weight_bytes=weight_bytes,
-            rope_bytes=tensor_parallel_size
-            * table_bytes(self.config.head_dim, self.max_model_len, FLOAT_BYTES[compute_dtype]),
-        )  # fmt: skip
-        sizes = EngineConfig(
-            vocab_size=self.config.vocab_size, max_model_len=self.max_model_len, num_blocks=num_blocks,
-            block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-        )  # fmt: skip
 
         def loaded(done: int, total: int) -> None:
             if text_side.done():
@@ -176,31 +117,14 @@ class LLM:
 
         self._ranks: ParallelModel | None = None
         if tensor_parallel_size > 1:
-            from karat.engine.parallel import load_command, start  # which one process does without
-
             text_side.result()  # a fault in it leaves no ranks behind
-            command = load_command(
-                checkpoint, sizes, executor=ops.executor, dtype=compute_dtype, threads=threads, kv_dtype=self.kv_dtype,
-                quantize=quantize, guard=guard,
-            )  # fmt: skip
-            num_bytes = sum(weight.num_bytes for weight in each_once)
-            self._ranks = start(tensor_parallel_size, command, self.config, num_bytes, loaded)
-        else:
-            in_process = build(
-                self.config, ops, checkpoint, num_positions=self.max_model_len, prepare=prepare, progress=loaded
-            )
-            cache = ops.new_cache(
-                CacheSpec(
-                    num_layers=self.config.num_layers, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-                    num_kv_heads=in_process.num_kv_heads, head_dim=self.config.head_dim, dtype=self.kv_dtype,
-                )
-            )  # fmt: skip
-            run: Runner = model_runner(in_process.on(Guard(ops)) if guard else in_process, cache, sizes.step_limits)
+            self._ranks = plan.ranks(loaded)
+        run = self._ranks or plan.runner(loaded)
         self.tokenizer, defaults = text_side.result()
         self.end_token_ids = defaults.end_token_ids
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
-        self.engine = Engine(self._ranks or run, self.tokenizer, sizes)
+        self.engine = Engine(run, self.tokenizer, plan.sizes)
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
 
@@ -384,16 +308,16 @@ class LLM:
         return request
 
 
-def _compute_dtype(dtype: str) -> FloatName:
-    match dtype:
-        case "auto" | "float32":
-            return "float32"
-        case "float64":
-            return "float64"
-    raise ExecutorError(
-        f"dtype={shown(dtype)}: expected 'auto', 'float32' or 'float64'; this is what is computed in, and weights stay "
-        "as stored, float16 and bfloat16 ones too"
-    )
+def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:
+    """The checkpoint of what `model` names; what its file warns of is logged."""
+    if isinstance(model, FolderCheckpoint | GgufCheckpoint):
+        checkpoint: ModelCheckpoint = model
+    else:
+        checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
+    if isinstance(checkpoint, GgufCheckpoint):
+        for warning in checkpoint.warnings:
+            _log.warning("%s: %s", checkpoint.path.name, warning)
+    return checkpoint
 
 
 def _named_tokenizer(name: str | Path) -> Tokenizer:
@@ -421,10 +345,3 @@ def _chat_options(
 ) -> dict[str, Any]:  # fmt: skip
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
     return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}
-
-
-def _check_int(name: str, value: object, least: int, most: int | None = None) -> None:
-    in_range = type(value) is int and least <= value and (most is None or value <= most)
-    if not in_range:
-        span = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
-        raise UsageError(f"{name}={shown(value)}: expected {span}")

@@ -76,8 +76,8 @@ class ParallelModel:
         loading raises. The ranks stay, and may be told to load again.
         """
         item = FLOAT_BYTES[load.dtype]
-        slot_bytes = max(load.max_tokens, load.max_rows) * config.hidden_size * item + _HEADER_BYTES
-        whole_bytes = load.max_rows * config.vocab_size * item
+        slot_bytes = max(load.limits.num_tokens, load.limits.num_logit_rows) * config.hidden_size * item + _HEADER_BYTES
+        whole_bytes = load.limits.num_logit_rows * config.vocab_size * item
         threads = load.threads or max(1, num_physical_cores() // self.size)
         placed = cores_of_ranks(self.size, threads)
         cpus: list[tuple[int, ...]] = [tuple(sorted(own)) for own in placed] if placed else [()] * self.size
@@ -151,30 +151,15 @@ def _decoder(answer: type[msgspec.Struct]) -> Any:
     return msgspec.msgpack.Decoder(answer | Failed)
 
 
-def start(
-    size: int, load: Load, config: ModelConfig, num_bytes: int, progress: Callable[[int, int], None]
-) -> ParallelModel:
-    """Ranks that have loaded the model of `num_bytes`, told to `progress`; what several of them hold counts once."""
-    ranks = ParallelModel(size)
-    try:
-        ranks.load(load, config, lambda done: progress(min(done, num_bytes), num_bytes))
-    except BaseException:
-        ranks.close()
-        raise
-    return ranks
-
-
 def load_command(
     checkpoint: ModelCheckpoint, sizes: EngineConfig, *, executor: str, kv_dtype: FloatName, threads: int | None,
     dtype: FloatName = "float32", quantize: str | None = None, guard: bool = False,
 ) -> Load:  # fmt: skip
     """What ranks are told to load for an engine of these sizes."""
-    limits = sizes.step_limits
     return Load(
         path=str(checkpoint.path.absolute()), executor=executor, dtype=dtype, isa=None, threads=threads,
         kv_dtype=kv_dtype, quantize=quantize, guard=guard, num_positions=sizes.max_model_len,
-        num_blocks=sizes.num_blocks, block_size=sizes.block_size, max_tokens=limits.num_tokens,
-        max_rows=limits.num_logit_rows, max_seqs=limits.num_seqs, max_context=limits.context_len,
+        num_blocks=sizes.num_blocks, block_size=sizes.block_size, limits=sizes.step_limits,
     )  # fmt: skip
 
 

@@ -18,15 +18,13 @@ import msgspec
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.dist.lifeline import end_with_parent
 from karat.dist.shared_memory import SharedMemoryGroup, Tally
-from karat.engine.loading import Preparation
+from karat.engine.loading import Preparation, open_runner
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
-from karat.engine.step import model_runner
 from karat.errors import CapacityError, KaratError, RankError
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
-from karat.ops.api import CacheSpec, Runner, StepLimits
-from karat.ops.guard import Guard
+from karat.ops.api import Runner
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -105,15 +103,9 @@ class Rank:
                 config, ops, checkpoint, num_positions=load.num_positions, prepare=Preparation(load.quantize),
                 group=group, progress=progress,
             )  # fmt: skip
-            cache = ops.new_cache(CacheSpec(
-                num_layers=config.num_layers, num_blocks=load.num_blocks, block_size=load.block_size,
-                num_kv_heads=model.num_kv_heads, head_dim=config.head_dim, dtype=load.kv_dtype,
-            ))  # fmt: skip
-            limits = StepLimits(
-                num_tokens=load.max_tokens, num_logit_rows=load.max_rows, num_seqs=load.max_seqs,
-                context_len=load.max_context,
-            )  # fmt: skip
-            self._run = model_runner(model.on(Guard(ops)) if load.guard else model, cache, limits)
+            self._run = open_runner(
+                model, load.kv_dtype, load.num_blocks, load.limits, block_size=load.block_size, guard=load.guard
+            )
         self._model = model
         return Loaded(bytes_read=model.bytes_read, warnings=tuple(warnings))
 

@@ -5,13 +5,13 @@ import numpy as np
 
 from karat.batch import ForwardBatch
 from karat.config import FloatName
+from karat.ops.api import StepLimits
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load this rank's part of the model at `path` and make its cache; the first message, answered by Loaded.
 
-    Tokens, rows, sequences and context are the largest of a step. Bytes are of the group's shared memory. `cpus` are
-    those that the rank may run on, empty for no choice.
+    Bytes are of the group's shared memory. `cpus` are those that the rank may run on, empty for no choice.
     """
 
     path: str
@@ -25,10 +25,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_positions: int
     num_blocks: int
     block_size: int
-    max_tokens: int
-    max_rows: int
-    max_seqs: int
-    max_context: int
+    limits: StepLimits
     slot_bytes: int = 0
     whole_bytes: int = 0
     cpus: tuple[int, ...] = ()

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from karat.errors import CapacityError
 from karat.kv.prefix import PrefixIndex, Salt
 
+BLOCK_SIZE = 16  # tokens, unless somebody asks for another
+
 
 @dataclass(slots=True)
 class _Held:

@@ -1,0 +1,100 @@
+"""What an LLM loads, and whether there is room for it: decided before a weight is read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from karat.checkpoint import ModelCheckpoint
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig
+from karat.engine.engine import EngineConfig
+from karat.engine.loading import Preparation, open_runner
+from karat.engine.memory import available_bytes, num_cache_blocks, require_room
+from karat.engine.options import Options
+from karat.errors import UsageError
+from karat.kv.blocks import BLOCK_SIZE
+from karat.models.degrees import check_degree, num_kv_heads_held
+from karat.models.registry import build, find_weights
+from karat.models.units import units_of
+from karat.ops.api import Ops, Runner
+from karat.ops.rope_table import table_bytes
+
+if TYPE_CHECKING:
+    from karat.engine.parallel import ParallelModel
+
+Progress = Callable[[int, int], None]  # bytes of weights that are loaded, and of all of them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadPlan:
+    """A model that fits: on `ops` or on ranks of its kind, with a KV cache and steps of these sizes."""
+
+    checkpoint: ModelCheckpoint
+    config: ModelConfig
+    ops: Ops
+    options: Options
+    kv_dtype: FloatName
+    sizes: EngineConfig
+    num_bytes: int  # of the weights in their files
+
+    def runner(self, progress: Progress) -> Runner:
+        """The model, loaded into this process."""
+        model = build(
+            self.config, self.ops, self.checkpoint, num_positions=self.sizes.max_model_len,
+            prepare=Preparation(self.options.quantize), progress=progress,
+        )  # fmt: skip
+        return open_runner(
+            model, self.kv_dtype, self.sizes.num_blocks, self.sizes.step_limits, guard=self.options.guard
+        )
+
+    def ranks(self, progress: Progress) -> "ParallelModel":
+        """The model, loaded into ranks, each its part; what several of them hold is told once."""
+        from karat.engine.parallel import ParallelModel, load_command  # which one process does without
+
+        options = self.options
+        command = load_command(
+            self.checkpoint, self.sizes, executor=self.ops.executor, dtype=options.compute_dtype,
+            threads=options.threads, kv_dtype=self.kv_dtype, quantize=options.quantize, guard=options.guard,
+        )  # fmt: skip
+        ranks = ParallelModel(options.tensor_parallel_size)
+        try:
+            ranks.load(command, self.config, lambda done: progress(min(done, self.num_bytes), self.num_bytes))
+        except BaseException:
+            ranks.close()
+            raise
+        return ranks
+
+
+def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, options: Options) -> LoadPlan:
+    """How the model is loaded; CheckpointError unless its weights fit, CapacityError for want of memory.
+
+    UsageError for a context that the model was not made for and for ranks that it cannot have.
+    """
+    longest = config.max_position_embeddings
+    max_model_len = longest if options.max_model_len is None else options.max_model_len
+    if max_model_len > longest:
+        raise UsageError(
+            f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
+            "config.json); beyond them its answers mean nothing; lower it"
+        )
+    kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
+    weights = find_weights(config, checkpoint)
+    prepare = Preparation(options.quantize)
+    units = units_of(config, weights, prepare.stored_type)
+    check_degree(config, units, num_ranks)
+    each_once = {weight.name: weight for weight in weights.values()}.values()
+    weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
+    require_room(weight_bytes, available_bytes())
+    num_blocks = num_cache_blocks(
+        config, kv_dtype, block_size=BLOCK_SIZE, max_model_len=max_model_len, max_num_seqs=options.max_num_seqs,
+        num_bytes=options.kv_cache_bytes, num_blocks=options.num_blocks,
+        num_kv_heads=num_kv_heads_held(config, units, num_ranks), weight_bytes=weight_bytes,
+        rope_bytes=num_ranks * table_bytes(config.head_dim, max_model_len, FLOAT_BYTES[options.compute_dtype]),
+    )  # fmt: skip
+    sizes = EngineConfig(
+        vocab_size=config.vocab_size, max_model_len=max_model_len, num_blocks=num_blocks, block_size=BLOCK_SIZE,
+        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )  # fmt: skip
+    return LoadPlan(
+        checkpoint, config, ops, options, kv_dtype, sizes, num_bytes=sum(weight.num_bytes for weight in each_once)
+    )
