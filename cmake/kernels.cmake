@@ -6,6 +6,7 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")  # of what is no kernel
 
 set(KARAT_SANITIZE "" CACHE STRING "Sanitizers to build with, as for -fsanitize= (address,undefined or thread)")
 if(KARAT_SANITIZE)
@@ -40,11 +41,11 @@ check_cxx_source_compiles("
 int main() { return 0; }" KARAT_ARM)
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
-set(kernel_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp linear.cpp
-    linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp norm.cpp table.cpp)
-set(other_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
+set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp table.cpp)
+set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp norm.cpp)
+list(APPEND other_sources k_fit.cpp level_fit.cpp)  # what `karat convert` searches with
 list(APPEND other_sources limits.cpp)  # what bounds them, measured by `karat bench`
-list(TRANSFORM kernel_sources PREPEND "${source_dir}/")
+list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources collective.cpp isa.cpp memory.cpp packed.cpp plan.cpp plan_group.cpp plan_ops.cpp plan_run.cpp pool.cpp
     sampling.cpp)
@@ -52,33 +53,32 @@ list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")
 
-# A name with an underscore is another arrangement of an instruction set that is there: of what it does not arrange anew
-# there is one.
-function(karat_kernels isa)
-  set(sources ${kernel_sources})
-  if(NOT isa MATCHES "_")
-    list(APPEND sources ${other_sources})
-  endif()
+# Headers are read once for each set of options: those of intrinsics take longer than most sources.
+function(karat_kernels isa sources)
   add_library(kernels_${isa} OBJECT ${sources})
+  target_precompile_headers(kernels_${isa} PRIVATE ${source_dir}/simd.h)
   target_compile_definitions(kernels_${isa} PRIVATE KARAT_ISA_NAMESPACE=${isa} ${machine_definitions})
   target_compile_options(kernels_${isa} PRIVATE ${kernel_options} ${ARGN})
   set(isas ${isas} ${isa} PARENT_SCOPE)
 endfunction()
+set(all_sources ${linear_sources} ${other_sources})
 
-karat_kernels(generic)
+karat_kernels(generic "${all_sources}")
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
 if(KARAT_X86)
-  karat_kernels(avx2 -mavx2 -mfma -mf16c)
+  karat_kernels(avx2 "${all_sources}" -mavx2 -mfma -mf16c)
   set(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
-  karat_kernels(avx512 ${avx512})
-  karat_kernels(avx512_intel ${avx512} -DKARAT_TWO_PORTS)  # where all arithmetic of 512 bits shares two ports
+  karat_kernels(avx512 "${all_sources}" ${avx512})
+  # Where all arithmetic of 512 bits shares two ports: linear layers arranged anew, of the rest there is one.
+  karat_kernels(avx512_intel "${linear_sources}" ${avx512} -DKARAT_TWO_PORTS -DKARAT_ARRANGES=avx512)
 endif()
 if(KARAT_ARM)
-  karat_kernels(neon)
+  karat_kernels(neon "${all_sources}")
 endif()
 
 find_package(Threads REQUIRED)
 add_library(karat STATIC ${native_sources})
+target_precompile_headers(karat PRIVATE <algorithm> <atomic> <memory> <mutex> <stdexcept> <string> <thread> <vector>)
 target_compile_options(karat PRIVATE -Wall -Wextra)
 set_source_files_properties(${source_dir}/sampling.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=off")
 target_compile_definitions(karat PUBLIC ${machine_definitions})

@@ -186,8 +186,9 @@ void panel_of_few(const LinearArgs& a, std::size_t panel, const LinearScratch& s
     for (int group = 0; group < static_cast<int>(kPanelGroups); group += DG)
         for (std::size_t i = 0; i < tiles; ++i, ++pass) {
             const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
-            with_height<T, 2>(last - first, FewTokens<Fmt, kPanelGroups, DG>{
-                                                a, panel, first, group, s, {next + pass * share, share, steps}});
+            const FewTokens<Fmt, kPanelGroups, DG> few{a, panel, first, group, s, {next + pass * share, share, steps}};
+            if constexpr (kIsBlock<Fmt>) with_height<T, 2>(last - first, Apart(few));
+            else with_height<T, 2>(last - first, few);
         }
 }
 

@@ -237,7 +237,7 @@ private:
 
 // Not inline: all formats of a kind share one.
 template <int kSub, bool kMinimum, int kStride, int TG>
-__attribute__((noinline)) void run_tile(std::size_t height, const Tile<kSub, kMinimum, kStride, TG>& tile) {
+KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kSub, kMinimum, kStride, TG>& tile) {
     with_height(height, tile);
 }
 
@@ -298,7 +298,7 @@ private:
                             s.sums + first * kWide + g * kLanes, g == 0 ? next : NextChunk{}};
         };
         if constexpr (kUnpackInTile<G>)
-            if (first == 0) return with_height(last, FirstTile<Fmt, G>{args_from(0), packed, start, s});
+            if (first == 0) return with_height(last, Apart(FirstTile<Fmt, G>{args_from(0), packed, start, s}));
         for (int g = 0; g < G; g += TG)
             run_tile(last - first, Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
                                                                                 s.scales + g * kLanes, s.minima + g * kLanes});

@@ -50,7 +50,7 @@ inline constexpr std::size_t kAtOnce = [] {
 // The sub-block of a panel that begins at column k, with V vectors of tokens: sums [row, V, lanes] go on, or begin with it.
 // products: [nibble, V, kProducts, lanes].
 template <class Fmt, int V, bool kFirst>
-__attribute__((noinline)) void add_panel(const Place& place, std::size_t k, const float* products, const float* totals,
+KARAT_NOINLINE void add_panel(const Place& place, std::size_t k, const float* products, const float* totals,
                                          float* sums) {
     constexpr int kScale = 8;  // which an address has for nothing
     static_assert(kLanes * sizeof(float) == kScale << 3);

@@ -286,9 +286,9 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
     }
 }
 
-// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two.
+// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two. Not inline, as tiles are not (tile.h).
 template <class Fmt, int G, bool kScaled>
-void panels_of_one(const Place& one, const Place& other) {
+KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     const LinearArgs& a = one.args;
     Panels<Fmt, G> w{one.begin(), one.end()};
     constexpr int each = Panels<Fmt, G>::kEach;

@@ -25,6 +25,7 @@
 #endif
 
 #define KARAT_INLINE inline __attribute__((always_inline))
+#define KARAT_NOINLINE __attribute__((noinline))
 
 namespace karat::KARAT_ISA_NAMESPACE {
 

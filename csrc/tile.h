@@ -53,6 +53,21 @@ KARAT_INLINE void with_height(std::size_t height, const F& f) {
     f.template run<Most>();
 }
 
+// The same for tiles of much code, whose heights are functions of their own: a compiler's time grows faster than a function.
+// f by value, so that its members are those of the function.
+template <class F>
+struct Apart {
+    const F& f;
+    template <int T>
+    KARAT_INLINE void run() const { call<T>(f); }
+
+private:
+    template <int T>
+    static KARAT_NOINLINE void call(const F f) { f.template run<T>(); }
+};
+template <class F>
+Apart(const F&) -> Apart<F>;
+
 // Keeps the compiler from holding what was stored in registers that the accumulators need.
 KARAT_INLINE void settle() { __asm__ volatile("" ::: "memory"); }
 
