@@ -330,7 +330,7 @@ class TestFailures:
         (tmp_path / f".a.gguf.{os.getpid()}.part").write_bytes(b"theirs")
         source = open_model(folder_of(tmp_path / "model"))
         convert(source, tmp_path / "a.gguf", MIXES["F32"])
-        monkeypatch.setattr("secrets.token_hex", lambda num: "0a1b2c3d")
+        monkeypatch.setattr("os.urandom", lambda num: bytes.fromhex("0a1b2c3d"))
         (tmp_path / ".b.gguf.0a1b2c3d.part").write_bytes(b"theirs")
         with pytest.raises(OutputError, match="File exists"):
             convert(source, tmp_path / "b.gguf", MIXES["F32"])

@@ -26,6 +26,7 @@ _NONE = ("none", "no_vocab")  # llama.cpp's words for a file without a tokenizer
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary
 MAX_MERGES = 3 << 18  # Llama 3 has 280,147, Gemma 3 514,906; SentencePiece finds 61,249 in Llama 2's vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
+_MANY_MERGES = 1 << 19
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
 _ROLES: Mapping[str, str] = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
@@ -172,21 +173,26 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, kind: PreTokenizer,
             f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
         )
     ids = vocabulary.ids()
+    if merges.len > _MANY_MERGES:  # the library would copy all of them before it looks
+        for merge in merges.each_string():
+            _check_merge(merge.split(" ", 1), ids, place)
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges.each_string()]  # or one that the library refuses
     try:
         backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
-    except Exception as fault:  # the library looks up all tokens of merges; it raises nothing narrower
-        wrong = next((pair for pair in pairs if len(pair) < 2 or not {*pair, "".join(pair)} <= ids.keys()), None)
-        if wrong is None:
-            raise
-        raise TokenizerError(
-            f"{place}: has the merge {shown(' '.join(wrong))}; expected two tokens that make a third"
-        ) from fault
+    except Exception:  # the library looks up all tokens of merges; it raises nothing narrower
+        for pair in pairs:
+            _check_merge(pair, ids, place)
+        raise
     if (normalizer := kind.normalizer()) is not None:
         backend.normalizer = normalizer
     backend.pre_tokenizer = kind.build()
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _check_merge(pair: Sequence[str], ids: Mapping[str, int], place: str) -> None:
+    if len(pair) < 2 or not {*pair, "".join(pair)} <= ids.keys():
+        raise TokenizerError(f"{place}: has the merge {shown(' '.join(pair))}; expected two tokens that make a third")
 
 
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> Backend:
