@@ -40,6 +40,36 @@ check_cxx_source_compiles("
 #endif
 int main() { return 0; }" KARAT_ARM)
 
+option(KARAT_ONLY_THIS_CPU "Of the builds for x86-64 only what this processor would choose: for a quick start" OFF)
+
+# The builds that make up what the processor of this machine would choose, beside the generic one.
+function(karat_builds_of_this_cpu result)
+  set(CMAKE_REQUIRED_FLAGS -march=native)
+  check_cxx_source_compiles("
+#if !defined(__AVX512F__) || !defined(__AVX512BW__)
+#error no AVX-512
+#endif
+int main() { return 0; }" KARAT_CPU_HAS_AVX512)
+  check_cxx_source_compiles("
+#if !defined(__AVX2__) || !defined(__FMA__) || !defined(__F16C__)
+#error no AVX2
+#endif
+int main() { return 0; }" KARAT_CPU_HAS_AVX2)
+  set(maker "")
+  if(EXISTS /proc/cpuinfo)
+    file(STRINGS /proc/cpuinfo maker REGEX "^vendor_id" LIMIT_COUNT 1)
+  endif()
+  set(builds "")
+  if(KARAT_CPU_HAS_AVX512 AND maker MATCHES "AuthenticAMD")
+    set(builds avx512)
+  elseif(KARAT_CPU_HAS_AVX512)
+    set(builds avx512 avx512_intel)
+  elseif(KARAT_CPU_HAS_AVX2)
+    set(builds avx2)
+  endif()
+  set(${result} ${builds} PARENT_SCOPE)
+endfunction()
+
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp norm.cpp)
@@ -65,10 +95,18 @@ set(all_sources ${linear_sources} ${other_sources})
 
 karat_kernels(generic "${all_sources}")
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
-if(KARAT_X86)
+set(wanted avx2 avx512 avx512_intel)
+if(KARAT_ONLY_THIS_CPU)
+  karat_builds_of_this_cpu(wanted)
+endif()
+if(KARAT_X86 AND "avx2" IN_LIST wanted)
   karat_kernels(avx2 "${all_sources}" -mavx2 -mfma -mf16c)
-  set(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
+endif()
+set(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
+if(KARAT_X86 AND "avx512" IN_LIST wanted)
   karat_kernels(avx512 "${all_sources}" ${avx512})
+endif()
+if(KARAT_X86 AND "avx512_intel" IN_LIST wanted)
   # Where all arithmetic of 512 bits shares two ports: linear layers arranged anew, of the rest there is one.
   karat_kernels(avx512_intel "${linear_sources}" ${avx512} -DKARAT_TWO_PORTS -DKARAT_ARRANGES=avx512)
 endif()
@@ -82,7 +120,10 @@ target_precompile_headers(karat PRIVATE <algorithm> <atomic> <memory> <mutex> <s
 target_compile_options(karat PRIVATE -Wall -Wextra)
 set_source_files_properties(${source_dir}/sampling.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=off")
 target_compile_definitions(karat PUBLIC ${machine_definitions})
+set_source_files_properties(${source_dir}/isa.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 foreach(isa IN LISTS isas)
   target_link_libraries(karat PRIVATE kernels_${isa})
+  string(TOUPPER KARAT_WITH_${isa} with)
+  set_property(SOURCE ${source_dir}/isa.cpp APPEND PROPERTY COMPILE_DEFINITIONS ${with})
 endforeach()
 target_link_libraries(karat PUBLIC Threads::Threads)

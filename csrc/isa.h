@@ -7,6 +7,7 @@
 
 #include "k_fit.h"
 #include "kernels.h"
+#include "limits.h"
 
 namespace karat {
 
@@ -21,5 +22,8 @@ const Kernels& kernels_for(std::string_view isa);
 
 // What that build has for k_fit.h; throws the same.
 const FitKernels& fit_kernels_for(std::string_view isa);
+
+// What that build has for limits.h; throws the same, also for an arrangement (a name with a hyphen), which has none.
+const LimitKernels& limit_kernels_for(std::string_view isa);
 
 }  // namespace karat

@@ -29,21 +29,6 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kMaxThreads = 1024, kMaxStreams = 64;
 
-const LimitKernels& limit_kernels_for(const std::string& isa) {
-    const std::vector<std::string> runnable = supported_isas();
-    if (std::find(runnable.begin(), runnable.end(), isa) != runnable.end()) {
-        if (isa == "generic") return generic::limit_kernels;
-#ifdef KARAT_X86
-        if (isa == "avx2") return avx2::limit_kernels;
-        if (isa == "avx512") return avx512::limit_kernels;
-#endif
-#ifdef KARAT_ARM
-        if (isa == "neon") return neon::limit_kernels;
-#endif
-    }
-    throw std::invalid_argument("instruction set '" + isa + "' cannot be measured here");
-}
-
 // Runs work(thread) on every thread at the same time; seconds from the first start to the last end.
 template <class Work>
 double timed(std::size_t num_threads, const Work& work) {
