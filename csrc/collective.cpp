@@ -77,7 +77,7 @@ std::size_t SharedMemory::bytes(int size, std::size_t slot_bytes, std::size_t wh
     if (size < 1 || size > kMaxRanks || slot_bytes == 0 || slot_bytes > kMost || whole_bytes == 0 || whole_bytes > kMost)
         throw std::invalid_argument("shared memory for " + std::to_string(size) + " ranks of " +
                                     std::to_string(slot_bytes) + " bytes and a whole of " + std::to_string(whole_bytes));
-    static_assert(sizeof(Control) + 8 * kMaxRanks <= kPage);  // the end of the page is karat.dist.shared_memory.Tally's
+    static_assert(sizeof(Control) + 8 * kMaxRanks <= kPage);  // the end of the page is karat.ranks.shared_memory.Tally's
     return kPage + 2 * static_cast<std::size_t>(size) * pages(slot_bytes) + pages(whole_bytes);
 }
 

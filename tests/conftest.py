@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from karat.ops.threads import num_physical_cores
+from karat.machine.cores import num_physical_cores
 from tests.support.seed import SEED
 
 # How long an example takes says more about the machine than about Karat; pytest's own timeout ends what hangs.

@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
     {"errors", "config", "request", "batch"},
     {"_native"},  # the extension, which imports nothing
+    {"machine"},
     {"quant"},
     {"checkpoint"},
     {"text"},
     {"children"},
-    {"dist"},
+    {"ranks"},
     {"ops"},
     {"kv"},
     {"layers"},

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.bench.limits import LimitMeter, instruction_sets, last_cache_bytes
+from karat.bench.limits import LimitMeter, instruction_sets
+from karat.machine.caches import last_cache_bytes
 from karat.ops.native import unavailable_reason
 
 if unavailable_reason():

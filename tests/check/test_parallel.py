@@ -82,7 +82,7 @@ def init(self, *args, **given):
 RowParallelLinear.__init__ = init
 """,
     "reduce-twice": """
-from karat.dist import shared_memory
+from karat.ranks import shared_memory
 from karat.ops.native import NativeOps
 right = NativeOps.linear
 def linear(self, x, *args, group=None, **given):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from karat.cli import env, machine
+from karat.cli import env
+from karat.machine import control_groups, processor
 from tests.cli.conftest import Karat
 
 
@@ -73,11 +74,11 @@ def linux(root: Path, files: dict[str, str]) -> Path:
 
 def test_cpu_of_x86_and_arm(tmp_path: Path) -> None:
     x86 = linux(tmp_path / "x", {"proc/cpuinfo": "model name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 fma sse4_2 xyz\n"})
-    assert machine.cpu_model(x86) == "Some CPU @ 2GHz"
-    assert machine.cpu_features(x86) == ["sse4_2", "fma", "avx2"]
+    assert processor.cpu_model(x86) == "Some CPU @ 2GHz"
+    assert processor.cpu_features(x86) == ["sse4_2", "fma", "avx2"]
     arm = linux(tmp_path / "a", {"proc/cpuinfo": "BogoMIPS : 50\nFeatures\t: fp asimd asimddp bf16\n"})
-    assert machine.cpu_features(arm) == ["asimd", "asimddp", "bf16"]
-    assert machine.cpu_features(tmp_path) == []
+    assert processor.cpu_features(arm) == ["asimd", "asimddp", "bf16"]
+    assert processor.cpu_features(tmp_path) == []
 
 
 CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       1000 kB\n"}
@@ -98,5 +99,5 @@ CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       10
 )  # fmt: skip
 def test_limits_of_control_groups(files: dict[str, str], cores: float | None, memory: int, tmp_path: Path) -> None:
     root = linux(tmp_path, files)
-    assert machine.cgroup_cores(root) == cores
-    assert machine.memory_bytes(root) == memory
+    assert control_groups.cpu_quota(root) == cores
+    assert memory.memory_bytes(root) == memory

@@ -212,7 +212,7 @@ def test_continuing_a_text_imports_what_that_needs() -> None:
     """No template engine, no ranks, no peers: a model of 0.5B should answer a second after its process started."""
     code = (
         "import sys; from karat.cli import main; main(['run', 'Once', '--max-tokens', '1', '-q']); "
-        "print(sorted({'jinja2', 'karat.dist.processes', 'karat.engine.parallel', 'karat.check', 'karat.bench', "
+        "print(sorted({'jinja2', 'karat.ranks.processes', 'karat.engine.parallel', 'karat.check', 'karat.bench', "
         "'huggingface_hub', 'torch', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,8 +8,9 @@ import pytest
 from karat import LLM
 from karat.engine import memory
 from karat.engine import plan as plan_module
-from karat.engine.memory import LIST_BYTES, available_bytes, num_cache_blocks, require_room
+from karat.engine.memory import LIST_BYTES, num_cache_blocks, require_room
 from karat.errors import CapacityError
+from karat.machine.memory import available_bytes
 from karat.models.registry import read_config
 from karat.ops.rope_table import table_bytes
 from tests.engine.tiny import CONFIG, write_model

@@ -14,7 +14,6 @@ import pytest
 
 from karat.checkpoint.slices import part_bytes
 from karat.config import ModelConfig
-from karat.dist.group import Seat
 from karat.engine.parallel import ParallelModel
 from karat.models.degrees import working_degrees
 from karat.models.opening import open_model
@@ -22,6 +21,7 @@ from karat.models.registry import build, find_weights, read_config
 from karat.models.units import units_of
 from karat.ops.native import unavailable_reason
 from karat.ops.reference import ReferenceOps
+from karat.ranks.group import Seat
 from tests.support import parallel
 
 if unavailable_reason():
@@ -131,7 +131,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from karat.models.opening import open_model
-from karat.dist.group import Seat
+from karat.ranks.group import Seat
 from karat.models.registry import build, read_config
 from karat.ops.native import NativeOps
 

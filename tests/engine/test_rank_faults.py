@@ -17,9 +17,9 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.children.connection import Connection
-from karat.dist.processes import Ranks
 from karat.errors import CapacityError, ExecutorError, KaratError, RankError
 from karat.ops.native import unavailable_reason
+from karat.ranks.processes import Ranks
 from tests.engine import tiny
 from tests.support.clock import FairClock
 
@@ -363,7 +363,7 @@ def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.dist.shared_memory._CHANNEL", None)
+    monkeypatch.setattr("karat.ranks.shared_memory._CHANNEL", None)
     with pytest.raises(ExecutorError, match="tensor parallelism needs the C\\+\\+ extension"):
         LLM(folder, tensor_parallel_size=2, executor="reference")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.dist.processes import Patience, Ranks
 from karat.engine import parallel as under_test
 from karat.engine.parallel import ParallelModel
 from karat.errors import RankError
 from karat.ops.native import unavailable_reason
+from karat.ranks.processes import Patience, Ranks
 from tests.engine import tiny
 from tests.support.clock import FairClock
 from tests.support.parallel import parallel
@@ -29,7 +29,7 @@ NOTICED_S = 20.0  # ten times 1.5 seconds of silence, and starting and ending
 ECHO = """
 import socket, time
 from karat.children.connection import Connection
-from karat.dist.lifeline import end_with_parent
+from karat.ranks.lifeline import end_with_parent
 
 def main(arguments):
     rank, size, end, lifeline, shared = map(int, arguments)

@@ -12,9 +12,9 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.engine.parallel import ParallelModel
 from karat.errors import CapacityError, KaratError, RankError
+from karat.machine.cores import num_physical_cores
 from karat.models.registry import read_config
 from karat.ops.native import unavailable_reason
-from karat.ops.threads import num_physical_cores
 from tests.engine import tiny
 from tests.support.parallel import load_of, parallel
 

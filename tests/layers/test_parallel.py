@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
-from karat.dist.group import SINGLE, Group, Seat, tree_sum
 from karat.errors import ExecutorError
 from karat.layers import linear, merged, shards, vocabulary
 from karat.layers.attention import Attention
@@ -29,6 +28,7 @@ from karat.models.registry import read_config
 from karat.ops.api import CacheSpec, Ops, Tensor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
+from karat.ranks.group import SINGLE, Group, Seat, tree_sum
 from tests.support import parallel
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 

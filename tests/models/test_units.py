@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from karat.checkpoint.slices import block_of, cut_block
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import ModelConfig
-from karat.dist.group import Seat
 from karat.engine.loading import Preparation
 from karat.layers.shards import Units
 from karat.models.decoder import rank_specs, weight_specs
 from karat.models.degrees import working_degrees
 from karat.models.registry import read_config
 from karat.models.units import units_of
+from karat.ranks.group import Seat
 from tests.support.parallel import config_of
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4", "NVFP4", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0")

@@ -14,7 +14,6 @@ from safetensors import TensorSpec, serialize
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
-from karat.dist.group import SINGLE, Group
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel
@@ -27,6 +26,7 @@ from karat.models.registry import build, read_config
 from karat.ops import registry
 from karat.ops.api import Runner
 from karat.quant import FORMATS
+from karat.ranks.group import SINGLE, Group
 from karat.text.made_up import made_up_tokenizer
 
 ARCHITECTURES = {

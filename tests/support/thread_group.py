@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from karat.dist.group import Array, Share
+from karat.ranks.group import Array, Share
 
 Result = TypeVar("Result")
 

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 
 from karat.children.connection import Connection, ConnectionEndedError
-from karat.dist.group import Group
-from karat.dist.lifeline import end_with_parent
-from karat.dist.placement import cores_of_ranks
-from karat.dist.processes import Ranks
-from karat.dist.shared_memory import SharedMemoryGroup, Watcher, create_file, make_room
 from karat.ops.api import StepLimits
 from karat.ops.native import NativeOps, plain_batch
 from karat.ops.native_plan import PlanRecorder, native
+from karat.ranks.group import Group
+from karat.ranks.lifeline import end_with_parent
+from karat.ranks.placement import cores_of_ranks
+from karat.ranks.processes import Ranks
+from karat.ranks.shared_memory import SharedMemoryGroup, Watcher, create_file, make_room
 
 _COLUMNS = 16  # of the layer whose result is added up: next to nothing to compute
 _LAYERS = 200

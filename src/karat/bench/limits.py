@@ -6,17 +6,16 @@ karat.bench.workloads). The loops are csrc/limits.cpp.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from karat.errors import CapacityError, ExecutorError
+from karat.machine.caches import last_cache_bytes
 from karat.ops import native
 
 MIN_BUFFER_BYTES = 512 << 20  # many times a cache
 CACHES_PER_BUFFER = 8
 NUM_KEPT = 3  # patterns that are measured again after all were tried once
 FMA_RUN_S = 0.02
-_L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,6 @@ class LimitMeter:
             if seconds > FMA_RUN_S:
                 return flops / seconds
             rounds *= 4
-
-
-def last_cache_bytes(size: Path = _L3) -> int:
-    """The third-level cache; 0 where Linux does not say or there is none."""
-    text = size.read_text().strip() if size.exists() else ""
-    number, unit = text[:-1], text[-1:]
-    return int(number) * {"K": 1 << 10, "M": 1 << 20}[unit] if number.isdigit() and unit in "KM" else 0
 
 
 def instruction_sets() -> tuple[str, ...]:

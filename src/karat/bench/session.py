@@ -22,10 +22,10 @@ from karat.bench.workloads import measure, plan
 from karat.checkpoint import ModelCheckpoint, Weight, requantized_type
 from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
+from karat.machine.cores import num_physical_cores
 from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
-from karat.ops.threads import num_physical_cores
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
-from karat.dist.group import Group, Share
 from karat.layers.shards import Units
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
+from karat.ranks.group import Group, Share
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
 

@@ -12,7 +12,6 @@ from karat.check.selection import EVERYTHING
 from karat.check.trace import Array, TraceInfo, make_info
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, RopeConfig
-from karat.dist.group import SINGLE
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
@@ -24,6 +23,7 @@ from karat.models.decoder import embedding, end, layer
 from karat.models.units import units_of
 from karat.ops.api import Cache, Ops, RopeTable, Tensor
 from karat.ops.tap import Tap
+from karat.ranks.group import SINGLE
 
 States = list[Tensor]  # hidden states, one entry a step
 Compute = Callable[[Ops, States, Cache], States]

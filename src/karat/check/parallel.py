@@ -23,9 +23,9 @@ from karat.check.trace import Array, Trace, read_trace
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
-from karat.dist.group import tree_sum
 from karat.engine.parallel import ParallelModel
 from karat.engine.rank_messages import Done
+from karat.ranks.group import tree_sum
 
 Kind = Literal["loading", "layer", "exchange"]
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from karat.cli import machine
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import embedded_model_path
 from karat.errors import UsageError
+from karat.machine import cores, memory, processor
 
 EXAMPLES = """
 Examples
@@ -132,10 +132,10 @@ def bench(
 
 def _machine() -> dict[str, Any]:
     return {
-        "cpu": machine.cpu_model(),
-        "features": machine.cpu_features(),
-        "usable_cores": machine.num_usable_cores(),
-        "memory_bytes": machine.memory_bytes(),
+        "cpu": processor.cpu_model(),
+        "features": processor.cpu_features(),
+        "usable_cores": cores.num_usable_cores(),
+        "memory_bytes": memory.memory_bytes(),
     }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from karat import __version__
-from karat.cli import machine
+from karat.machine import cores, memory, processor
 
 if TYPE_CHECKING:
     from karat.check.session import Session
@@ -52,10 +52,10 @@ def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Se
         **session.versions(),
         "packages": _installed(),
         "machine": platform.platform(),
-        "cpu": machine.cpu_model(),
-        "cpu_features": machine.cpu_features(),
-        "usable_cores": machine.num_usable_cores(),
-        "memory_bytes": machine.memory_bytes(),
+        "cpu": processor.cpu_model(),
+        "cpu_features": processor.cpu_features(),
+        "usable_cores": cores.num_usable_cores(),
+        "memory_bytes": memory.memory_bytes(),
         "stages": [
             {
                 "name": s.name,

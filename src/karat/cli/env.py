@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli import machine
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import Settings, embedded_model_path
 from karat.errors import KaratError
+from karat.machine import control_groups, cores, memory, processor
 
 EXAMPLES = """
 Examples
@@ -48,13 +48,13 @@ def gather() -> dict[str, Any]:
         "packages": {name: _version_or_none(name) for name in _PACKAGES},
         "platform": {"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
         "cpu": {
-            "model": machine.cpu_model(),
-            "features": machine.cpu_features(),
+            "model": processor.cpu_model(),
+            "features": processor.cpu_features(),
             "cores": os.cpu_count(),
-            "usable_cores": machine.num_usable_cores(),
-            "cgroup_cores": machine.cgroup_cores(),
+            "usable_cores": cores.num_usable_cores(),
+            "cgroup_cores": control_groups.cpu_quota(),
         },
-        "memory_bytes": machine.memory_bytes(),
+        "memory_bytes": memory.memory_bytes(),
         "executors": list(EXECUTORS),
         "native": {
             "available": native.unavailable_reason() is None,

@@ -35,7 +35,7 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
 
 def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
     """On stderr: which model answers, by which defaults, and what makes it slow if something does."""
-    from karat.cli.machine import num_usable_cores
+    from karat.machine.cores import num_usable_cores
     from karat.ops import native
 
     line = f"{model or 'the embedded model'}: {llm.defaults_notice}"

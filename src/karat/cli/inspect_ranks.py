@@ -16,12 +16,12 @@ _LAYER = re.compile(r"\.\d+\.")
 def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     """One object a rank, as JSON has it; UsageError, with the degrees that work, for one that does not."""
     from karat.checkpoint.slices import part_bytes, part_shape
-    from karat.dist.group import Seat
     from karat.layers.shards import own_heads, own_kv_heads
     from karat.models.decoder import rank_specs
     from karat.models.degrees import check_degree
     from karat.models.registry import find_weights, read_config
     from karat.models.units import units_of
+    from karat.ranks.group import Seat
 
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)

@@ -1,27 +1,11 @@
-"""How much memory there is, and how large a KV cache to make of it."""
-
-import os
-import re
-from pathlib import Path
+"""How large a KV cache to make of the memory there is."""
 
 from karat.config import FloatName, ModelConfig
-from karat.dist.control_groups import memory_left
-from karat.dist.placement import read_text
 from karat.errors import CapacityError
+from karat.machine.memory import available_bytes
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
 LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and a place in two lists
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that can still be taken: what Linux calls available, or what a control group's limit leaves of it.
-
-    Where the system does not say (macOS, some sandboxes), half of the physical memory. `root` holds proc and sys.
-    """
-    stated = re.search(r"^MemAvailable:\s+(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
-    available = int(stated[1]) * 1024 if stated else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    left = memory_left(root)
-    return max(available if left is None else min(available, left), 0)
 
 
 def require_room(weight_bytes: int, available: int) -> None:

@@ -16,14 +16,14 @@ from karat import errors
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
-from karat.dist.placement import cores_of_ranks
-from karat.dist.processes import PATIENCE, Patience, Ranks
-from karat.dist.shared_memory import Tally, Watcher, create_file, make_room
 from karat.engine.engine import EngineConfig
-from karat.engine.memory import available_bytes
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import KaratError, RankError
-from karat.ops.threads import num_physical_cores
+from karat.machine.cores import num_physical_cores
+from karat.machine.memory import available_bytes
+from karat.ranks.placement import cores_of_ranks
+from karat.ranks.processes import PATIENCE, Patience, Ranks
+from karat.ranks.shared_memory import Tally, Watcher, create_file, make_room
 
 _log = logging.getLogger(__name__)
 

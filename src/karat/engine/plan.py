@@ -8,10 +8,11 @@ from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.engine.engine import EngineConfig
 from karat.engine.loading import Preparation, open_runner
-from karat.engine.memory import available_bytes, num_cache_blocks, require_room
+from karat.engine.memory import num_cache_blocks, require_room
 from karat.engine.options import Options
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
+from karat.machine.memory import available_bytes
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import build, find_weights
 from karat.models.units import units_of

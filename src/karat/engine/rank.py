@@ -16,8 +16,6 @@ from typing import Any
 import msgspec
 
 from karat.children.connection import Connection, ConnectionEndedError
-from karat.dist.lifeline import end_with_parent
-from karat.dist.shared_memory import SharedMemoryGroup, Tally
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.errors import CapacityError, KaratError, RankError
@@ -25,6 +23,8 @@ from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
 from karat.ops.api import Runner
+from karat.ranks.lifeline import end_with_parent
+from karat.ranks.shared_memory import SharedMemoryGroup, Tally
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from karat.checkpoint.weights import WeightSpec
-from karat.dist.group import Group
 from karat.layers.shards import Piece, Units
 from karat.layers.weights import Take
 from karat.ops.api import Loaded
+from karat.ranks.group import Group
 
 
 @dataclass(frozen=True, slots=True)

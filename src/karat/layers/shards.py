@@ -9,9 +9,9 @@ vocabulary are shared out evenly.
 
 from dataclasses import dataclass
 
-from karat.dist.group import Group
 from karat.ops.api import HeadGroups
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
+from karat.ranks.group import Group
 
 Piece = tuple[int, int]  # [start, stop) of an axis
 

@@ -1,9 +1,9 @@
 """The two ends of a model, whose weights have a row for each token id. Ranks share out these rows."""
 
-from karat.dist.group import Group, Share
 from karat.layers.place import Place
 from karat.layers.shards import Piece, part, vocab_ends
 from karat.ops.api import Loaded, Ops, Step, Tensor
+from karat.ranks.group import Group, Share
 
 
 class VocabParallelEmbedding:

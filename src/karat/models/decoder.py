@@ -2,7 +2,6 @@
 
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
-from karat.dist.group import SINGLE, Group
 from karat.layers.attention import RopeTables
 from karat.layers.block import PreNormBlock
 from karat.layers.norm import RMSNorm
@@ -12,6 +11,7 @@ from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.models.families import FAMILIES
 from karat.ops.api import Cache, Ops, Step, Tensor
+from karat.ranks.group import SINGLE, Group
 
 
 class Decoder:

@@ -1,11 +1,11 @@
 """Which tensor-parallel degrees a model can have."""
 
 from karat.config import ModelConfig
-from karat.dist.group import Seat
 from karat.errors import UsageError
 from karat.layers.shards import Units, own_kv_heads
 from karat.models.decoder import rank_specs
 from karat.ops.leaves import NUM_LEAVES
+from karat.ranks.group import Seat
 
 DEGREES = tuple(2**k for k in range(NUM_LEAVES.bit_length()))  # 1, 2, 4, 8: subtrees of the tree of leaves
 

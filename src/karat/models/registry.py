@@ -7,7 +7,6 @@ from karat.checkpoint.assign import assign
 from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
-from karat.dist.group import SINGLE, Group
 from karat.errors import ConfigError
 from karat.layers.attention import RopeTables
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
@@ -17,6 +16,7 @@ from karat.models.families import FAMILIES
 from karat.models.reader import ConfigReader
 from karat.models.units import units_of
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
+from karat.ranks.group import SINGLE, Group
 from karat.request import shown
 
 

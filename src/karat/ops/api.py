@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
-from karat.dist.group import Group, Share
+from karat.ranks.group import Group, Share
 
 Tensor = Any  # a result, opaque to models: an array, or a register of a plan
 Loaded = Any  # a weight in the executor's own layout

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import FloatName, RopeConfig
-from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError
+from karat.machine.cores import num_physical_cores
 from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
 from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
-from karat.ops.threads import num_physical_cores
+from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.dist.group import Group, Share
 from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops.api import HeadGroups, Loaded, Observer, StepLimits
+from karat.ranks.group import Group, Share
 
 try:
     import karat._native as _native

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
-from karat.dist.group import Group, Share, tree_sum
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
+from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, RopeConfig
-from karat.dist.group import Group, Share
 from karat.ops.api import (
     Cache,
     CacheSpec,
@@ -23,6 +22,7 @@ from karat.ops.api import (
     StepLimits,
     Tensor,
 )
+from karat.ranks.group import Group, Share
 
 
 class Tap:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from karat.dist.interrupts import InterruptsPutOff
+from karat.ranks.interrupts import InterruptsPutOff
 
 
 @pytest.mark.parametrize(("interrupts", "kept"), [(1, [1, 2]), (2, [1])], ids=["at the end", "a second one at once"])

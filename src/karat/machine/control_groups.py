@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from karat.dist.placement import read_text
+from karat.machine.files import read_text
 
 # By the version of control groups: the limit, what is taken of it, and how sums over groups inside are marked.
 _MEMORY_FILES = {
@@ -13,7 +13,7 @@ _MEMORY_FILES = {
 _NO_LIMIT = 2**62  # bytes; more than any machine has
 
 
-def cpu_quota(root: Path) -> float | None:
+def cpu_quota(root: Path = Path("/")) -> float | None:
     """Processor time that is granted, in CPUs; None without a limit. `root` holds proc and sys, here and below."""
     quotas = []
     for folder, version in _folders("cpu", root):

@@ -13,8 +13,8 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.dist.group import Array, Share
 from karat.errors import CapacityError, ExecutorError, RankError
+from karat.ranks.group import Array, Share
 
 try:
     import karat._native as _native
@@ -36,7 +36,7 @@ class StepAbandonedError(RankError):
 
 
 class SharedMemoryGroup:
-    """A rank's view of its group (karat.dist.group.Group). `descriptor` is of a file that `create_file` made.
+    """A rank's view of its group (karat.ranks.group.Group). `descriptor` is of a file that `create_file` made.
 
     With `spins` a rank looks for its neighbours' parts for a while before it sleeps, for which it needs its own core.
     """

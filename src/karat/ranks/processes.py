@@ -3,7 +3,7 @@
 A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of
 its threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets
 a RankError. If this process ends, however it does, the system kills the ranks (karat.children.starter); where it
-cannot, they see the end of a pipe that only this process holds (karat.dist.lifeline).
+cannot, they see the end of a pipe that only this process holds (karat.ranks.lifeline).
 """
 
 import os
@@ -19,9 +19,9 @@ from typing import NoReturn, Protocol
 
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
-from karat.dist.interrupts import InterruptsPutOff
-from karat.dist.vitals import Vitals
 from karat.errors import RankError
+from karat.ranks.interrupts import InterruptsPutOff
+from karat.ranks.vitals import Vitals
 
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves

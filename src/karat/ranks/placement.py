@@ -1,8 +1,9 @@
 """Which cores each rank gets: neighbours, so that a rank's threads and memory stay on one NUMA node."""
 
 import os
-import re
 from pathlib import Path
+
+from karat.machine.cores import core_of, nodes_of_cpus
 
 _ROOT = Path("/")
 
@@ -18,7 +19,7 @@ def cores_of_ranks(size: int, threads: int, root: Path = _ROOT) -> list[frozense
     if affinity is None:
         return None
     cpus = sorted(affinity(0))
-    nodes = _nodes(root)
+    nodes = nodes_of_cpus(root)
     cores: dict[str, list[int]] = {}
     for cpu in sorted(cpus, key=lambda cpu: (nodes.get(cpu, 0), cpu)):
         cores.setdefault(core_of(cpu, root), []).append(cpu)
@@ -30,35 +31,3 @@ def cores_of_ranks(size: int, threads: int, root: Path = _ROOT) -> list[frozense
         frozenset(cpu for core in listed[start:stop] for cpu in core)
         for start, stop in zip([0, *ends[:-1]], ends, strict=True)
     ]
-
-
-def core_of(cpu: int, root: Path) -> str:
-    """The hardware threads of the CPU's core, as one name of the core."""
-    return read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
-
-
-def _nodes(root: Path) -> dict[int, int]:
-    """The NUMA node of each CPU; empty where the system does not say."""
-    nodes = {}
-    for folder in (root / "sys/devices/system/node").glob("node*"):
-        if (match := re.fullmatch(r"node(\d+)", folder.name)) is not None:
-            for cpu in _listed(read_text(folder / "cpulist")):
-                nodes[cpu] = int(match[1])
-    return nodes
-
-
-def _listed(text: str) -> list[int]:
-    """The numbers of a list like "0-3,8"."""
-    numbers: list[int] = []
-    for span in filter(None, text.split(",")):
-        first, _, last = span.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
-def read_text(path: Path) -> str:
-    """A file of the system without the last newline; empty where it is not there or may not be read."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

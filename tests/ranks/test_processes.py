@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from karat.children.connection import Connection, ConnectionEndedError
-from karat.dist import placement
-from karat.dist.vitals import Vitals
+from karat.ranks import placement
+from karat.ranks.vitals import Vitals
 
 
 def machine(root: Path, siblings: dict[int, str], nodes: dict[int, str]) -> Path:

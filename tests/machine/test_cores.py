@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.ops.threads import num_physical_cores
+from karat.machine.cores import num_physical_cores
 
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 V1, V2 = "sys/fs/cgroup/cpu/", "sys/fs/cgroup/"

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.dist.group import Seat, Share, SingleGroup, tree_sum
-from karat.dist.processes import Ranks
-from karat.dist.shared_memory import (
+from karat.errors import CapacityError, RankError
+from karat.ranks.group import Seat, Share, SingleGroup, tree_sum
+from karat.ranks.processes import Ranks
+from karat.ranks.shared_memory import (
     NUMBERS_OF_A_STEP,
     SharedMemoryGroup,
     Watcher,
@@ -20,7 +21,6 @@ from karat.dist.shared_memory import (
     make_room,
     unavailable_reason,
 )  # fmt: skip
-from karat.errors import CapacityError, RankError
 
 if unavailable_reason():
     pytest.skip(str(unavailable_reason()), allow_module_level=True)
@@ -31,9 +31,9 @@ STRESS = f"""
 import random, socket, time
 import numpy as np
 from karat.children.connection import Connection
-from karat.dist.group import Share
-from karat.dist.lifeline import end_with_parent
-from karat.dist.shared_memory import SharedMemoryGroup
+from karat.ranks.group import Share
+from karat.ranks.lifeline import end_with_parent
+from karat.ranks.shared_memory import SharedMemoryGroup
 
 def sent(rank, number):
     return np.random.default_rng([rank, number]).standard_normal((1 + number % 3, 7))
@@ -202,7 +202,7 @@ def test_memory_that_the_system_refuses(code: int, descriptor: int, monkeypatch:
 
 FULL = """
 import os, sys
-from karat.dist.shared_memory import make_room
+from karat.ranks.shared_memory import make_room
 from karat.errors import CapacityError
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 make_room(descriptor, 2, slot_bytes=4096, whole_bytes=4096)
