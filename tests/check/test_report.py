@@ -25,9 +25,10 @@ from karat.check.session import Plan, Session
 from karat.check.stage import overall
 from karat.check.stages import run_stages
 from karat.check.streamed import AttentionMap
-from karat.cli import check_facts, machine
+from karat.cli import check_facts
 from karat.cli.check_facts import gather
 from karat.config import embedded_model_path
+from karat.machine import processor
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from karat.text import Tokenizer
@@ -105,8 +106,8 @@ def test_a_right_run_flags_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_tells_what_was_asked_of_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Command, options, prompt with its ids, rendered conversations, processor, kernels and versions."""
-    monkeypatch.setattr(machine, "cpu_model", lambda: "A Fast One")
-    monkeypatch.setattr(machine, "cpu_features", lambda: ["avx2", "f16c"])
+    monkeypatch.setattr(processor, "cpu_model", lambda: "A Fast One")
+    monkeypatch.setattr(processor, "cpu_features", lambda: ["avx2", "f16c"])
     monkeypatch.setattr(check_facts, "_installed", lambda: {"transformers": "5.0", "torch": "2.9"})
     args = ("check", "--prompt", LILY, "--tokens", "24")
     text = made(monkeypatch, ReferenceOps("float32"), chosen=("tokens", "layers"), args=args)

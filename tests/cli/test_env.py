@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from karat.cli import env
-from karat.machine import control_groups, processor
+from karat.machine import control_groups, memory, processor
 from tests.cli.conftest import Karat
 
 
@@ -85,7 +85,7 @@ CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       10
 
 
 @pytest.mark.parametrize(
-    ("files", "cores", "memory"),
+    ("files", "cores", "num_bytes"),
     [
         (CGROUP_2, None, 1_024_000),
         (CGROUP_2 | {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5,
@@ -97,7 +97,7 @@ CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       10
           "proc/meminfo": "MemTotal:       1000 kB\n"}, 0.5, 512),
     ],
 )  # fmt: skip
-def test_limits_of_control_groups(files: dict[str, str], cores: float | None, memory: int, tmp_path: Path) -> None:
+def test_limits_of_control_groups(files: dict[str, str], cores: float | None, num_bytes: int, tmp_path: Path) -> None:
     root = linux(tmp_path, files)
     assert control_groups.cpu_quota(root) == cores
-    assert memory.memory_bytes(root) == memory
+    assert memory.memory_bytes(root) == num_bytes

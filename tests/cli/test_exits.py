@@ -169,7 +169,7 @@ def test_streams_that_the_caller_closed(redirection: str, command: str, code: in
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how many files a Python opens to start is known for Linux")
 def test_too_few_descriptors_are_told_with_the_limit() -> None:
-    """With as few as Python itself starts with."""
+    """With every number with which Python itself starts and Karat does not."""
 
     def run(most: int, *command: str) -> "subprocess.CompletedProcess[str]":
         def limit() -> None:
@@ -180,12 +180,19 @@ def test_too_few_descriptors_are_told_with_the_limit() -> None:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    most = next(
-        n for n in range(4, 20) if not (alone := run(n, sys.executable, "-c", "")).returncode + len(alone.stderr)
-    )
-    done = run(most, *COMMAND, "run", "x")
-    assert 0 < done.returncode < 70 and done.stderr.count("\n") == 1
-    assert "oo many open files: " in done.stderr and f"is {most}); raise it with ulimit -n" in done.stderr
+    tried = 0
+    for most in range(4, 20):
+        alone = run(most, sys.executable, "-c", "")
+        if alone.returncode or alone.stderr:
+            continue
+        done = run(most, *COMMAND, "run", "x", "--max-tokens", "1")
+        if done.returncode == 0:
+            break
+        assert done.returncode < 70 and done.stderr.count("\n") == 1
+        assert "oo many open files: " in done.stderr and f"is {most}); raise it with ulimit -n" in done.stderr
+        tried += 1
+    if not tried:
+        pytest.skip("where Python starts, Karat does: an editable installation opens as many files")
 
 
 def test_any_other_file_that_would_be_one_too_many(monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:

@@ -15,7 +15,6 @@ OTHER_MEANINGS = {
     "bench/peers/gguf_file.py": "a pre-tokenizer in GGUF",
     "check/peers.py": "pre-tokenizers in GGUF",
     "bench/shapes.py": "config.json of released models",
-    "check/peers.py": "pre-tokenizers in GGUF",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
     "text/gguf_tokenizer.py": "kinds of tokenizers in GGUF",
     "text/pre_tokenizers.py": "pre-tokenizers in GGUF",
