@@ -2,11 +2,13 @@
 
 import tracemalloc
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config
+from karat.bench import shapes
+from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, written
 from karat.engine.llm import LLM
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
@@ -104,3 +106,22 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
         random_model("gpt")
     with pytest.raises(UsageError, match=r"weights 'int3': expected one of f32, f16"):
         random_model("tiny", stored="int3")
+
+
+@pytest.mark.parametrize("stored", ["bf16", "q8_0"])
+def test_a_file_of_a_shape_is_the_same_model(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of llama's architecture, whose files have rows of Q and K in another order; written anew from a file, too."""
+    small = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16,
+        "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 256,
+    }  # fmt: skip
+    monkeypatch.setitem(shapes._CONFIGS, "small", shape_config("llama-3.2-1b") | small)
+    made = random_model("small", stored=stored).checkpoint
+    once = written(made, tmp_path / "once.gguf")
+    twice = written(once, tmp_path / "twice.gguf")
+    for back in (once, twice):
+        assert back.weights.keys() == made.weights.keys()
+        for name, weight in made.weights.items():
+            same = np.dtype(np.float32)
+            np.testing.assert_array_equal(back.weights[name].to_array(same), weight.to_array(same), err_msg=name)
+        assert read_config(back.config).rope == read_config(made.config).rope

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
-from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.convert.job import rope_factors
+from karat.convert.job import rope_factors, stored_tensor
 from karat.convert.metadata import model_pairs
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
-from karat.models.families import FAMILIES
 from karat.models.opening import open_gguf
 from karat.models.registry import read_config
 from karat.quant import FORMATS
@@ -116,9 +115,8 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
 def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCheckpoint:
     """The weights of a checkpoint as a GGUF file without a tokenizer, opened: for ranks, which read files."""
     config = read_config(checkpoint.config)
-    form = FAMILIES[config.model_type].gguf
     tensors = [
-        NewTensor(str(form.stored_name(name)), weight.dtype, weight.shape, partial(list, [weight.data]))
+        stored_tensor(config, name, weight.dtype, weight.shape, partial(checkpoint.weights.__getitem__, name))
         for name, weight in checkpoint.weights.items()
     ]
     if config.rope.rope_type == "llama3":

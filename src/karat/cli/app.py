@@ -26,28 +26,24 @@ Examples
 """
 
 
-class _Command(typer.core.TyperCommand):
-    """Its help, which rich writes, fails as all other output does, and shows flags without a value."""
+class _Plainer:
+    """Before a command of typer's: plain values are read plainly, and the help fails as all other output does."""
 
-    def get_params(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        return read_plainly(super().get_params(ctx))
+    def get_params(self, ctx: typer.Context) -> Any:
+        return read_plainly(super().get_params(ctx))  # type: ignore[misc]
 
-    def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
+    def format_help(self, ctx: typer.Context, *args: Any) -> None:
         _show_no_value_of_flags(self.get_params(ctx))
         with writing():
-            super().format_help(ctx, *args)
+            super().format_help(ctx, *args)  # type: ignore[misc]
 
 
-class _Group(typer.core.TyperGroup):
-    """The same for the help of them all."""
+class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
+    """One of them."""
 
-    def get_params(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        return read_plainly(super().get_params(ctx))
 
-    def format_help(self, ctx: typer.Context, *args: Any) -> None:  # type: ignore[override]
-        _show_no_value_of_flags(self.get_params(ctx))
-        with writing():
-            super().format_help(ctx, *args)
+class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]
+    """All of them."""
 
 
 def _show_no_value_of_flags(parameters: Iterable[object]) -> None:

@@ -12,6 +12,7 @@ from karat.cli.conversation import Conversation
 from karat.cli.generation import Meter, Task, raise_if_failed
 from karat.cli.interrupts import Interrupt, deferred_interrupt
 from karat.cli.prefill import prefill_watched
+from karat.cli.sources import MAX_PIPE_BYTES
 from karat.cli.terminal import columns, emit, note, tell
 from karat.errors import CapacityError, KaratError, UsageError
 
@@ -32,9 +33,6 @@ _HELP = (
     ("text \\", "a backslash at its end continues a message on the next line"),
     ('"""', "so does a block between two lines of three quotes"),
 )
-
-
-MAX_BYTES = 64 * 1024**2  # of a file to /load
 
 
 class Session:
@@ -223,10 +221,10 @@ class Session:
         path = Path(argument).expanduser()
         file, size = open_regular(path, UsageError)
         with file:
-            if size > MAX_BYTES:
-                raise UsageError(f"{path}: has {size} bytes; expected a conversation of at most {MAX_BYTES}")
+            if size > MAX_PIPE_BYTES:
+                raise UsageError(f"{path}: has {size} bytes; expected a conversation of at most {MAX_PIPE_BYTES}")
             try:
-                content = json.loads(file.read(MAX_BYTES))
+                content = json.loads(file.read(MAX_PIPE_BYTES))
             except (ValueError, RecursionError) as fault:
                 raise UsageError(f"{path}: is no JSON ({fault}); expected what /save wrote") from None
         try:

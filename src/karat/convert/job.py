@@ -26,6 +26,8 @@ from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.text.tokenizer_files import read_tokenizer_files
 
+Load = Callable[[], Weight]
+
 _CHUNK_VALUES = 1 << 20
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "split.count", "split.tensors.count")
@@ -115,6 +117,21 @@ def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pu
             dtype = weight.dtype
         return dtype, f"rows of {weight.shape[-1]} are no whole blocks of {mix.base}"
     return dtype, f"as {mix.name} has it"
+
+
+def stored_tensor(config: ModelConfig, name: str, dtype: str, shape: tuple[int, ...], weight: Load) -> NewTensor:
+    """A weight with the values that it has, vectors in float32; it is made when it is written."""
+    stored_name = FAMILIES[config.model_type].gguf.stored_name(name)
+    assert stored_name is not None
+    return NewTensor(stored_name, "F32" if len(shape) < 2 else dtype, shape, partial(_as_it_is, config, weight))
+
+
+def _as_it_is(config: ModelConfig, load: Load) -> Iterator[NDArray[np.uint8]]:
+    weight = stored_order(load(), config)
+    if len(weight.shape) < 2:
+        yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).view(np.uint8)
+    else:
+        yield weight.data
 
 
 def stored_order(weight: Weight, config: ModelConfig) -> Weight:

@@ -41,7 +41,6 @@ from tests.checkpoint.gguf.builders import (
     tiny,
     write_model,
 )  # fmt: skip
-from tests.support import parallel
 from tests.support.calls import count_calls
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -111,33 +110,6 @@ class TestHeader:
 def _limits(form: str) -> tuple[int, int]:
     bits = 8 * np.dtype(form).itemsize
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if form[1].islower() else (0, (1 << bits) - 1)
-
-
-class TestNames:
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_every_name_and_back(self, family: str) -> None:
-        """As the gguf package maps them, for every tensor that a model of the family may have."""
-        form = FAMILIES[family].gguf
-        (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == form.architecture)
-        names = gguf.get_tensor_name_map(kind, 11)
-        biases = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
-        raw = parallel.config_of(family, num_hidden_layers=11, **biases.get(family, {}))
-        specs = weight_specs(read_config({**raw, "tie_word_embeddings": False}))
-        assert len(specs) >= 3 + 11 * 9
-        for spec in specs:
-            stored = form.stored_name(spec.source)
-            assert stored == names.get_name(spec.source, try_suffixes=(".weight", ".bias"))
-            assert form.canonical_name(stored or "") == spec.source
-
-    @pytest.mark.parametrize(
-        "name", ["", "blk.0", "blk.00.attn_q.weight", "blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.0.ffn_x.weight",
-                 "output.bias", "blk.1e3.attn_q.weight", "blk.٣.attn_q.weight", "model.norm.weight"]
-    )  # fmt: skip
-    def test_other_names_have_none(self, name: str) -> None:
-        assert FAMILIES["qwen3"].gguf.canonical_name(name) is None
-
-    def test_paired_rows(self) -> None:
-        assert paired_rows(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 class TestSameModel:

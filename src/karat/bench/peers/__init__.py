@@ -23,13 +23,11 @@ class _Entry:
     loader: str = "load"
 
 
-_OPENVINO = _Entry(
-    "karat.bench.peers.ov", ("openvino_genai", "gguf"), "openvino-genai", "pip install openvino-genai gguf"
-)
+_OPENVINO = _Entry("karat.bench.peers.ov", ("openvino_genai",), "openvino-genai", "pip install openvino-genai")
 
 PEERS: Mapping[str, _Entry] = {
     "llama.cpp": _Entry(
-        "karat.bench.peers.llamacpp", ("llama_cpp", "gguf"), "llama-cpp-python", "pip install llama-cpp-python gguf"
+        "karat.bench.peers.llamacpp", ("llama_cpp",), "llama-cpp-python", "pip install llama-cpp-python"
     ),
     "transformers": _Entry(
         "karat.bench.peers.hf", ("torch", "transformers"), "transformers", "pip install torch transformers"

@@ -3,21 +3,16 @@
 Vectors are float32, as the format wants them. The vocabulary is made up: token ids are all that is measured with.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from karat.bench.peers.api import PeerModel
-from karat.checkpoint import Weight, requantized_type
+from karat.checkpoint import requantized_type
 from karat.checkpoint.gguf.writer import NewTensor, numbers, scalar, string, strings, write_gguf
-from karat.convert.job import rope_factors, stored_order
+from karat.convert.job import rope_factors, stored_tensor
 from karat.convert.metadata import Pairs, model_pairs
 from karat.convert.mix import MIXES
 from karat.errors import UsageError
-from karat.models.families import FAMILIES
 from karat.quant import FORMATS
 from karat.text.made_up import made_up_tokens
 
@@ -62,14 +57,4 @@ def _vocabulary(vocab_size: int) -> Pairs:
 def _tensor(model: PeerModel, name: str) -> NewTensor:
     weight = model.weights[name]
     dtype = weight.dtype if model.quantize is None else requantized_type(weight, FORMATS[model.quantize.upper()])
-    stored_name = FAMILIES[model.config.model_type].gguf.stored_name(name)
-    assert stored_name is not None
-    return NewTensor(stored_name, "F32" if len(weight.shape) < 2 else dtype, weight.shape, partial(_bytes, model, name))
-
-
-def _bytes(model: PeerModel, name: str) -> Iterator[NDArray[np.uint8]]:
-    weight: Weight = stored_order(model.stored(name), model.config)
-    if len(weight.shape) < 2:
-        yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).view(np.uint8)
-    else:
-        yield weight.data
+    return stored_tensor(model.config, name, dtype, weight.shape, partial(model.stored, name))

@@ -1,0 +1,38 @@
+"""Names of tensors and the order of rows, as each family has them in GGUF."""
+
+import gguf
+import pytest
+
+from karat.checkpoint.gguf.form import paired_rows
+from karat.models.decoder import weight_specs
+from karat.models.families import FAMILIES
+from karat.models.registry import read_config
+from tests.support import parallel
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_name_and_back(family: str) -> None:
+    """As the gguf package maps them, for every tensor that a model of the family may have."""
+    form = FAMILIES[family].gguf
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == form.architecture)
+    names = gguf.get_tensor_name_map(kind, 11)
+    biases = {"llama": {"attention_bias": True, "mlp_bias": True}, "qwen3": {"attention_bias": True}}
+    raw = parallel.config_of(family, num_hidden_layers=11, **biases.get(family, {}))
+    specs = weight_specs(read_config({**raw, "tie_word_embeddings": False}))
+    assert len(specs) >= 3 + 11 * 9
+    for spec in specs:
+        stored = form.stored_name(spec.source)
+        assert stored == names.get_name(spec.source, try_suffixes=(".weight", ".bias"))
+        assert form.canonical_name(stored or "") == spec.source
+
+
+@pytest.mark.parametrize(
+    "name", ["", "blk.0", "blk.00.attn_q.weight", "blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.0.ffn_x.weight",
+             "output.bias", "blk.1e3.attn_q.weight", "blk.٣.attn_q.weight", "model.norm.weight"]
+)  # fmt: skip
+def test_other_names_have_none(name: str) -> None:
+    assert FAMILIES["qwen3"].gguf.canonical_name(name) is None
+
+
+def test_paired_rows() -> None:
+    assert paired_rows(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
