@@ -175,7 +175,7 @@ BUGS: dict[str, tuple[Callable[[Files], None], str, str]] = {
     "an end token that is a word": (ends_at([2, 300]), "eos", "an ordinary piece of text"),
     "no end token that there is": (ends_at_none_there_is, "eos", "ends texts at 4104; the tokenizer has 4096 tokens"),
     "BOS is wanted and not added": (
-        lambda f: bos(f, add_bos_token=True), "bos", "bos_token is 0 '<|endoftext|>'; before a text comes none"),
+        lambda f: bos(f, add_bos_token=True), "bos", "bos_token is 0 '<|endoftext|>'; put before a text: none"),
     "BOS twice before a text": (lambda f: bos(f, "<|endoftext|>", "<|endoftext|>"), "bos", "'Hello' becomes [0, 0, "),
     "BOS twice in the template": (two_bos_in_template, "bos", "the prompt of a chat begins [0, 0, 1"),
     "a mark that is not declared": (undeclared, "special-tokens", "writes '<|im_start|>', which is token 1, and"),

@@ -289,6 +289,10 @@ class TestRefusals:
         assert "fetch the model once with `karat pull org/fox`" in message
         assert client.hub.requests == []
 
+    @pytest.mark.parametrize("name", ["org/fox:Q4_0", "org/fox@v1:Q4_0"])
+    def test_the_advice_offline_is_what_was_asked_for(self, client: Client, name: str) -> None:
+        assert f"fetch the model once with `karat pull {name}`" in client.refused(name, HF_HUB_OFFLINE="1")
+
     def test_force_needs_the_hub(self, client: Client) -> None:
         client.folder("org/fox")
         force = {"force": True}

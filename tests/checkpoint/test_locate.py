@@ -27,11 +27,7 @@ class TestNames:
             "fox",
             "",
             "org/",
-            "/fox",
             "a/b/c",
-            "../fox",
-            "../x/y",
-            "./org/fox",
             "org/..",
             "org/.fox",
             "org/fox.",
@@ -56,6 +52,13 @@ class TestNames:
         for function in (resolve, pull):
             with pytest.raises(HubError, match="org/name or org/name@revision"):
                 function(name)
+
+    @pytest.mark.parametrize("name", ["/fox", "../fox", "../x/y", "./org/fox", "~/fox", "fox.gguf", "./org/fox.gguf"])
+    def test_a_path_to_nothing(self, name: str) -> None:
+        with pytest.raises(CheckpointError, match="does not exist"):
+            resolve(name)
+        with pytest.raises(HubError, match="org/name or org/name@revision"):
+            pull(name)
 
     @pytest.mark.parametrize("name", ["org/a..b", "org/a--b", "a--b/fox", "org/fox@../../x", "org/fox@/etc/passwd"])
     def test_name_that_leaves_the_cache(self, name: str) -> None:

@@ -148,11 +148,13 @@ def test_text_that_is_not_utf8_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_misspelt_file_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe(monkeypatch, b"piped")
-    source = resolve(["modle.gguf"], None, None)
-    assert (source.model, source.prompt) == ("modle.gguf", "piped")
+    """Before the pipe is read, which may be empty."""
+    pipe(monkeypatch, b"")
+    for words, model in ((["modle.gguf"], None), ([], "modle.gguf"), (["./nowhere"], None)):
+        with pytest.raises(CheckpointError, match=r"(modle\.gguf|nowhere)': does not exist"):
+            resolve(words, model, None)
     with pytest.raises(CheckpointError, match=r"'modle\.gguf': does not exist"):
-        resolve_model(source.model or "")
+        resolve_model("modle.gguf")
 
 
 def test_a_pipe_without_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

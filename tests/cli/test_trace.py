@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from karat.check.trace import Trace, read_trace, write_trace
+from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
 
 
@@ -56,6 +57,16 @@ def test_a_wrong_trace_is_named_with_its_evidence(tmp_path: Path, karat_here: Ka
 def _renamed(path: Path, names: dict[str, str]) -> None:
     trace = read_trace(path)
     write_trace(path, Trace(trace.info, {names.get(name, name): np.array(x) for name, x in trace.arrays.items()}))
+
+
+def test_validate_takes_the_model_that_the_trace_names(tmp_path: Path, karat_here: Karat) -> None:
+    folder, path = tmp_path / "model", tmp_path / "x.trace"
+    alphabet_model.write(folder)
+    karat_here("trace", str(folder), "-o", str(path), "--ids", "70,71")
+    done = karat_here("trace", "--validate", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == karat_here("trace", str(folder), "--validate", str(path)).stdout
+    assert f"model: {folder}, which the trace names" in done.stderr
 
 
 def test_validate_says_what_is_missing(tmp_path: Path, karat_here: Karat) -> None:

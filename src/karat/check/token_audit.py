@@ -117,7 +117,7 @@ class FileAudit:
             where = f"'Hello' becomes {self.tokenizer.encode('Hello')}"
             audit.bug("bos", where, f"{self.shown(head[0])} comes twice before every text")
         if stated and bos is not None and bos not in head:
-            where = f"add_bos_token is true and bos_token is {self.shown(bos)}; before a text comes {self.named(head)}"
+            where = f"add_bos_token is true and bos_token is {self.shown(bos)}; put before a text: {self.named(head)}"
             audit.bug("bos", where, "it is missing: the post_processor of tokenizer.json adds none")
         elif stated and bos is None:
             audit.notes.append("add_bos_token is true, and there is no bos_token: nothing is added")

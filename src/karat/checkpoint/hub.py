@@ -96,7 +96,7 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
             return folder if tag is None else folder / wanted[0]
         present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
     except _FAULTS as fault:
-        raise HubError(f"{model}: {_explain(fault, repo, revision)}") from fault
+        raise HubError(f"{model}: {_explain(fault, model, repo, revision)}") from fault
     except SelectionError as fault:
         raise HubError(f"{model}: {fault}; choose another type, or another model") from fault
     raise HubError(
@@ -114,8 +114,8 @@ def _gguf_files(folder: Path, repo: str, tag: str, force: bool) -> list[str]:
         return select(HfApi().list_repo_files(repo, revision=folder.name), tag)
 
 
-def _explain(fault: BaseException, repo: str, revision: str) -> str:
-    """What happened, and what to do about it."""
+def _explain(fault: BaseException, model: str, repo: str, revision: str) -> str:
+    """What happened, and what to do about it; `model` is the name as it was given, with its revision and type."""
     hub = constants.ENDPOINT
     uncached = ""
     if isinstance(fault, LocalEntryNotFoundError):
@@ -135,7 +135,7 @@ def _explain(fault: BaseException, repo: str, revision: str) -> str:
                 f"meant a folder, there is none at ./{repo}"
             )
         case OfflineModeIsEnabled():
-            return f"HF_HUB_OFFLINE is set{uncached}: unset it and fetch the model once with `karat pull {repo}`"
+            return f"HF_HUB_OFFLINE is set{uncached}: unset it and fetch the model once with `karat pull {model}`"
         case HfHubHTTPError():
             return f"{hub} answered {_status(fault.response.status_code)}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):

@@ -1,10 +1,13 @@
 """What a model's name means: a local folder or GGUF file, or one of the Hugging Face hub."""
 
+import os
 from pathlib import Path
 
 from karat.checkpoint.files import open_regular
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError, HubError, UsageError
+
+PATH_START = ("/", "./", "../", "~/")  # of words that are no name of the hub
 
 _MAGIC = b"GGUF"
 
@@ -37,13 +40,24 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
     from karat.checkpoint.hub import HUB_NAME, pull
 
     if not HUB_NAME.fullmatch(model):
-        if model.endswith(".gguf"):
-            raise CheckpointError(f"{shown(model)}: does not exist; expected a GGUF file")
+        if (fault := absent(model)) is not None:
+            raise fault
         raise HubError(
             f"{shown(model)}: no such folder or file, and not a hub name (org/name or org/name@revision; for a GGUF "
             "file org/name:TYPE, like org/name:Q4_K_M)"
         )
     return pull(model, revision=revision, progress=progress)
+
+
+def absent(model: str) -> CheckpointError | None:
+    """The error for a word that can only be a path and leads to nothing; None for every other word."""
+    if os.path.exists(os.path.expanduser(model)):  # noqa: PTH110, PTH111 - Path's raise on what cannot be a path
+        return None
+    if model.endswith(".gguf") and (model.startswith(PATH_START) or model.count("/") != 1):
+        return CheckpointError(f"{shown(model)}: does not exist; expected a GGUF file")
+    if model.startswith(PATH_START):
+        return CheckpointError(f"{shown(model)}: does not exist; expected a folder of a model, or a GGUF file")
+    return None
 
 
 def _is_gguf(path: Path) -> bool:

@@ -129,9 +129,9 @@ def check(
     if against == "llama.cpp" and not llamacpp.is_installed():
         raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
     if against == "hf" and not has_transformers():
-        raise UsageError("--against hf needs torch and transformers: pip install 'karat-llm[check]'")
+        raise UsageError("--against hf needs torch and transformers: pip install torch transformers")
     if hybrid and not has_transformers():
-        raise UsageError("--hybrid needs torch and transformers: pip install 'karat-llm[check]'")
+        raise UsageError("--hybrid needs torch and transformers: pip install torch transformers")
     chosen = STAGES if stages is None else tuple(stages.split(","))
     if wrong := sorted(set(chosen) - set(STAGES)):
         raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")

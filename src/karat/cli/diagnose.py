@@ -10,6 +10,7 @@ import typer
 from karat.cli.exits import ends_in_verdict
 from karat.cli.progress import Progress
 from karat.cli.terminal import emit, note
+from karat.cli.traced_model import model_named_by
 from karat.errors import TraceError
 
 if TYPE_CHECKING:
@@ -145,14 +146,10 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
 
     if model is not None:
         return open_model(model)
-    names = dict.fromkeys(made.info.model for made in (trace, reference) if made is not None and made.info.model)
-    for name in names:
-        if (Path(name) / "config.json").is_file() or (name.endswith(".gguf") and Path(name).is_file()):
-            found = open_model(name)
-            if trace.info.digest in (None, digest(found.stored)):
-                note(f"model: {name}, which the trace names")
-                return found
-            note(f"{name}, which the trace names, has other weights than were run")
+    traces = [made for made in (trace, reference) if made is not None]
+    if (named := model_named_by(*traces)) is not None:
+        return named
+    names = dict.fromkeys(made.info.model for made in traces if made.info.model)
     embedded = open_model(None)
     try:
         if names and reference is not None and trace.info.digest != digest(embedded.stored):

@@ -12,7 +12,6 @@ from karat.errors import CapacityError, RequestError, UsageError
 # org/name, also with @revision and :TYPE. Only its look is judged here; whether there is such a model, the hub says.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(:[\w.-]+)?", re.ASCII)
 MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has some 4
-_PATH_START = ("/", "./", "../", "~/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,10 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
         raise UsageError(_too_many(words))
     is_piped = prompt is None or prompt == "-"
     if prompt is None or prompt == "-":
+        from karat.checkpoint.locate import absent
+
+        if model is not None and (fault := absent(model)) is not None:
+            raise fault  # rather than wait for a prompt that no model will read
         try:
             prompt = _read_pipe(asked=prompt == "-")
         except UsageError as error:
@@ -70,7 +73,9 @@ def looks_like_model(word: str) -> str | None:
         return "there is a file of that name"
     if word.endswith(".gguf") and not re.search(r"\s", word):
         return "it ends in .gguf"
-    if word.startswith(_PATH_START) and not re.search(r"\s", word):
+    from karat.checkpoint.locate import PATH_START
+
+    if word.startswith(PATH_START) and not re.search(r"\s", word):
         return "it is written like a path"
     if _HUB_NAME.fullmatch(word):
         return "it has the form org/name"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.terminal import bytes_text, emit, note, require_folder_of
+from karat.cli.traced_model import model_named_by
 from karat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ def trace(
         raise UsageError(
             f"{len(ctx.args) + 1} words where MODEL fits; a text to compute goes behind --prompt, in quotes"
         )
+    if validate is not None:
+        _validate(model, validate)
+        return
     from karat.check.model import open_model
 
     opened = open_model(model)
-    if validate is not None:
-        _validate(opened, validate)
-        return
     from karat.check.record import Steps
     from karat.check.selection import Selection, tokens_of
     from karat.check.selection import only_tokens as with_only
@@ -114,7 +115,7 @@ def _record(
             from karat.check.hf import load_hf, record_hf
         except ImportError as fault:
             raise UsageError(
-                f"--with hf needs torch and transformers ({fault}): pip install 'karat-llm[check]'"
+                f"--with hf needs torch and transformers ({fault}): pip install torch transformers"
             ) from None
         if opened.path.is_file():
             raise UsageError(f"--with hf: transformers needs a folder, and {opened.path} is a file")
@@ -198,13 +199,15 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
     return tuple(sorted(set(found))) if ordered else tuple(found)
 
 
-def _validate(opened: "CheckedModel", path: Path) -> None:
+def _validate(model: str | None, path: Path) -> None:
+    from karat.check.model import open_model
     from karat.check.names import shortened
     from karat.check.trace import read_trace
     from karat.check.validate import validate
     from karat.checkpoint.wording import shown
 
     made = read_trace(path)
+    opened = (model_named_by(made) if model is None else None) or open_model(model)
     found = validate(opened.graph, opened.weights(made.info.dtype), made)
     lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.reach]
     for misnamed in found.misnamed:

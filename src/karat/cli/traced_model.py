@@ -1,0 +1,25 @@
+"""The model of a trace, where the command line names none."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from karat.cli.terminal import note
+
+if TYPE_CHECKING:
+    from karat.check.model import CheckedModel
+    from karat.check.trace import Trace
+
+
+def model_named_by(*traces: "Trace") -> "CheckedModel | None":
+    """The first model that a trace names, if it is here and has the weights that the first trace was made of."""
+    from karat.check.model import open_model
+    from karat.check.weights import digest
+
+    for name in dict.fromkeys(trace.info.model for trace in traces if trace.info.model):
+        if (Path(name) / "config.json").is_file() or (name.endswith(".gguf") and Path(name).is_file()):
+            found = open_model(name)
+            if traces[0].info.digest in (None, digest(found.stored)):
+                note(f"model: {name}, which the trace names")
+                return found
+            note(f"{name}, which the trace names, has other weights than were run")
+    return None
