@@ -256,7 +256,9 @@ class RequestOutput:
     """Everything known of a request; `prompt_logprobs[0]` is None because nothing precedes the first token.
 
     prompt_logprobs has one entry for each token of the prompt; fewer where choice 0 ended before all were computed, in
-    an error or aborted.
+    an error or aborted. seed is the one that draws were keyed by: the same request with it draws the same tokens.
+    num_cached_tokens of the prompt were in the cache when choice 0 began, so not computed for it; outputs that differ
+    in nothing else are equal.
     """
 
     request_id: str
@@ -264,6 +266,8 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    seed: int | None = None
+    num_cached_tokens: int = field(default=0, compare=False)
 
     @property
     def finished(self) -> bool:

@@ -54,12 +54,22 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How far a prompt of `num_tokens` is: `num_computed` are in the cache, of which `num_cached` were found there."""
+
+    num_tokens: int
+    num_cached: int = 0
+    num_computed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What is new of one request; `output` comes once, with the last chunk."""
+    """What is new of one request; `output` comes once, with the last chunk. Only AsyncLLM tells `progress`."""
 
     request_id: str
     chunks: tuple[StreamChunk, ...]
     output: RequestOutput | None = None
+    progress: PromptProgress | None = None
 
 
 @dataclass(slots=True)
@@ -197,15 +207,22 @@ class Engine:
 
         RequestError if there is no such request, so that nobody waits for what never comes.
         """
-        entry = self._entries.get(request_id)
-        if entry is None:
-            raise RequestError(f"there is no request {request_id!r}: it has ended or was aborted; make it again")
+        entry = self._entry(request_id)
         carried, updates = entry.news
         if entry.ended:
             del self._entries[request_id]
         else:
             entry.news = carried, ()
         return updates
+
+    def prompt_progress(self, request_id: str) -> PromptProgress | None:
+        """How far the prompt is, of choice 0; None while the request waits for its turn. RequestError as in `take`."""
+        entry = self._entry(request_id)
+        sequence = entry.choices[0].sequence
+        if sequence.num_found is None:
+            return None
+        num_tokens = sequence.prompt_len
+        return PromptProgress(num_tokens, sequence.num_found, min(sequence.num_computed, num_tokens))
 
     def abort(self, request_id: str) -> RequestUpdate | None:
         """End all open choices of a request with "abort" and free their blocks; None if there is no such request."""
@@ -256,6 +273,12 @@ class Engine:
             next(self._seq_ids), list(prompt), len(prompt), max_len=len(prompt) + max_new,
             prompt_logits=prompt_logits, salt=salt,
         )  # fmt: skip
+
+    def _entry(self, request_id: str) -> _Entry:
+        entry = self._entries.get(request_id)
+        if entry is None:
+            raise RequestError(f"there is no request {request_id!r}: it has ended or was aborted; make it again")
+        return entry
 
     def _drop(self, reader: Reader, *, forget: bool = False) -> None:
         del self._readers[reader.sequence.seq_id]
@@ -323,6 +346,8 @@ class Engine:
                 prompt_token_ids=entry.request.prompt_token_ids,
                 outputs=tuple(choice.output() for choice in entry.choices),
                 prompt_logprobs=entry.choices[0].prompt_logprobs,
+                seed=entry.request.seed,
+                num_cached_tokens=entry.choices[0].sequence.num_found or 0,
             )
         update = RequestUpdate(entry.request.request_id, chunks, output)
         entry.news = tuple(after for _, after in made), (*updates, update)

@@ -68,7 +68,8 @@ class Scheduler:
         self._head: _Head | None = None
         self._num_changes = 0  # of who runs
         self.num_preemptions = 0
-        self.num_found_tokens = 0  # that were in the cache when a sequence began or came back, so not computed again
+        self.num_wanted_tokens = 0  # that sequences had when they began or came back
+        self.num_found_tokens = 0  # of these, those that were in the cache, so not computed again
 
     @property
     def num_waiting(self) -> int:
@@ -214,6 +215,9 @@ class Scheduler:
         self._head = None
         self.blocks.allocate(seq.seq_id, found, seq.salt)
         seq.num_computed = self.blocks.cached_len(seq.seq_id)
+        if seq.num_found is None:
+            seq.num_found = seq.num_computed
+        self.num_wanted_tokens += len(seq.token_ids)
         self.num_found_tokens += seq.num_computed
 
     def _reserve(self, seq: Sequence, tokens_left: int, logits_left: int) -> Chunk | None:

@@ -13,6 +13,7 @@ class Sequence:
     num_computed  tokens that went through the model and whose K and V the cache holds; only the scheduler changes it
     prompt_logits whether the logits of all prompt positions are wanted, not only of the last
     num_read      prompt positions whose logits were read; they are not computed again after a preemption
+    num_found     tokens that were in the cache when it first ran; None before that; only the scheduler changes it
     salt          sequences share blocks only where it is the same
     """
 
@@ -23,6 +24,7 @@ class Sequence:
     prompt_logits: bool = False
     num_computed: int = 0
     num_read: int = 0
+    num_found: int | None = None
     salt: str | None = None
 
     @property
