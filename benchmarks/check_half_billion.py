@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from benchmarks import record
 from karat.bench.shapes import random_model
 from karat.models.registry import find_weights, read_config
-from karat.text.made_up import made_up_tokens
+from karat.text.placeholder import placeholder_tokens
 
 STAGES = "weights,layers,logits,health"
 PROMPT = " ".join(f"the {word} of {number}" for number in range(40) for word in ("ship", "sea", "sky"))
@@ -37,7 +37,7 @@ def write_folder(folder: Path, shape: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(made.checkpoint.config, indent=1))
     vocab_size = int(made.checkpoint.config["vocab_size"])
-    bytes_only = Backend(models.BPE({token: i for i, token in enumerate(made_up_tokens(vocab_size))}, []))
+    bytes_only = Backend(models.BPE({token: i for i, token in enumerate(placeholder_tokens(vocab_size))}, []))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
     bytes_only.save(str(folder / "tokenizer.json"))

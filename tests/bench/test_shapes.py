@@ -14,7 +14,7 @@ from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
-from karat.text.made_up import made_up_tokens
+from karat.text.placeholder import placeholder_tokens
 
 RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
 
@@ -96,9 +96,9 @@ def test_every_token_has_a_text_of_its_own() -> None:
     texts = [tokenizer.decode([i]) for i in range(256, 512)]
     assert len(set(texts)) == 256 and all(text.startswith(" ") for text in texts)
     assert tokenizer.vocab_size == 512
-    tokens = made_up_tokens(151936)
+    tokens = placeholder_tokens(151936)
     assert len(set(tokens)) == len(tokens) == 151936
-    assert made_up_tokens(100) == tokens[:100]
+    assert placeholder_tokens(100) == tokens[:100]
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:

@@ -13,8 +13,8 @@ from karat.check.hf import record_hf
 from tests.support.seed import SEED
 from tools.zoo.faults_quant import MINIMA, NIBBLES, SCALES, ZERO, Mistakes, quant
 from tools.zoo.healthy import KINDS, one_run
-from tools.zoo.made_up_blocks import made_up
 from tools.zoo.models import draw
+from tools.zoo.placeholder_blocks import placeholder
 
 ROWS: dict[str, Mistakes] = {
     "quant-nibbles": NIBBLES, "quant-zero": ZERO, "quant-min-sign": MINIMA, "quant-scale": SCALES,
@@ -23,10 +23,10 @@ READ_ONLY = [name for name, format_ in FORMATS.items() if format_.pack is None]
 
 
 @pytest.mark.parametrize("stored", READ_ONLY)
-def test_made_up_blocks_are_finite_and_as_large_as_what_they_stand_for(stored: str) -> None:
+def test_placeholder_blocks_are_finite_and_as_large_as_what_they_stand_for(stored: str) -> None:
     values = np.random.default_rng(int(SEED, 36)).standard_normal((64, FORMATS[stored].block_size), np.float32)
     values *= np.float32(0.06)  # NVFP4 has this size whatever it stands for
-    blocks = made_up(FORMATS[stored], values)
+    blocks = placeholder(FORMATS[stored], values)
     got = FORMATS[stored].dequantize(blocks)
     assert np.isfinite(got).all() and len(np.unique(blocks[:, 8:])) > 200
     sizes = np.sqrt((got**2).mean(axis=1)) / 0.06

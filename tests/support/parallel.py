@@ -27,7 +27,7 @@ from karat.ops import registry
 from karat.ops.api import Runner
 from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group
-from karat.text.made_up import made_up_tokenizer
+from karat.text.placeholder import placeholder_tokenizer
 
 ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM",
@@ -113,7 +113,7 @@ def logits_of(
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text, computed in chunks, all texts together or one by one."""
     sizes = sizes_for(vocab_size, texts, chunk)
-    engine = Engine(run, made_up_tokenizer(vocab_size), sizes)
+    engine = Engine(run, placeholder_tokenizer(vocab_size), sizes)
     logits: list[NDArray[np.floating]] = [np.empty((len(text), vocab_size), np.float32) for text in texts]
     readers = []
     for text, target in zip(texts, logits, strict=True):

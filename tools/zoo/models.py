@@ -16,7 +16,7 @@ from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from tests.support import random_models
-from tools.zoo.made_up_blocks import made_up
+from tools.zoo.placeholder_blocks import placeholder
 
 # Rows of whole blocks of every format.
 _WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
@@ -63,7 +63,7 @@ def _blocks(name: str, tensor: torch.Tensor, stored: str, path: Path) -> Weight:
         return Weight(name, "F32", values.shape, values.copy().view(np.uint8), path)
     format_ = FORMATS[stored]
     rows = values.reshape(-1, format_.block_size)
-    blocks = made_up(format_, rows) if format_.pack is None else format_.quantize(rows)
+    blocks = placeholder(format_, rows) if format_.pack is None else format_.quantize(rows)
     return Weight(name, stored, values.shape, blocks.reshape(-1), path)
 
 

@@ -26,7 +26,7 @@ from karat.models.opening import open_gguf
 from karat.models.registry import read_config
 from karat.quant import FORMATS
 from karat.text import Tokenizer
-from karat.text.made_up import made_up_tokenizer
+from karat.text.placeholder import placeholder_tokenizer
 
 DEVIATION = 0.02
 STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
@@ -109,7 +109,7 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
         if len(shape) == 1 and "norm" in source:
             data = _draw(rng, dtype, sizes[source], mean=1.0)
         weights[source] = Weight(source, dtype, shape, data, path)
-    return RandomModel(FolderCheckpoint(path, raw, None, weights), made_up_tokenizer(config.vocab_size))
+    return RandomModel(FolderCheckpoint(path, raw, None, weights), placeholder_tokenizer(config.vocab_size))
 
 
 def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCheckpoint:

@@ -23,7 +23,7 @@ from karat.ops.api import Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
-from karat.text.made_up import made_up_tokenizer
+from karat.text.placeholder import placeholder_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def invariance_of(
     model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
-    tokenizer = made_up_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
+    tokenizer = placeholder_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
     expected = ""
     for row in invariance(model, tokenizer, texts, kv_dtype=kv_dtype):
         expected = expected or row.digest

@@ -27,7 +27,7 @@ from karat.models.registry import Model, build
 from karat.models.units import units_of
 from karat.ops import registry
 from karat.ops.api import Ops
-from karat.text.made_up import made_up_tokenizer
+from karat.text.placeholder import placeholder_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _logits(
     config = control.config
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
         sizes = _sizes(plan, chunk)
-        tokenizer = made_up_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
+        tokenizer = placeholder_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
         run = open_runner(control, kv_dtype, sizes.num_blocks, sizes.step_limits)
         want = _compute(Engine(run, tokenizer, sizes), tokens)
         got = _compute(Engine(ranks, tokenizer, sizes), tokens)

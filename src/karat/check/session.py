@@ -26,7 +26,7 @@ from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import NoTokenizerError, UsageError
 from karat.ops.registry import create
 from karat.text import Tokenizer
-from karat.text.made_up import made_up_tokenizer
+from karat.text.placeholder import placeholder_tokenizer
 
 STAGES = ("tokens", "weights", "layers", "logits", "generation", "story", "health", "invariance")
 PROMPT = (
@@ -216,7 +216,7 @@ def tokenizer_of(checkpoint: ModelCheckpoint, vocab_size: int) -> tuple[Tokenize
     try:
         return Tokenizer.of(checkpoint), None
     except NoTokenizerError as fault:
-        return made_up_tokenizer(vocab_size), str(fault)
+        return placeholder_tokenizer(vocab_size), str(fault)
 
 
 def _why_not_ours(trace: Trace, model: CheckedModel) -> str | None:

@@ -14,7 +14,7 @@ from karat.convert.metadata import Pairs, model_pairs
 from karat.convert.mix import MIXES
 from karat.errors import UsageError
 from karat.quant import FORMATS
-from karat.text.made_up import made_up_tokens
+from karat.text.placeholder import placeholder_tokens
 
 _NORMAL, _CONTROL = 1, 3  # kinds of tokens
 
@@ -41,7 +41,7 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
 
 
 def _vocabulary(vocab_size: int) -> Pairs:
-    tokens = made_up_tokens(vocab_size)
+    tokens = placeholder_tokens(vocab_size)
     last = len(tokens) - 1
     return [
         ("tokenizer.ggml.model", string("gpt2")),

@@ -12,7 +12,7 @@ Floats = NDArray[np.float32]
 _HALVES = {"IQ1_S": 0, "IQ2_XXS": 0, "IQ2_XS": 0, "IQ2_S": 0, "IQ3_XXS": 0, "IQ3_S": 0, "TQ1_0": 52, "TQ2_0": 64}
 
 
-def made_up(format_: Format, values: Floats) -> Blocks:
+def placeholder(format_: Format, values: Floats) -> Blocks:
     """Blocks [n, block_bytes] about as large as values [n, block_size], which also seed them."""
     rng = np.random.default_rng(np.frombuffer(values.tobytes()[:64], np.uint32))
     blocks = rng.integers(0, 256, (len(values), format_.block_bytes), np.uint8)

@@ -10,15 +10,15 @@ from karat.text.tokenizer_files import TokenizerFiles
 
 
 @cache
-def made_up_tokenizer(vocab_size: int) -> Tokenizer:
+def placeholder_tokenizer(vocab_size: int) -> Tokenizer:
     """A token for each id, none of them special, and no chat template."""
-    backend = Backend(models.BPE({token: i for i, token in enumerate(made_up_tokens(vocab_size))}, []))
+    backend = Backend(models.BPE({token: i for i, token in enumerate(placeholder_tokens(vocab_size))}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return Tokenizer(TokenizerFiles(backend, {}, {}, None))
 
 
-def made_up_tokens(vocab_size: int) -> list[str]:
+def placeholder_tokens(vocab_size: int) -> list[str]:
     """Byte-level BPE's spelling of the 256 bytes, then of made-up words, each with a space before it."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     return [*tokens, *(f"Ġ{_word(i)}" for i in range(vocab_size - len(tokens)))][:vocab_size]
