@@ -9,7 +9,7 @@ import pytest
 
 from karat.checkpoint.gguf.rope import read_rope_scaling
 from karat.checkpoint.gguf.values import Metadata
-from karat.checkpoint.reasons import likely_reason
+from karat.checkpoint.mismatch import likely_reason
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
 from karat.models.opening import open_model

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from karat.checkpoint.reasons import likely_reason
+from karat.checkpoint.mismatch import likely_reason
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError
