@@ -22,7 +22,7 @@ from tools.zoo.attention import patch_attention  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.faults_norm import embed_scale  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
-from tools.zoo.thin import WAYS, thinned  # noqa: E402
+from tools.zoo.thinning import WAYS, thinned  # noqa: E402
 
 ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 # Less, and a norm's output is the same within roundings whether its input is doubled or not.
