@@ -321,9 +321,13 @@ def test_ranks_quantise_what_one_process_does(quantize: Any, tmp_path: Path) -> 
     digests = set()
     for size in (1, 2):
         llm = LLM(
-            path, tokenizer=parallel.placeholder_tokenizer(601), quantize=quantize, tensor_parallel_size=size, threads=1,
+            path,
+            tokenizer=parallel.placeholder_tokenizer(601),
+            quantize=quantize,
+            tensor_parallel_size=size,
+            threads=1,
             max_model_len=64,
-        )  # fmt: skip
+        )
         digests.add(llm.logits(list(range(40))).tobytes())
         llm.close()
     plain = LLM(path, tokenizer=parallel.placeholder_tokenizer(601), threads=1, max_model_len=64)

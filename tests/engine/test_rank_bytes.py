@@ -15,10 +15,10 @@ import pytest
 from karat.checkpoint.slices import part_bytes
 from karat.config import ModelConfig
 from karat.engine.parallel import ParallelModel
+from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees
 from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
-from karat.models.units import units_of
 from karat.ops.native import unavailable_reason
 from karat.ops.reference import ReferenceOps
 from karat.ranks.group import Seat
@@ -174,7 +174,7 @@ def test_a_rank_has_each_kv_head_that_it_reads_once(
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)
-    sizes = [size for size in (2, 4, 8) if size in working_degrees(config, units_of(config, weights))]
+    sizes = [size for size in (2, 4, 8) if size in working_degrees(config, cut_units(config, weights))]
     assert 4 in sizes
     for size in sizes:
         every_head: list[int] = []

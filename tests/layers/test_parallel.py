@@ -21,7 +21,7 @@ from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
-from karat.layers.shards import Units
+from karat.layers.shards import CutUnits
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.registry import read_config
@@ -87,7 +87,7 @@ def x_of(columns: int) -> Array:
 
 
 def at(take: Any, group: Group, inner: int = 1) -> Place:
-    return Place(take, "layer", Units(1, inner), group)
+    return Place(take, "layer", CutUnits(1, inner), group)
 
 
 def column(size: int, out: int = 40, bias: bool = True) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
-from karat.layers.shards import Units
+from karat.layers.shards import CutUnits
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
 from karat.ranks.group import Group, Share
 
@@ -66,7 +66,7 @@ def build_graph(config: ModelConfig) -> Graph:
     from karat.models.decoder import Decoder
 
     ops = _GraphOps(config)
-    decoder = Decoder(_name_of, config, Units(1, 1))  # where sums are cut is no part of the graph
+    decoder = Decoder(_name_of, config, CutUnits(1, 1))  # where sums are cut is no part of the graph
     decoder(ops, None, None, decoder.rope_tables(ops, 0))
     return Graph(config, ops.nodes)
 

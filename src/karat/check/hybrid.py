@@ -16,9 +16,9 @@ from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.layers.weights import AS_STORED, WeightLoader
+from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder
 from karat.models.registry import find_weights
-from karat.models.units import units_of
 from karat.ops.api import Ops
 
 Array = NDArray[np.floating]
@@ -47,7 +47,7 @@ class Hybrid:
         self._config = config
         self._ops = ops
         weights = find_weights(config, checkpoint)
-        self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, units_of(config, weights))
+        self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, cut_units(config, weights))
         self._ropes = self._decoder.rope_tables(ops, len(ids))
         self._ids = list(ids)
         batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), always_last=False)

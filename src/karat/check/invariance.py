@@ -16,9 +16,9 @@ from karat.engine.engine import Engine, EngineConfig
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
 from karat.kv.blocks import BLOCK_SIZE
+from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
-from karat.models.units import units_of
 from karat.ops.api import Ops
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.tap import Tap
@@ -100,7 +100,7 @@ def invariance_of(
     for row in invariance(model, tokenizer, texts, kv_dtype=kv_dtype):
         expected = expected or row.digest
         yield row
-    for size in working_degrees(config, units_of(config, find_weights(config, checkpoint)))[1:]:
+    for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
         setting = Setting(name=f"{size} processes, chunks of 64", isa=ops.isa, threads=1, chunk=64, ranks=size)
         yield _row(
             setting, logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype),

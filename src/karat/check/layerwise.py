@@ -17,10 +17,10 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.layers.block import PreNormBlock
 from karat.layers.place import Place
-from karat.layers.shards import Units
+from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
+from karat.models.cut_units import cut_units
 from karat.models.decoder import embedding, end, layer
-from karat.models.units import units_of
 from karat.ops.api import Cache, Ops, RopeTable, Tensor
 from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE
@@ -78,7 +78,7 @@ class LayerwiseRun:
     def parts(self) -> Iterator[dict[str, Array]]:
         """The arrays of each part, by canonical name."""
         config, tap = self._config, Tap(self._ops)
-        units = units_of(config, self._stored)
+        units = cut_units(config, self._stored)
         cache = self._cache(self._cache_dtype)
         ropes: dict[RopeConfig, RopeTable] = {}
         batches = [
@@ -142,7 +142,7 @@ class LayerwiseRun:
         cuts = self._steps.cuts
         return list(zip(cuts, [*cuts[1:], len(self._steps.prompt)], strict=True))
 
-    def _place(self, units: Units) -> Place:
+    def _place(self, units: CutUnits) -> Place:
         """A model's root, whose layers load their weights anew."""
         return Place(WeightLoader(self._ops, self._stored, AS_STORED), "", units, SINGLE)
 

@@ -22,9 +22,9 @@ from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
 from karat.errors import ExecutorError, KaratError, RankError
 from karat.kv.blocks import BLOCK_SIZE
+from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build
-from karat.models.units import units_of
 from karat.ops import registry
 from karat.ops.api import Ops
 from karat.text.placeholder import placeholder_tokenizer
@@ -61,7 +61,7 @@ class ParallelPlan:
 def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     """The stages, one by one: shards, logits, trace. Raises what loading raises, and UsageError for a wrong degree."""
     model, size = plan.model, plan.size
-    check_degree(model.config, units_of(model.config, model.stored), size)
+    check_degree(model.config, cut_units(model.config, model.stored), size)
     ops = registry.create(plan.executor, plan.dtype, plan.threads)
     kv_dtype = plan.kv_dtype or ops.default_kv_dtype
     rng = np.random.default_rng(plan.seed)

@@ -17,15 +17,15 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     """One object a rank, as JSON has it; UsageError, with the degrees that work, for one that does not."""
     from karat.checkpoint.slices import part_bytes, part_shape
     from karat.layers.shards import own_heads, own_kv_heads
+    from karat.models.cut_units import cut_units
     from karat.models.decoder import rank_specs
     from karat.models.degrees import check_degree
     from karat.models.registry import find_weights, read_config
-    from karat.models.units import units_of
     from karat.ranks.group import Seat
 
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)
-    units = units_of(config, weights)
+    units = cut_units(config, weights)
     check_degree(config, units, size)
     ranks = []
     for rank in range(size):

@@ -13,9 +13,9 @@ from karat.engine.options import Options
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.machine.memory import available_bytes
+from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import build, find_weights
-from karat.models.units import units_of
 from karat.ops.api import Ops, Runner
 from karat.ops.rope_table import table_bytes
 
@@ -80,7 +80,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
     kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
     weights = find_weights(config, checkpoint)
     prepare = Preparation(options.quantize)
-    units = units_of(config, weights, prepare.stored_type)
+    units = cut_units(config, weights, prepare.stored_type)
     check_degree(config, units, num_ranks)
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from karat.checkpoint.weights import WeightSpec
-from karat.layers.shards import Piece, Units
+from karat.layers.shards import CutUnits, Piece
 from karat.layers.weights import Take
 from karat.ops.api import Loaded
 from karat.ranks.group import Group
@@ -15,7 +15,7 @@ class Place:
 
     take: Take
     name: str
-    units: Units
+    units: CutUnits
     group: Group
 
     def __truediv__(self, part: str) -> "Place":

@@ -1,7 +1,7 @@
 """How layers are cut for tensor parallelism: the one description that every family, executor and format follows.
 
 A row-parallel layer's sum is a tree over 8 leaves of its input columns (karat.ops.leaves), and a rank owns a subtree,
-so what it holds is where its leaves lie: whole heads of o_proj, whole blocks of both (Units). The layers that make
+so what it holds is where its leaves lie: whole heads of o_proj, whole blocks of both (CutUnits). The layers that make
 those columns are cut at the same places: q_proj at o_proj's heads, gate_proj and up_proj at down_proj's columns. k_proj
 and v_proj follow the query heads; where a group of these is split, its KV head is held by several ranks. Rows of the
 vocabulary are shared out evenly.
@@ -19,8 +19,8 @@ _VOCAB_UNIT = 64  # rows that kernels take together
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
-    """What is never cut in a model: so many query heads, and so many inner features (karat.models.units)."""
+class CutUnits:
+    """Query heads and inner features (columns of down_proj) that are never cut apart (karat.models.cut_units)."""
 
     heads: int
     inner: int

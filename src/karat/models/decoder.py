@@ -6,7 +6,7 @@ from karat.layers.attention import RopeTables
 from karat.layers.block import PreNormBlock
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
-from karat.layers.shards import Units
+from karat.layers.shards import CutUnits
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.models.families import FAMILIES
@@ -20,7 +20,7 @@ class Decoder:
     It holds no executor: the same weights run under a tap of theirs too.
     """
 
-    def __init__(self, take: Take, config: ModelConfig, units: Units, group: Group = SINGLE) -> None:
+    def __init__(self, take: Take, config: ModelConfig, units: CutUnits, group: Group = SINGLE) -> None:
         self.config = config
         root = Place(take, "", units, group)
         self.embed_tokens = embedding(root, config)
@@ -69,10 +69,10 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Every tensor that a model of this configuration needs, each once and whole."""
-    return rank_specs(config, Units(1, 1), SINGLE)  # where sums are cut says nothing of tensors that are not
+    return rank_specs(config, CutUnits(1, 1), SINGLE)  # where sums are cut says nothing of tensors that are not
 
 
-def rank_specs(config: ModelConfig, units: Units, group: Group) -> list[WeightSpec]:
+def rank_specs(config: ModelConfig, units: CutUnits, group: Group) -> list[WeightSpec]:
     """What a rank of `group` holds of each of them."""
     collector = SpecCollector()
     Decoder(collector, config, units, group)

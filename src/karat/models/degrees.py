@@ -2,7 +2,7 @@
 
 from karat.config import ModelConfig
 from karat.errors import UsageError
-from karat.layers.shards import Units, own_kv_heads
+from karat.layers.shards import CutUnits, own_kv_heads
 from karat.models.decoder import rank_specs
 from karat.ops.leaves import NUM_LEAVES
 from karat.ranks.group import Seat
@@ -10,7 +10,7 @@ from karat.ranks.group import Seat
 DEGREES = tuple(2**k for k in range(NUM_LEAVES.bit_length()))  # 1, 2, 4, 8: subtrees of the tree of leaves
 
 
-def obstacle(config: ModelConfig, units: Units, size: int) -> str | None:
+def obstacle(config: ModelConfig, units: CutUnits, size: int) -> str | None:
     """Why a model cannot be shared out over so many ranks; None if it can."""
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
@@ -25,12 +25,12 @@ def obstacle(config: ModelConfig, units: Units, size: int) -> str | None:
     return None
 
 
-def working_degrees(config: ModelConfig, units: Units) -> tuple[int, ...]:
+def working_degrees(config: ModelConfig, units: CutUnits) -> tuple[int, ...]:
     """All degrees that the model can have."""
     return tuple(size for size in DEGREES if obstacle(config, units, size) is None)
 
 
-def check_degree(config: ModelConfig, units: Units, size: int) -> None:
+def check_degree(config: ModelConfig, units: CutUnits, size: int) -> None:
     """Raise UsageError, with the degrees that work, unless the model can be shared out over `size` ranks."""
     if (reason := obstacle(config, units, size)) is not None:
         raise UsageError(
@@ -38,7 +38,7 @@ def check_degree(config: ModelConfig, units: Units, size: int) -> None:
         )
 
 
-def num_kv_heads_held(config: ModelConfig, units: Units, size: int) -> int:
+def num_kv_heads_held(config: ModelConfig, units: CutUnits, size: int) -> int:
     """KV heads of a layer, each as often as ranks hold it."""
     held = (own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, Seat(rank, size)) for rank in range(size))
     return sum(stop - start for start, stop in held)

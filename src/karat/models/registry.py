@@ -10,11 +10,11 @@ from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.attention import RopeTables
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
+from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.families import FAMILIES
 from karat.models.reader import ConfigReader
-from karat.models.units import units_of
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
 from karat.ranks.group import SINGLE, Group
 from karat.request import shown
@@ -106,7 +106,7 @@ def build(
     read, and those of all weights. UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
-    units = units_of(config, weights, prepare.stored_type)
+    units = cut_units(config, weights, prepare.stored_type)
     check_degree(config, units, group.size)
     if group.size > 1:
         without_read_ahead(weights.values())

@@ -8,7 +8,7 @@ NUM_LEAVES = 8
 
 
 def leaf_ends(columns: int, unit: int | None) -> tuple[int, ...]:
-    """Where each leaf ends: `unit` columns, which divide them, are never cut (karat.models.units says how many).
+    """Where each leaf ends: `unit` columns, which divide them, are never cut (karat.models.cut_units says how many).
 
     A unit of None is a layer that is not row-parallel: one leaf. Some leaves are empty where there are few units.
     """

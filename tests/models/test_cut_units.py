@@ -10,11 +10,11 @@ from karat.checkpoint.slices import block_of, cut_block
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import ModelConfig
 from karat.engine.loading import Preparation
-from karat.layers.shards import Units
+from karat.layers.shards import CutUnits
+from karat.models.cut_units import cut_units
 from karat.models.decoder import rank_specs, weight_specs
 from karat.models.degrees import working_degrees
 from karat.models.registry import read_config
-from karat.models.units import units_of
 from karat.ranks.group import Seat
 from tests.support.parallel import config_of
 
@@ -50,7 +50,7 @@ def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: i
         fitting = [dtype for dtype in TYPES if columns % block_of(dtype)[0] == 0]
         types[name] = tuple(data.draw(st.lists(st.sampled_from(fitting), min_size=3, max_size=3)))
     weights = weights_of(config, **types)
-    units = units_of(config, weights)
+    units = cut_units(config, weights)
     for unit, columns, name in (
         (units.heads * head_dim, heads * head_dim, "o_proj"), (units.inner, inner, "down_proj"),
     ):  # fmt: skip
@@ -70,12 +70,12 @@ def test_only_what_is_stored_in_large_blocks_needs_them() -> None:
     """The two kinds apart, and one layer is enough."""
     config = config_with(8, 32, 768)
     plain = ("BF16",) * 3
-    assert units_of(config, weights_of(config, o_proj=plain, down_proj=plain)) == Units(1, 32)
-    assert units_of(config, weights_of(config, o_proj=plain, down_proj=("F32", "Q4_0", "Q6_K"))) == Units(1, 256)
-    assert units_of(config, weights_of(config, o_proj=("Q4_K", "F32", "F32"), down_proj=plain)) == Units(8, 32)
-    assert working_degrees(config, Units(1, 32)) == (1, 2, 4, 8)
-    assert working_degrees(config, Units(1, 256)) == (1, 2)
-    assert working_degrees(config, Units(8, 32)) == (1,)
+    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=plain)) == CutUnits(1, 32)
+    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=("F32", "Q4_0", "Q6_K"))) == CutUnits(1, 256)
+    assert cut_units(config, weights_of(config, o_proj=("Q4_K", "F32", "F32"), down_proj=plain)) == CutUnits(8, 32)
+    assert working_degrees(config, CutUnits(1, 32)) == (1, 2, 4, 8)
+    assert working_degrees(config, CutUnits(1, 256)) == (1, 2)
+    assert working_degrees(config, CutUnits(8, 32)) == (1,)
 
 
 def test_the_types_are_those_after_quantising() -> None:
@@ -86,5 +86,5 @@ def test_the_types_are_those_after_quantising() -> None:
         def stored_type(self, weight: Weight) -> str:
             return "Q4_K"
 
-    assert units_of(config, weights, Preparation("q4_0").stored_type) == Units(1, 32)
-    assert units_of(config, weights, ToK(None).stored_type) == Units(8, 256)
+    assert cut_units(config, weights, Preparation("q4_0").stored_type) == CutUnits(1, 32)
+    assert cut_units(config, weights, ToK(None).stored_type) == CutUnits(8, 256)
