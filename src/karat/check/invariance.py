@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from karat.check.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName, Settings
-from karat.engine.choice import LogitsReader
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
+from karat.engine.readers import LogitsReader
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees

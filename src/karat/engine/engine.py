@@ -7,7 +7,8 @@ from itertools import accumulate, count, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.choice import Carried, Choice, LogitsReader, LogitsTarget, Reader, resolve_max_tokens
+from karat.engine.choice import Carried, Choice, resolve_max_tokens
+from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import FloatName, ModelConfig, embedded_model_path
-from karat.engine.choice import LogitsTarget
 from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
+from karat.engine.readers import LogitsTarget
 from karat.engine.turns import Turns
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, UsageError

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import RLock
 from typing import TypeVar
 
-from karat.engine.choice import LogitsTarget
 from karat.engine.engine import Engine, RequestUpdate
+from karat.engine.readers import LogitsTarget
 from karat.engine.request_bar import RequestBar
 from karat.errors import UsageError
 from karat.request import Request, RequestOutput, StreamChunk
