@@ -23,7 +23,7 @@ KEY := $(shell { pwd; $(PYTHON) -V; echo karat-llm; } 2>&1 | cksum | cut -d ' ' 
 LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
-NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/*)
 
 .PHONY: help
 help:

@@ -1,13 +1,13 @@
 // How to multiply by quantised weights, measured before the numeric contract was chosen (docs/determinism.md): (a) scale
 // each weight and run one chain over all columns, or (b) run a chain over a block's codes and scale its sum.
 //
-//   c++ -std=c++20 -O3 -march=native -ffp-contract=off -pthread benchmarks/arithmetic.cpp -o arithmetic
+//   c++ -std=c++20 -O3 -march=native -ffp-contract=off -pthread -Icsrc benchmarks/arithmetic.cpp -o arithmetic
 //   ./arithmetic [THREADS]
 //
-// Prototypes of equal care, on the lanes of csrc/simd.h; panels of 64 rows, blocks packed as the comments say. Prints for
+// Prototypes of equal care, on the lanes of csrc/simd/simd.h; panels of 64 rows, blocks packed as the comments say. Prints for
 // each the best and the median of five runs.
 #define KARAT_ISA_NAMESPACE prototype
-#include "../csrc/simd.h"
+#include "simd/simd.h"
 
 #include <algorithm>
 #include <chrono>

@@ -3,7 +3,7 @@
 //
 //   c++ -std=c++20 -O3 -march=sapphirerapids -ffp-contract=off benchmarks/exact_sums.cpp -o exact_sums && ./exact_sums
 //
-// Q4_0 on one thread, packed as csrc/packed.h says, 4864 rows of 896 columns: one token from memory and from the
+// Q4_0 on one thread, packed as csrc/contract/packed.h says, 4864 rows of 896 columns: one token from memory and from the
 // second-level cache, beside reading alone; 512 tokens by VNNI and by AMX, beside multiply-adds alone; and the error of one
 // token beside that of a chain of float32 multiply-adds, both against float64.
 #include <immintrin.h>

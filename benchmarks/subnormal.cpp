@@ -1,4 +1,4 @@
-// What a multiply-add costs whose operand is a subnormal number, on one core: the reason why csrc/subnormal.h is for some
+// What a multiply-add costs whose operand is a subnormal number, on one core: the reason why csrc/formats/subnormal.h is for some
 // cores only. Run it on a machine with AVX2:
 //
 //     c++ -std=c++20 -O3 -march=native benchmarks/subnormal.cpp -o /tmp/subnormal && /tmp/subnormal

@@ -1,4 +1,7 @@
-"""Types of the C++ extension (csrc/module.cpp); what they mean is said in csrc/plan.h and karat.ops.native_plan."""
+"""Types of the C++ extension (csrc/python/module.cpp).
+
+csrc/plan/plan.h and karat.ops.native_plan say what they mean.
+"""
 
 from collections.abc import Sequence
 

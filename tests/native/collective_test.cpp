@@ -1,6 +1,6 @@
 // What ranks exchange through shared memory arrives whole and in order (collective.h). Ranks are threads here, each with a
 // mapping of its own.
-#include "../../csrc/collective.h"
+#include "group/collective.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

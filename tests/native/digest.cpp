@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "../../csrc/isa.h"
-#include "../../csrc/plan.h"
-#include "../../csrc/sampling.h"
+#include "runtime/isa.h"
+#include "plan/plan.h"
+#include "kernels/sampling.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The thread pool and its barrier: what they promise (pool.h), and for ThreadSanitizer to watch.
 //
 // Where plain variables are written and read by several threads below, it is on purpose: the pool is what orders them.
-#include "../../csrc/pool.h"
+#include "runtime/pool.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-"""Native linear layers have, in every build and for any number of tokens, the bits of the contract in csrc/kernels.h.
+"""Native linear layers have the bits of csrc/contract/kernels.h, in every build and for any number of tokens.
 
 The contract is written out below in NumPy, one operation a rounding, with an emulated fused multiply-add.
 """
@@ -190,7 +190,7 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
 def test_numbers_of_any_size_have_the_same_bits_in_every_build(
     stored: str, powers: tuple[int, int], odd: float | None, tokens: int, seed: int
 ) -> None:
-    """Also where a build scales x (csrc/subnormal.h), at the limits of what it scales and beyond."""
+    """Also where a build scales x (csrc/formats/subnormal.h), at the limits of what it scales and beyond."""
     rng = np.random.default_rng(seed)
     weight = random_blocks(stored, 144, 512, rng)
     shape = (tokens, 512)

@@ -1,4 +1,4 @@
-"""The native RMSNorm: bit for bit its contract in csrc/kernels.h; within its roundings of float64."""
+"""The native RMSNorm: bit for bit its contract in csrc/contract/kernels.h; within its roundings of float64."""
 
 import ctypes
 import math
@@ -36,7 +36,7 @@ LENGTHS = st.one_of(st.integers(1, 100), st.sampled_from([128, 896, 1023, 1024, 
 
 
 def contract(x: F32, weight: F32, eps: float) -> F32:
-    """RMSNorm of [rows, n] as csrc/kernels.h defines it, one NumPy operation a rounding."""
+    """RMSNorm of [rows, n] as csrc/contract/kernels.h defines it, one NumPy operation a rounding."""
     rows, n = x.shape
     lanes = np.zeros((rows, LANES), np.float32)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):

@@ -166,7 +166,7 @@ def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
     unpacked = tmp_path / "karat_llm-0.1.0"
     assert (tmp_path / "karat_llm-0.1.0.tar.gz").stat().st_size < 20e6, "the embedded model has 10.6 MB"
     package = ("LICENSE", "licenses/nanobind.txt", "README.md", "pyproject.toml", "src/karat/py.typed")
-    for needed in (*package, "CMakeLists.txt", "csrc/module.cpp"):
+    for needed in (*package, "CMakeLists.txt", "csrc/python/module.cpp"):
         assert (unpacked / needed).is_file(), needed
     compiled = (".so", ".dylib", ".o", ".whl", ".pyc")
     assert not [path for path in unpacked.rglob("*") if path.suffix in compiled]

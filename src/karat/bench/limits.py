@@ -2,7 +2,7 @@
 
 A limit is only worth comparing with if it is hard to beat, and if the machine was in the same mood: it is the best of
 several access patterns, kernel builds and runs, and the runs are spread over the whole measurement (see
-karat.bench.workloads). The loops are csrc/limits.cpp.
+karat.bench.workloads). The loops are csrc/measure/limits.cpp.
 """
 
 from dataclasses import dataclass

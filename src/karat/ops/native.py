@@ -1,4 +1,4 @@
-"""The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/kernels.h).
+"""The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/contract/kernels.h).
 
 Two faces of one thing: `NativeOps` runs op by op on arrays, each op as a plan of its own; `NativeOps.runner` records a
 whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits. Ranks whose
@@ -25,7 +25,7 @@ from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 
-GROUP_ROWS = 16  # rows that are packed together (csrc/packed.h)
+GROUP_ROWS = 16  # rows that are packed together (csrc/contract/packed.h)
 
 _log = logging.getLogger(__name__)
 

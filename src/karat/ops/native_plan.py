@@ -27,7 +27,7 @@ else:
     _UNAVAILABLE = None
 
 
-MAX_THREADS = 1024  # of a pool (csrc/pool.h)
+MAX_THREADS = 1024  # of a pool (csrc/runtime/pool.h)
 
 
 def unavailable_reason() -> str | None:

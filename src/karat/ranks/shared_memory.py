@@ -25,7 +25,7 @@ else:
 
 # Of the collectives of a step; their numbers count on from step to step and may wrap around.
 NUMBERS_OF_A_STEP = 1 << 12
-MAX_RANKS = 8  # csrc/collective.h
+MAX_RANKS = 8  # csrc/group/collective.h
 _CONTROL_BYTES = 4096
 _PIECE = 1 << 20
 _HEADER = np.dtype([("dtype", "S8"), ("shape", "<i8", 6), ("ndim", "<i8")])

@@ -1,0 +1,180 @@
+// The kernels and their contracts: numeric contract version 4 (docs/determinism.md).
+//
+// Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
+// functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
+// one rounding each, fused multiply-adds are written as such and nothing else is contracted or reordered. Nor do they
+// depend on how work is cut: every function takes a range of independent items, and each item's result is its own.
+// Kernels expect the default floating-point environment (float_env.h); their callers set it, and leave all arithmetic to
+// them: a compiler may move an operation of the caller's to before the call that sets the environment.
+// Where a result is NaN it is NaN in every build; its sign and payload are not part of the contract.
+//
+// The linker keeps one copy of an inline function, and could take the one that was compiled for AVX-512 for everybody. So what
+// kernel sources include holds no inline function outside the instruction set's namespace, and inside only such as are
+// always inlined (KARAT_INLINE); tables in headers are of each source's own. Nor does an object of an instruction set do
+// anything as it is loaded, when nobody has asked yet what the machine can run. tests/packaging/test_objects.py looks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "contract/packed.h"
+
+namespace karat {
+
+// Longest row of a norm: its length is still exact in float32.
+inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
+
+// Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
+inline constexpr std::size_t kMaxLeaves = 8;
+
+// Formats multiplied by nibbles: panels of each of two matrices that kernels take together at best, for more tokens than these.
+inline constexpr std::size_t kNibblePanels = 8;
+inline constexpr std::size_t kNibbleFewTokens = 12;
+
+// out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
+//   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,
+//   ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
+//   stored floats    sum = fma(w[k], x[k], sum)
+//   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
+//                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
+//   Q2_K and Q3_K    part is a chain over pairs instead: of the first, then of the second eight columns of a sub-block those of
+//                    k = 0, 1, 2, 3,  part = part + fma(low[k + 4], x[k + 4], low[k] * x[k])
+//                    where low is the code, or its low two bits. In Q3_K, where code = low + high (high is 0 or -4), fours of
+//                    k = 0, 1, 2, 3 follow,  part = part + fma(high[k + 12], x[k + 12], fma(high[k + 8], x[k + 8],
+//                                                          fma(high[k + 4], x[k + 4], high[k] * x[k])))
+struct LinearArgs {
+    const Matrix* weight;
+    const float* x;  // [tokens, columns], rows x_stride apart
+    std::size_t x_stride, tokens;
+    float* out;  // [tokens, rows], rows out_stride apart
+    std::size_t out_stride;
+    const float* bias;      // [rows] or null
+    const float* residual;  // as out, or null; may be out itself
+    const std::uint32_t* leaf_ends;
+    std::size_t num_leaves;
+    const float* x_sums;  // [tokens, columns / 16], from `sums_of_16`; only for formats with minima
+};
+
+enum class CacheType : int { f32, f16, bf16 };
+
+// One layer of a paged KV cache. Slots lie in regions, and in a region the K of a head in one piece and its V in the next, so
+// that a split of keys of one text is read as one stream:
+//   [regions, layers, kv_heads] of K [kRegionSlots / 16, head_dim, 16] and V [kRegionSlots, head_dim rounded up to 16]
+// K has lanes over slots, V over the head's dimensions.
+inline constexpr std::size_t kRegionSlots = 256;
+
+struct CacheView {
+    CacheType type;
+    std::size_t num_kv_heads, head_dim;
+    std::uint8_t* data;         // of the layer, in the first region
+    std::size_t region_bytes;  // of all layers: from one region to the next
+};
+
+// What a step knows of its tokens and sequences (see karat.batch.ForwardBatch).
+struct BatchView {
+    std::size_t num_tokens, num_seqs, max_blocks, block_size;
+    const std::int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;
+};
+
+// Causal attention, softmax(q · k * scale) v over the keys at positions [max(0, p + 1 - window), p] of a token at p.
+// Query head h reads KV head (first_head + h) / group_heads: the first and the last group may be cut.
+//   keys are cut at absolute positions 0, 256, 512 …; within a split, with lanes by position modulo 16:
+//     score[j]  = (chain of fma(q[d], k[j, d], score) from 0) * scale
+//     top       = the largest visible score
+//     weight[j] = exp(score[j] - top)
+//     total     = lanes' chains of weight[j], then folded in halves
+//     part[d]   = chain of fma(weight[j], v[j, d], part) from 0
+//   splits are merged in order: with both tops m and n, both (total, part) are scaled by exp(m - max) and exp(n - max),
+//   part = fma(part, scale, other part * other scale), and likewise total.
+//   out[d] = part[d] / total
+// Keys that are not visible are skipped: what stale slots hold never matters.
+struct AttentionArgs {
+    CacheView cache;
+    BatchView batch;
+    const float* q;  // [tokens, heads, head_dim]
+    float* out;      // [tokens, heads * head_dim]
+    std::size_t num_heads, group_heads, first_head;
+    float scale;
+    std::size_t window;  // 0: all
+    float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of scaled scores, for observers
+    std::size_t score_seq;
+};
+
+struct Kernels {
+    // Bytes of scratch memory that a thread needs for `linear` and `attention`.
+    std::size_t (*scratch_bytes)(std::size_t head_dim);
+
+    // Panels first … last - 1 of the matrix.
+    void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+
+    // The same of two matrices with the same rows, columns, x and leaves.
+    void (*linear_both)(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+
+    // out[i] = x[16 i] … x[16 i + 15] folded in halves, for `count` groups of 16. A sum over 32 columns is that of two.
+    void (*sums_of_16)(const float* x, float* out, std::size_t count);
+
+    // out [tokens, columns] = rows ids[t] of the table, as float32 (block formats: code * scale, or
+    // fma(code, scale, minimum)).
+    void (*embedding)(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
+
+    // RMSNorm. x and out: [rows, n] float32, the same memory or disjoint; weight: [n] float32; 1 <= n <= kMaxColumns.
+    //   lane[l]  = chain of fma(x[i], x[i], lane[l]) from 0, over i = l, l + 16, l + 32, ...
+    //   total    = the lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1
+    //   scale    = 1 / sqrt(total / n + float32(eps))
+    //   out[i]   = (x[i] * scale) * weight[i]
+    void (*rms_norm)(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);
+
+    // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
+    void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
+
+    // out[i] = x[i] + y[i]
+    void (*add)(const float* x, const float* y, float* out, std::size_t n);
+
+    // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, head_dim / 2].
+    //   out[i]        = fma(x[i], cos[i], -(x[i + half] * sin[i]))
+    //   out[i + half] = fma(x[i + half], cos[i], x[i] * sin[i])
+    void (*rope)(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
+                 std::size_t tokens, std::size_t heads, std::size_t head_dim);
+
+    // Store k and v [tokens, kv_heads, head_dim] at the slots, rounded to nearest even. Returns the index of the first
+    // element (over k, then v) that is finite and becomes infinite, or -1.
+    std::ptrdiff_t (*kv_write)(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+                               std::size_t tokens);
+
+    // Tokens first … last - 1 of sequence seq, all query heads of one KV head.
+    void (*attention)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t first,
+                      std::size_t last, float* scratch);
+
+    // One split of 256 keys for the only token of a sequence: partial results for `attention_merge`,
+    // part [heads of the KV head, head_dim rounded up to 16, then total, top].
+    void (*attention_split)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t split,
+                            float* part, float* scratch);
+    void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
+                            float* parts, std::size_t part_stride);
+
+};
+
+inline constexpr std::size_t kSplitKeys = 256;
+inline constexpr std::size_t kAttentionRows = 128;  // `attention` unpacks a key once for so many rows, heads of tokens
+
+namespace generic {
+extern const Kernels kernels;
+}
+#ifdef KARAT_X86
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx512_intel {
+extern const Kernels kernels;
+}
+#endif
+#ifdef KARAT_ARM
+namespace neon {
+extern const Kernels kernels;
+}
+#endif
+
+}  // namespace karat

@@ -1,0 +1,156 @@
+// Attention of many rows: keys and values are unpacked once, and both products run in the tiles of linear layers.
+#include "kernels/attention.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+// K of positions first … first + kKeys - 1 as [head_dim, kKeys]; beyond the context anything.
+template <class From>
+void unpack_keys(const Keys& keys, std::size_t first, float* out) {
+    using Stored = typename From::Stored;
+    const auto head = keys.head<Stored>();
+    const std::size_t dim = keys.a.cache.head_dim;
+    for (std::size_t lanes = 0; lanes < kKeys && first + lanes < keys.context; lanes += kLanes) {
+        const std::size_t position = first + lanes;
+        if (keys.a.batch.block_size % kLanes == 0) {
+            const Stored* in = head.k(keys.slot(position));
+            for (std::size_t d = 0; d < dim; ++d) store(out + d * kKeys + lanes, From::read(in + d * kLanes));
+        } else {
+            const std::size_t count = least(kLanes, keys.context - position);
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::size_t slot = keys.slot(position + i);
+                const Stored* in = head.k(slot) + slot % kLanes;
+                for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = From::one(in[d * kLanes]);
+            }
+            for (std::size_t i = count; i < kLanes; ++i)
+                for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = 0.0f;
+        }
+    }
+}
+
+// V of positions first … as [kKeys, head_dim filled up].
+template <class From>
+void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
+    using Stored = typename From::Stored;
+    const auto head = keys.head<Stored>();
+    const std::size_t padded = padded_dim(keys.a.cache.head_dim);
+    for (std::size_t i = 0; i < count; ++i) {
+        const Stored* in = head.v(keys.slot(first + i));
+        for (std::size_t d = 0; d < padded; d += kLanes) store(out + i * padded + d, From::read(in + d));
+    }
+}
+
+void unpack_keys(const Keys& keys, std::size_t first, float* out) {
+    switch (keys.a.cache.type) {
+        case CacheType::f32: return unpack_keys<FromF32>(keys, first, out);
+        case CacheType::f16: return unpack_keys<FromF16>(keys, first, out);
+        case CacheType::bf16: return unpack_keys<FromBF16>(keys, first, out);
+    }
+}
+
+void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
+    switch (keys.a.cache.type) {
+        case CacheType::f32: return unpack_values<FromF32>(keys, first, count, out);
+        case CacheType::f16: return unpack_values<FromF16>(keys, first, count, out);
+        case CacheType::bf16: return unpack_values<FromBF16>(keys, first, count, out);
+    }
+}
+
+template <int TG>
+struct ScoreTile {
+    const float *keys, *q;
+    std::size_t dim, q_stride;
+    float scale;
+    float* out;  // [rows, kSplitKeys]
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        f32x16 acc[T][TG];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) acc[t][g] = zero();
+        chain<T, TG>(acc, keys, kKeys, q, q_stride, dim);
+        const f32x16 factor = set1(scale);
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) store(out + t * kSplitKeys + g * kLanes, acc[t][g] * factor);
+    }
+};
+
+template <int TG>
+struct ValueTile {
+    const float *values, *weights;
+    std::size_t padded, count;
+    float* part;
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        f32x16 acc[T][TG];
+        for (std::size_t t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) acc[t][g] = load(part + t * (padded + kStats) + g * kLanes);
+        chain<T, TG>(acc, values, padded, weights, kSplitKeys, count);
+        for (std::size_t t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) store(part + t * (padded + kStats) + g * kLanes, acc[t][g]);
+    }
+};
+
+// part[rows first … last - 1] += weights · values over keys from … to - 1 of the unpacked ones (which begin at `base`).
+void add_values(const AttentionScratch& s, std::size_t first, std::size_t last, std::size_t base, std::size_t from,
+                std::size_t to) {
+    if (from >= to) return;
+    const float* values = s.unpacked + (from - base) * s.padded;
+    const float* weights = s.weights + first * kSplitKeys + from;
+    std::size_t d = 0;
+    for (; d + kTileGroups * kLanes <= s.padded; d += kTileGroups * kLanes)
+        with_height(last - first, ValueTile<kTileGroups>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
+    for (; d < s.padded; d += kLanes)
+        with_height(last - first, ValueTile<1>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
+}
+
+}  // namespace
+
+void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
+                 const AttentionScratch& s) {
+    const std::size_t start = index * kSplitKeys;
+    std::size_t lowest = kSplitKeys, highest = 0;
+    for (std::size_t r = 0; r < count; ++r) {
+        s.from[r] = most(rows.begin(first + r), start) - start;
+        s.to[r] = most(least(rows.end(first + r), start + kSplitKeys), start) - start;
+        if (s.from[r] >= s.to[r]) s.from[r] = s.to[r] = 0;
+        if (s.from[r] < s.to[r]) {
+            lowest = least(lowest, s.from[r]);
+            highest = most(highest, s.to[r]);
+        }
+    }
+    for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
+        unpack_keys(keys, start + base, s.unpacked);
+        for (std::size_t i = 0; i < num_tiles(count); ++i) {
+            const std::size_t r = tile_start(count, i), end = tile_start(count, i + 1);
+            for (std::size_t g = 0; g < kKeys; g += kTileGroups * kLanes)
+                with_height(end - r, ScoreTile<kTileGroups>{s.unpacked + g, s.q + r * s.padded, s.dim, s.padded,
+                                                            rows.a.scale, s.weights + r * kSplitKeys + base + g});
+        }
+    }
+    show(rows, keys, first, count, start, s);
+    for (std::size_t r = 0; r < count; ++r)
+        for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
+    soften(s, count);
+    for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
+        const std::size_t end = least(base + kKeys, highest);
+        unpack_values(keys, start + base, end - base, s.unpacked);
+        for (std::size_t i = 0; i < num_tiles(count); ++i) {
+            const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
+            // What all rows of the tile see runs as a tile; what only some see before and after it, row by row.
+            std::size_t from = base, to = end;
+            for (std::size_t r = r0; r < r1; ++r) {
+                from = most(from, s.from[r]);
+                to = least(to, s.to[r]);
+            }
+            from = least(from, end);
+            to = most(to, from);
+            for (std::size_t r = r0; r < r1; ++r) add_values(s, r, r + 1, base, most(s.from[r], base), least(from, s.to[r]));
+            add_values(s, r0, r1, base, from, to);
+            for (std::size_t r = r0; r < r1; ++r) add_values(s, r, r + 1, base, most(to, s.from[r]), least(end, s.to[r]));
+        }
+    }
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,136 @@
+// Ops on single elements or pairs of them (kernels.h). Compiled once for each instruction set.
+#include "kernels/cache.h"
+#include "simd/exp.h"
+#include "simd/simd.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+// up *= silu(gate)
+template <int N>
+KARAT_INLINE void times_silu(f32x16 (&up)[N], const f32x16 (&gate)[N]) {
+    f32x16 e[N];
+    for (int i = 0; i < N; ++i) e[i] = zero() - gate[i];
+    exp(e);
+    for (int i = 0; i < N; ++i) up[i] = gate[i] / (set1(1.0f) + e[i]) * up[i];
+}
+
+}  // namespace
+
+void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
+    std::size_t i = 0;
+    for (; i + kExpVectors * kLanes <= n; i += kExpVectors * kLanes) {
+        f32x16 g[kExpVectors], result[kExpVectors];
+        for (int v = 0; v < kExpVectors; ++v) g[v] = load(gate + i + v * kLanes);
+        for (int v = 0; v < kExpVectors; ++v) result[v] = load(up + i + v * kLanes);
+        times_silu(result, g);
+        for (int v = 0; v < kExpVectors; ++v) store(out + i + v * kLanes, result[v]);
+    }
+    for (; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+        f32x16 result[] = {load_first(up + i, count)};
+        times_silu(result, {load_first(gate + i, count)});
+        store_first(out + i, result[0], count);
+    }
+}
+
+void add(const float* x, const float* y, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+
+void rope(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
+          std::size_t tokens, std::size_t heads, std::size_t head_dim) {
+    const std::size_t half = head_dim / 2;
+    for (std::size_t t = 0; t < tokens; ++t) {
+        const float* c = cos + static_cast<std::size_t>(positions[t]) * half;
+        const float* s = sin + static_cast<std::size_t>(positions[t]) * half;
+        for (std::size_t h = 0; h < heads; ++h, x += head_dim, out += head_dim)
+            for (std::size_t i = 0; i < half; ++i) {
+                const float left = x[i], right = x[i + half];
+                out[i] = __builtin_fmaf(left, c[i], -(right * s[i]));
+                out[i + half] = __builtin_fmaf(right, c[i], left * s[i]);
+            }
+    }
+}
+
+namespace {
+
+// To nearest even; beyond the largest half it is infinite.
+std::uint16_t f16_of(float value) {
+    const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);
+    if (magnitude >= 0x47800000) return static_cast<std::uint16_t>(sign | 0x7c00);
+    if (magnitude < 0x38800000) {  // a denormal half: adding 0.5 leaves its bits at the end of the mantissa
+        const std::uint32_t shifted = bits_of(float_of(magnitude) + 0.5f);
+        return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000));
+    }
+    const std::uint32_t rounded = magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1);
+    return static_cast<std::uint16_t>(sign | rounded >> 13);
+}
+
+std::uint16_t bf16_of(float value) {
+    const std::uint32_t bits = bits_of(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+struct AsF32 {
+    using Stored = float;
+    static float convert(float x) { return x; }
+    static bool infinite(float) { return false; }
+};
+struct AsF16 {
+    using Stored = std::uint16_t;
+    static std::uint16_t convert(float x) { return f16_of(x); }
+    static bool infinite(std::uint16_t x) { return (x & 0x7fff) == 0x7c00; }
+};
+struct AsBF16 {
+    using Stored = std::uint16_t;
+    static std::uint16_t convert(float x) { return bf16_of(x); }
+    static bool infinite(std::uint16_t x) { return (x & 0x7fff) == 0x7f80; }
+};
+
+template <class As>
+std::ptrdiff_t write(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+                     std::size_t tokens) {
+    using Stored = typename As::Stored;
+    const std::size_t heads = cache.num_kv_heads, dim = cache.head_dim;
+    std::ptrdiff_t lost = -1;
+    const auto put = [&](Stored* to, float value, std::size_t index) {
+        *to = As::convert(value);
+        if (As::infinite(*to) && (bits_of(value) & 0x7f800000) != 0x7f800000 && lost < 0)
+            lost = static_cast<std::ptrdiff_t>(index);
+    };
+    for (int part = 0; part < 2; ++part) {
+        const float* x = part == 0 ? k : v;
+        for (std::size_t t = 0; t < tokens; ++t) {
+            const std::size_t slot = static_cast<std::size_t>(slots[t]);
+            for (std::size_t h = 0; h < heads; ++h, x += dim) {
+                const CachedHead<Stored> head(cache, h);
+                const std::size_t index = (static_cast<std::size_t>(part) * tokens * heads + t * heads + h) * dim;
+                if (part == 0) {
+                    Stored* to = head.k(slot) + slot % kLanes;
+                    for (std::size_t d = 0; d < dim; ++d) put(to + d * kLanes, x[d], index + d);
+                } else {
+                    Stored* to = head.v(slot);
+                    for (std::size_t d = 0; d < dim; ++d) put(to + d, x[d], index + d);
+                }
+            }
+        }
+    }
+    return lost;
+}
+
+}  // namespace
+
+std::ptrdiff_t kv_write(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+                        std::size_t tokens) {
+    switch (cache.type) {
+        case CacheType::f32: return write<AsF32>(k, v, cache, slots, tokens);
+        case CacheType::f16: return write<AsF16>(k, v, cache, slots, tokens);
+        case CacheType::bf16: return write<AsBF16>(k, v, cache, slots, tokens);
+    }
+    return -1;
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,155 @@
+// What the linear layers of one, a few and many tokens share (kernels.h, LinearArgs).
+#pragma once
+
+#include "kernels/kernels_isa.h"
+#include "formats/nibbles.h"
+#include "formats/subnormal.h"
+#include "simd/tile.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+// How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied column by
+// column (on Intel's cores many_tokens' first tile is for a few), of stored floats (two passes, since to read them is all there
+// is to unpack), and of those that are multiplied by nibbles.
+#if defined(KARAT_AVX2)
+inline constexpr std::size_t kFewTokens = 8, kFewOfFloats = 2 * kTileTokens;
+#elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
+inline constexpr std::size_t kFewTokens = 2 * kDirectTokens, kFewOfFloats = kFewTokens;
+#else
+inline constexpr std::size_t kFewTokens = 0, kFewOfFloats = 0;
+#endif
+#if defined(KARAT_AVX512)
+inline constexpr std::size_t kFewByNibbles = kNibbleFewTokens;
+#else
+inline constexpr std::size_t kFewByNibbles = 0;
+#endif
+
+// Panels first … last - 1 of a layer; `few_tokens`: of kPanelGroups. Both: the same panels of two, or of one twice.
+// `many_tokens` is for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
+void one_token(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+
+inline constexpr std::size_t kChunk = 128;       // columns
+inline constexpr std::size_t kTokenBlock = 516;  // tokens that one unpacked chunk serves
+inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
+inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
+inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
+
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves. (For one token
+// the whole may hold x, scaled: subnormal.h.)
+struct LinearScratch {
+    float* chunk;   // [kChunk, lanes of the panel]
+    float* scales;  // [kChunk / kMinSub, lanes]
+    float* minima;  // as scales
+    float* sums;    // [kTokenBlock, kWide]
+    float* levels;  // [3, kTokenBlock, kWide]
+
+    static constexpr std::size_t kFloats = kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
+    KARAT_INLINE explicit LinearScratch(float* base)
+        : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
+          sums(minima + kChunk / kMinSub * kWide),
+          levels(sums + kTokenBlock * kWide) {}
+};
+
+// The same by nibbles: a table of products, sums of x over a sub-block, and for some rows sums and finished leaves.
+inline constexpr std::size_t kTable = 24;  // nibbles times vectors of tokens, 1 KiB each
+inline constexpr std::size_t kNibbleTokens = kTable / 8 * kLanes;
+struct NibbleScratch {
+    float* products;  // [kTable, kProducts, kLanes]
+    float* totals;    // [kNibbleTokens]
+    float* sums[4];   // [rows of 2 * kNibblePanels, kNibbleTokens]
+
+    static constexpr std::size_t kTableFloats = kTable * kProducts * kLanes;
+    static constexpr std::size_t kSums = 2 * kNibblePanels * kWide * kNibbleTokens;
+    static constexpr std::size_t kFloats = kTableFloats + kNibbleTokens + 4 * kSums;
+    KARAT_INLINE explicit NibbleScratch(float* base) : products(base), totals(products + kTableFloats) {
+        for (std::size_t i = 0; i < 4; ++i) sums[i] = totals + kNibbleTokens + i * kSums;
+    }
+};
+
+// A panel of a layer.
+struct Place {
+    const LinearArgs& args;
+    std::size_t panel;
+
+    KARAT_INLINE const std::uint8_t* begin() const { return args.weight->panel(panel); }
+    KARAT_INLINE const std::uint8_t* end() const { return args.weight->panel(panel + 1); }
+    KARAT_INLINE std::size_t groups() const { return args.weight->panel_groups(panel); }
+    KARAT_INLINE std::size_t row(int group) const {
+        return (args.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
+    }
+};
+
+// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to the
+// left of the current one, then keep(level) to let the current one wait, or neither for the root.
+template <class Add, class Keep>
+KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
+    int level = 0;
+    for (; (leaf >> level) & 1; ++level) add(level);
+    if (leaf + 1 < num_leaves) keep(level);
+}
+
+// A finished sum, with bias and residual, to rows row … of a token.
+KARAT_INLINE void finish(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
+    const std::size_t left = a.weight->rows - row;
+    const int n = left < kLanes ? static_cast<int>(left) : kLanes;
+    if (a.bias) sum = sum + load_first(a.bias + row, n);
+    if (a.residual) {
+        const float* residual = a.residual + token * a.out_stride + row;
+        sum = sum + load_first(residual, n);
+    }
+    store_first(a.out + token * a.out_stride + row, sum, n);
+}
+
+template <class Fmt>
+inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
+
+template <class Fmt>
+inline constexpr bool kHasMinimum = [] {
+    if constexpr (kIsBlock<Fmt>) return Fmt::kHasMinimum;
+    return false;
+}();
+
+// Whether it is multiplied by nibbles (nibbles.h).
+template <class Fmt>
+inline constexpr bool kByNibbles = requires { Fmt::Codes::kWords; };
+
+// The sum of x over sub-block `index`, of sums over 16 columns.
+template <int kSub>
+KARAT_INLINE float sum_of_x(const float* sums, std::size_t index) {
+    if constexpr (kSub == 32) return sums[2 * index] + sums[2 * index + 1];
+    return sums[index];
+}
+
+// Calls f with the type that the kernels know a format by.
+template <class Fmt, Format format, class F>
+KARAT_INLINE void run_as(const F& f) {
+    constexpr FormatInfo info = kFormats[static_cast<int>(format)];
+    static_assert(Fmt::kBytes == info.block_bytes && kHasMinimum<Fmt> == info.has_minimum && kByNibbles<Fmt> == info.by_nibbles);
+    f.template run<Fmt>();
+}
+template <class F>
+KARAT_INLINE void with_format(Format format, const F& f) {
+    switch (format) {
+        case Format::f32: return run_as<F32, Format::f32>(f);
+        case Format::f16: return run_as<F16, Format::f16>(f);
+        case Format::bf16: return run_as<BF16, Format::bf16>(f);
+        case Format::q8_0: return run_as<Q8_0, Format::q8_0>(f);
+        case Format::q4_0: return run_as<Q4_0, Format::q4_0>(f);
+        case Format::q4_1: return run_as<Q4_1, Format::q4_1>(f);
+        case Format::q5_0: return run_as<Q5_0, Format::q5_0>(f);
+        case Format::q5_1: return run_as<Q5_1, Format::q5_1>(f);
+        case Format::q2_k: return run_as<Q2_K, Format::q2_k>(f);
+        case Format::q3_k: return run_as<Q3_K, Format::q3_k>(f);
+        case Format::q4_k: return run_as<Q4_K, Format::q4_k>(f);
+        case Format::q5_k: return run_as<Q5_K, Format::q5_k>(f);
+        case Format::q6_k: return run_as<Q6_K, Format::q6_k>(f);
+        case Format::iq4_nl: return run_as<IQ4_NL, Format::iq4_nl>(f);
+        case Format::iq4_xs: return run_as<IQ4_XS, Format::iq4_xs>(f);
+    }
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,29 @@
+// RMSNorm (kernels.h). Compiled once for each instruction set: KARAT_ISA_NAMESPACE is set by the build.
+#include "kernels/kernels_isa.h"
+#include "simd/simd.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+float sum_of_squares(const float* x, std::size_t n) {
+    float lane[kLanes] = {};
+    const std::size_t whole = n - n % kLanes;
+    for (std::size_t i = 0; i < whole; i += kLanes)
+        for (std::size_t l = 0; l < kLanes; ++l) lane[l] = __builtin_fmaf(x[i + l], x[i + l], lane[l]);
+    for (std::size_t l = 0; l < n - whole; ++l) lane[l] = __builtin_fmaf(x[whole + l], x[whole + l], lane[l]);
+    for (std::size_t half = kLanes / 2; half > 0; half /= 2)
+        for (std::size_t l = 0; l < half; ++l) lane[l] = lane[l] + lane[l + half];
+    return lane[0];
+}
+
+}  // namespace
+
+void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n) {
+    for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
+        const float mean = sum_of_squares(x, n) / static_cast<float>(n);
+        const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(eps));
+        for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+    }
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

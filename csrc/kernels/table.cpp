@@ -1,0 +1,30 @@
+// The table of one instruction set's kernels. Compiled once for each.
+#include "kernels/kernels_isa.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+std::size_t scratch_bytes(std::size_t head_dim) {
+    const std::size_t a = linear_scratch_floats(), b = attention_scratch_floats(head_dim);
+    return (a > b ? a : b) * sizeof(float);
+}
+
+}  // namespace
+
+const Kernels kernels = {
+    .scratch_bytes = scratch_bytes,
+    .linear = linear,
+    .linear_both = linear_both,
+    .sums_of_16 = sums_of_16,
+    .embedding = embedding,
+    .rms_norm = rms_norm,
+    .silu_mul = silu_mul,
+    .add = add,
+    .rope = rope,
+    .kv_write = kv_write,
+    .attention = attention,
+    .attention_split = attention_split,
+    .attention_merge = attention_merge,
+};
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

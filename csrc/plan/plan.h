@@ -1,0 +1,189 @@
+// A plan: a model's ops, recorded once and run for every step, in one call without Python.
+//
+// Ops read and write registers, [rows, width] float32 in one arena; rows are the step's tokens, or those whose logits are
+// wanted. Every thread of the pool walks through the whole list. Ops on single rows are shared out by rows, always to the
+// same threads, so no barrier is needed between two of them; linear layers and attention hand out items of work as
+// threads ask for them. What is computed does not depend on either.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "group/collective.h"
+#include "contract/kernels.h"
+#include "runtime/memory.h"
+#include "runtime/pool.h"
+
+namespace karat {
+
+// Throws std::invalid_argument unless the condition holds. Where steps are checked the message is a literal: nothing may be
+// allocated.
+inline void require(bool condition, const char* message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+inline void require(bool condition, const std::string& message) { require(condition, message.c_str()); }
+
+struct OwnedMatrix {
+    Matrix matrix;
+    Memory memory;
+};
+
+struct OwnedCache {
+    CacheType type;
+    std::size_t num_layers, num_slots, num_kv_heads, head_dim;
+    std::size_t layer_bytes;  // of a region
+    Memory memory;
+
+    OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads, std::size_t head_dim);
+    CacheView layer(std::size_t index) const;
+};
+
+struct RopeTable {
+    std::size_t positions, head_dim;
+    std::vector<float> cos, sin;  // [positions, head_dim / 2]
+};
+
+struct Vector {
+    std::vector<float> values;
+};
+
+using MatrixRef = std::shared_ptr<const OwnedMatrix>;
+using VectorRef = std::shared_ptr<const Vector>;
+using CacheRef = std::shared_ptr<const OwnedCache>;
+using RopeRef = std::shared_ptr<const RopeTable>;
+
+enum class Rows : int { tokens, wanted };
+
+// The inputs of a step (karat.batch.ForwardBatch).
+struct StepInput {
+    BatchView batch;
+    const std::int32_t *token_ids, *wanted;
+    std::size_t num_wanted;
+};
+
+// What a thread sees while it runs a step.
+class StepContext;
+
+struct Op {
+    virtual ~Op() = default;
+    virtual void run(StepContext& step, int thread) = 0;
+    // Whether a thread's share is the same rows as in any other op of these rows.
+    virtual bool by_rows() const { return false; }
+    // Whether what all threads did before must be done: it is about to be shown to other ranks.
+    virtual bool joins() const { return false; }
+};
+
+class Plan {
+public:
+    using Register = int;
+
+    Plan(const Kernels& kernels, int num_threads);
+    ~Plan();
+
+    // ---- recording
+    Register input(std::size_t width, Rows rows);
+    Register embedding(MatrixRef table);
+    // Of a vocabulary that is shared out over ranks, whose rows end at `ends`, this rank's: a row comes from who has it.
+    Register embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
+    Register rms_norm(Register x, VectorRef weight, double eps);
+    // One register for each matrix. leaf_ends: see LinearArgs.
+    std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                                 std::vector<std::uint32_t> leaf_ends);
+    // One matrix of a row-parallel layer: the columns that this rank holds. Ranks' sums are added along the tree, then the
+    // bias.
+    Register linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
+                         std::vector<std::uint32_t> leaf_ends);
+    // Ranks' columns side by side, this rank's from `first` on: the whole result [rows, width], in the group's memory.
+    Register gather(TransportRef group, Register x, std::size_t first, std::size_t width);
+    Register silu_mul(Register gate, Register up);
+    Register add(Register x, Register y);
+    Register rope(Register x, RopeRef table);
+    void kv_write(Register k, Register v, CacheRef cache, std::size_t layer);
+    // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
+    Register attention(Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
+                       std::size_t group_heads, std::size_t first_head);
+    Register select(Register x);
+
+    // Ends the recording: makes room for steps of at most so many tokens, wanted rows and sequences of so many keys.
+    // Registers in `kept` may be read after a run.
+    void finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
+                const std::vector<Register>& kept);
+
+    // ---- running
+    bool finished() const { return finished_; }  // not after a finish that failed
+    // For a register of the finished plan; std::out_of_range for anything else.
+    float* data(Register reg) {
+        float* outside = registers_.at(static_cast<std::size_t>(reg)).outside;
+        return outside ? outside : arena_.floats() + offsets_.at(static_cast<std::size_t>(reg));
+    }
+    std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
+    std::size_t rows(Register reg) const;      // of the last step
+    std::size_t max_rows(Register reg) const;  // that there is room for
+    std::size_t num_heads() const { return num_heads_; }  // of attention's queries
+    // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
+    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one, or if
+    // the ranks abandoned the step.
+    struct Overflow {
+        bool found = false;
+        std::size_t layer = 0;
+        bool is_value = false;  // V, else K
+        std::size_t token = 0, head = 0;
+        float number = 0;
+    };
+    Overflow run(const StepInput& input, float* scores, std::size_t score_seq);
+
+private:
+    friend class StepContext;
+    struct Info {
+        std::size_t width;
+        Rows rows;
+        std::size_t born, last_used;  // index of ops
+        float* outside = nullptr;     // where it lies, if not in the arena
+    };
+    struct Item {  // of attention
+        std::uint32_t seq, kv_head, first, last;
+        std::int32_t split;  // -1: tokens first … last - 1
+        std::uint32_t part;  // where the split's partial results go
+    };
+
+    std::vector<std::size_t> cut_into_phases();
+    void place_registers(const std::vector<std::size_t>& phases);
+    Register make(std::size_t width, Rows rows);
+    std::uint32_t collective(const TransportRef& group, std::size_t width, Rows rows);
+    const Info& use(Register reg);
+    void check(const StepInput& input) const;
+    void list_items(const BatchView& batch);
+    void work(StepContext& step, int thread);
+    static void task(void* argument, int thread);
+
+    const Kernels& kernels_;
+    std::shared_ptr<Pool> pool_;
+    std::vector<Info> registers_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<bool> barrier_before_;
+    std::vector<std::size_t> offsets_;
+    std::unique_ptr<std::atomic<std::uint64_t>[]> counters_;  // [threads, ops]: taken (StepContext::take)
+    Memory arena_, scratch_, parts_;
+    std::size_t scratch_stride_ = 0, part_floats_ = 0;
+    std::vector<Item> items_;
+    std::atomic_flag running_;
+    bool finished_ = false;
+    std::size_t max_tokens_ = 0, max_wanted_ = 0, max_seqs_ = 0, max_context_ = 0;
+    std::size_t num_tokens_ = 0, num_wanted_ = 0;
+    // What the inputs are checked against.
+    std::size_t vocab_size_ = 0, num_positions_ = 0, num_slots_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    std::size_t group_heads_ = 0, first_head_ = 0;
+    // Collectives of the plan, and the widest rows that ranks put into slots, by kind of rows.
+    TransportRef group_;
+    std::uint32_t num_collectives_ = 0;
+    std::size_t slot_widths_[2] = {0, 0}, whole_width_ = 0;
+    Rows whole_rows_ = Rows::wanted;
+    bool has_embedding_ = false, has_rope_ = false, has_cache_ = false;
+};
+
+}  // namespace karat

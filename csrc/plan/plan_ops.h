@@ -1,0 +1,212 @@
+// The ops of a plan: each says how its work is shared out among threads, and leaves the arithmetic to the kernels.
+#pragma once
+
+#include <algorithm>
+
+#include "plan/plan.h"
+
+namespace karat {
+
+// What a thread sees while it runs a step.
+class StepContext {
+public:
+    StepContext(Plan& plan, const StepInput& input, int num_threads)
+        : plan(plan), kernels(plan.kernels_), input(input), num_threads(static_cast<std::size_t>(num_threads)) {}
+
+    Plan& plan;
+    const Kernels& kernels;
+    const StepInput& input;
+    const std::size_t num_threads;
+    float* scores = nullptr;  // for an observer of attention
+    std::size_t score_seq = 0;
+    std::uint32_t first_collective = 0;
+    std::atomic<bool> stopped{false};  // the step was abandoned: threads go through the rest without working
+    std::atomic_flag overflow_taken;
+    Plan::Overflow overflow;
+
+    float* data(Plan::Register reg) const { return plan.data(reg); }
+    std::size_t width(Plan::Register reg) const { return plan.width(reg); }
+    std::size_t rows(Plan::Register reg) const { return plan.rows(reg); }
+    float* scratch(int thread) const {
+        return plan.scratch_.floats() + static_cast<std::size_t>(thread) * plan.scratch_stride_;
+    }
+    // Where a rank's part of the plan's collective lies.
+    float* slot(int rank, std::uint32_t collective) const {
+        const Transport& group = *plan.group_;
+        return reinterpret_cast<float*>(group.slot(group.self, rank, first_collective + collective));
+    }
+    int num_ranks() const { return plan.group_->size; }
+    float* own_slot(std::uint32_t collective) const { return slot(plan.group_->rank, collective); }
+    // By all threads, after a barrier: shows this rank's part to the others and waits for theirs. False if the step was
+    // abandoned.
+    bool exchange(std::uint32_t collective, int thread);
+    const std::vector<Plan::Item>& items() const { return plan.items_; }
+    float* part(std::size_t index) const { return plan.parts_.floats() + index * plan.part_floats_; }
+    std::size_t part_floats() const { return plan.part_floats_; }
+
+    // A thread's share of `count` rows.
+    struct Range {
+        std::size_t first, last;
+        std::size_t size() const { return last - first; }
+    };
+    Range share(std::size_t count, int thread) const {
+        const std::size_t t = static_cast<std::size_t>(thread);
+        return {count * t / num_threads, count * (t + 1) / num_threads};
+    }
+
+    // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own share, so
+    // that what it reads is one stream, and then from the back of what others have left: a third of it, in pairs if it can
+    // (kernels read two panels at once), and not less than `least`.
+    bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
+        for (std::size_t i = 0; i < num_threads; ++i) {
+            const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
+            const Range all = share(count, static_cast<int>(owner));
+            auto& taken = plan.counters_[owner * plan.ops_.size() + op];  // from the front + (from the back << 32)
+            std::uint64_t seen = taken.load(std::memory_order_relaxed);
+            for (;;) {
+                const std::size_t front = seen & 0xffffffff, back = seen >> 32, left = all.size() - front - back;
+                if (left == 0) break;
+                const std::size_t third = 1 + (left - 1) / 3, size = std::min(left, std::max(third + third % 2, least));
+                if (!taken.compare_exchange_weak(seen, seen + (i == 0 ? size : size << 32), std::memory_order_relaxed))
+                    continue;
+                if (plan.group_) plan.group_->stir(plan.group_->self);
+                range.first = i == 0 ? all.first + front : all.last - back - size;
+                range.last = range.first + size;
+                return true;
+            }
+        }
+        return false;
+    }
+};
+
+struct RowOp : Op {
+    bool by_rows() const override { return true; }
+};
+
+struct EmbeddingOp final : RowOp {
+    MatrixRef table;
+    Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// What ranks do together, with rows shared out among threads.
+struct CollectiveOp : RowOp {
+    std::uint32_t collective = 0;  // of the plan
+    bool joins() const override { return true; }
+};
+
+// The rows of this rank's part of a table, of those tokens that it has, into its slot.
+struct OwnRowsOp final : RowOp {
+    MatrixRef table;
+    std::uint32_t first, collective;
+    Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// Each token's row from the slot of the rank that has it; ranks' rows of the table end at `ends`.
+struct FetchRowsOp final : CollectiveOp {
+    std::vector<std::uint32_t> ends;
+    Plan::Register out;
+    void run(StepContext& s, int thread) override;
+};
+
+// out = ((tree over ranks of their slots) + bias) + residual.
+struct AllReduceOp final : CollectiveOp {
+    Plan::Register out;
+    VectorRef bias;                // may be null
+    Plan::Register residual = -1;  // taken in from `add`
+    void run(StepContext& s, int thread) override;
+};
+
+// This rank's columns into the whole, and then the wait for the others'.
+struct GatherOp final : RowOp {
+    Plan::Register x, out;
+    std::size_t first;
+    void run(StepContext& s, int thread) override;
+};
+struct ArriveOp final : CollectiveOp {
+    void run(StepContext& s, int thread) override;
+};
+
+// Sums over 16 columns, for weights with minima.
+struct SumsOp final : RowOp {
+    Plan::Register x, out;
+    void run(StepContext& s, int thread) override;
+};
+
+struct NormOp final : RowOp {
+    Plan::Register x, out;
+    VectorRef weight;
+    double eps;
+    void run(StepContext& s, int thread) override;
+};
+
+struct AddOp final : RowOp {
+    Plan::Register x, y, out;
+    void run(StepContext& s, int thread) override;
+};
+
+struct RopeOp final : RowOp {
+    Plan::Register x, out;
+    RopeRef table;
+    void run(StepContext& s, int thread) override;
+};
+
+struct CacheWriteOp final : RowOp {
+    Plan::Register k, v;
+    CacheRef cache;
+    std::size_t layer;
+    void run(StepContext& s, int thread) override;
+};
+
+struct SiluMulOp final : RowOp {
+    Plan::Register gate, up, out;
+    void run(StepContext& s, int thread) override;
+};
+
+struct SelectOp final : Op {
+    Plan::Register x, out;
+    void run(StepContext& s, int thread) override;
+};
+
+// One matrix or several over the same input. What follows may be taken in: the residual of `add`, or silu_mul of both.
+struct LinearOp final : Op {
+    std::size_t index;  // of the op, for its counter of items
+    Plan::Register x;
+    std::vector<Plan::Register> out;
+    std::vector<MatrixRef> weights;
+    std::vector<VectorRef> biases;  // each may be null
+    std::vector<std::uint32_t> leaf_ends;
+    Plan::Register residual = -1, act = -1, x_sums = -1;
+    bool passing = false;          // out is read for act alone
+    std::int64_t collective = -1;  // into this rank's slot, not into out
+    void run(StepContext& s, int thread) override;
+
+private:
+    void several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const;
+    void gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
+                     std::size_t most_rows) const;
+    LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens) const;
+};
+
+struct AttentionOp : Op {
+    std::size_t index;
+    Plan::Register q, out;
+    CacheRef cache;
+    std::size_t layer, window, group_heads, first_head;
+    float scale;
+
+protected:
+    AttentionArgs args(const StepContext& s) const;
+};
+
+struct AttendOp final : AttentionOp {
+    void run(StepContext& s, int thread) override;
+};
+
+// Puts together the splits of sequences with one token.
+struct MergeOp final : AttentionOp {
+    void run(StepContext& s, int thread) override;
+};
+
+}  // namespace karat

@@ -1,0 +1,379 @@
+// karat._native: packed matrices, caches and plans for Python. What could read or write outside memory is checked here
+// and in the plan; the typed errors with names and remedies are karat.ops.native's.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "group/collective.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "python/gil.h"
+#include "runtime/isa.h"
+#include "python/k_fit_module.h"
+#include "python/limits_module.h"
+#include "plan/plan.h"
+#include "python/sampling_module.h"
+
+namespace nb = nanobind;
+using namespace karat;
+
+namespace {
+
+template <class T, int N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Ids = In<std::int32_t, 1>;
+
+constexpr std::size_t kPackedTogether = 32;  // panels, of a large matrix
+
+template <class E, std::size_t N>
+E named(const std::string& name, const std::pair<const char*, E> (&names)[N]) {
+    for (const auto& [known, value] : names)
+        if (name == known) return value;
+    throw std::invalid_argument("unknown name '" + name + "'");
+}
+
+Format format_of(const std::string& name) {
+    for (int i = 0; i < kNumFormats; ++i)
+        if (name == kFormats[i].name) return static_cast<Format>(i);
+    throw std::invalid_argument("no kernels for stored type '" + name + "'");
+}
+
+// Gives pages of a mapped file back to the system as far as they lie wholly in [from, to); they are read again if they
+// are needed again.
+void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const std::uint8_t* to) {
+#ifdef __linux__
+    static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = (reinterpret_cast<std::uintptr_t>(from) + page - 1) / page * page;
+    const auto last = reinterpret_cast<std::uintptr_t>(to) / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+#endif
+}
+
+// Whether an array is a view of a read-only mmap.mmap: only pages that nobody can have written to are read again as they were.
+bool is_of_a_mapping(const In<std::uint8_t, 1>& array, nb::object owner) {
+    const nb::object mapping = nb::module_::import_("mmap").attr("mmap");
+    while (!nb::isinstance(owner, mapping)) {
+        const char* const next = nb::hasattr(owner, "base") ? "base" : "obj";  // of an array, of a memoryview
+        if (!nb::hasattr(owner, next)) return false;
+        owner = owner.attr(next);
+    }
+    Py_buffer view;
+    if (PyObject_GetBuffer(owner.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const std::size_t length = static_cast<std::size_t>(view.len), bytes = array.shape(0);
+    const auto at = reinterpret_cast<std::uintptr_t>(array.data()) - reinterpret_cast<std::uintptr_t>(view.buf);
+    const bool inside = view.readonly && bytes <= length && at <= length - bytes;
+    PyBuffer_Release(&view);
+    return inside;
+}
+
+// Packs a stored matrix, panels shared out among the threads. `stored` has rows of `row_bytes` (0: of the matrix' own
+// bytes), of which the matrix' begin at `first_byte`, in their order or in `order`. A `mapped` one is a file's: what is
+// packed of it is given back, so that a large matrix is not in memory twice.
+std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
+                                        nb::object array, int num_threads, bool mapped, std::size_t row_bytes,
+                                        std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
+    if (num_threads < 1) throw std::invalid_argument(std::to_string(num_threads) + " threads; expected 1 or more");
+    In<std::uint8_t, 1> stored;
+    if (!nb::try_cast(array, stored, /*convert=*/false)) throw nb::type_error("no flat array of bytes, one after the other");
+    if (mapped && !is_of_a_mapping(stored, array))
+        throw std::invalid_argument("an array of no read-only mmap.mmap: what is given back of it would be lost");
+    Matrix matrix{format_of(format), rows, columns, nullptr};
+    const FormatInfo& info = matrix.info();
+    const std::size_t own_bytes = product({columns / info.block_columns, info.block_bytes});
+    if (row_bytes == 0) row_bytes = own_bytes;
+    const std::size_t num_stored = row_bytes == 0 ? 0 : stored.shape(0) / row_bytes;
+    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 || own_bytes > row_bytes ||
+        first_byte > row_bytes - own_bytes || stored.shape(0) % row_bytes != 0 ||
+        (order ? order->shape(0) : num_stored) != rows)
+        throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
+                                    format + " in " + std::to_string(stored.shape(0)) + " bytes");
+    // A copy, so that what was checked is what is read without the interpreter's lock.
+    std::vector<std::int64_t> rows_in_order;
+    if (order) rows_in_order.assign(order->data(), order->data() + rows);
+    for (const std::int64_t row : rows_in_order)
+        if (static_cast<std::size_t>(row) >= num_stored)
+            throw std::invalid_argument("row " + std::to_string(row) + " of " + std::to_string(num_stored));
+    const GilReleased released;
+    Memory memory(matrix.packed_bytes() + kPackedSlack, /*together=*/true);
+    struct Job {
+        const Matrix& matrix;
+        const std::uint8_t* whole;  // of which `stored` are columns
+        StoredRows stored;
+        std::uint8_t* packed;
+        std::size_t item;  // panels
+        bool mapped;
+        std::atomic<std::size_t> next{0};
+    };
+    const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
+    Job job{matrix, stored.data(), {stored.data() + first_byte, row_bytes, order ? rows_in_order.data() : nullptr}, memory.bytes(),
+            std::clamp<std::size_t>(share, 1, kPackedTogether), mapped && !order};
+    Pool::of(num_threads)->run(
+        [](void* argument, int) {
+            auto& j = *static_cast<Job*>(argument);
+            const std::size_t count = j.matrix.num_panels();
+            const auto begin = [&](std::size_t panel) {
+                const std::size_t row = j.matrix.first_group(panel) * kGroupRows;
+                return j.whole + j.stored.at(panel < count ? std::min(j.matrix.rows, row) : j.matrix.rows);
+            };
+            for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
+                const std::size_t end = std::min(count, i + j.item);
+                pack_panels(j.matrix, j.stored, i, end, j.packed);
+                if (j.mapped && j.item == kPackedTogether) give_back(begin(i), begin(end));
+            }
+        },
+        &job);
+    matrix.data = memory.bytes();
+    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
+}
+
+// The bytes of a packed matrix as they were stored.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> unpack_matrix(const OwnedMatrix& self) {
+    const FormatInfo& info = self.matrix.info();
+    const std::size_t bytes = self.matrix.rows * (self.matrix.columns / info.block_columns) * info.block_bytes;
+    auto stored = std::make_unique<std::uint8_t[]>(bytes);
+    {
+        const GilReleased released;
+        unpack(self.matrix, stored.get());
+    }
+    std::uint8_t* data = stored.release();
+    const nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
+    return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
+}
+
+nb::ndarray<nb::numpy, const float, nb::ndim<1>> values_of(nb::handle self) {
+    const auto& vector = nb::cast<const Vector&>(self);
+    return nb::ndarray<nb::numpy, const float, nb::ndim<1>>(vector.values.data(), {vector.values.size()}, self);
+}
+
+VectorRef vector_of(In<float, 1> values) {
+    return std::make_shared<const Vector>(Vector{{values.data(), values.data() + values.shape(0)}});
+}
+
+RopeRef rope_of(In<float, 2> cos, In<float, 2> sin) {
+    if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1))
+        throw std::invalid_argument("cosines and sines of different shapes");
+    auto table = std::make_shared<RopeTable>();
+    table->positions = cos.shape(0);
+    table->head_dim = 2 * cos.shape(1);
+    table->cos.assign(cos.data(), cos.data() + cos.size());
+    table->sin.assign(sin.data(), sin.data() + sin.size());
+    return table;
+}
+
+CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slots, std::size_t kv_heads,
+                  std::size_t head_dim) {
+    static constexpr std::pair<const char*, CacheType> kTypes[] = {
+        {"float32", CacheType::f32}, {"float16", CacheType::f16}, {"bfloat16", CacheType::bf16}};
+    return std::make_shared<const OwnedCache>(named(dtype, kTypes), layers, slots, kv_heads, head_dim);
+}
+
+Rows rows_of(bool wanted) { return wanted ? Rows::wanted : Rows::tokens; }
+
+using Overflow = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
+using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
+                            In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
+                            std::optional<Scores> scores, std::size_t score_seq) {
+    const std::size_t tokens = token_ids.shape(0), seqs = context_lens.shape(0);
+    if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
+        block_tables.shape(0) != seqs)
+        throw std::invalid_argument("arrays of a step that do not fit together");
+    // Copies: other threads may write to the arrays once the interpreter's lock is given away, after they were checked.
+    std::vector<std::int32_t> numbers;
+    numbers.reserve(3 * tokens + query_starts.size() + seqs + block_tables.size() + wanted.size());
+    const auto copied = [&numbers](const auto& array) {
+        const std::size_t at = numbers.size();
+        numbers.insert(numbers.end(), array.data(), array.data() + array.size());
+        return numbers.data() + at;  // stays: there is room for all
+    };
+    const std::int32_t* const starts = copied(query_starts);
+    const std::int32_t* const contexts = copied(context_lens);
+    const StepInput input{
+        .batch = {tokens, seqs, block_tables.shape(1), block_size, copied(positions), copied(slots), starts, contexts,
+                  copied(block_tables)},
+        .token_ids = copied(token_ids),
+        .wanted = copied(wanted),
+        .num_wanted = wanted.shape(0),
+    };
+    if (scores && (score_seq >= seqs || scores->shape(0) != plan.num_heads() ||
+                   scores->shape(1) != static_cast<std::size_t>(starts[score_seq + 1] - starts[score_seq]) ||
+                   scores->shape(2) != static_cast<std::size_t>(contexts[score_seq])))
+        throw std::invalid_argument("scores of another shape than the sequence's");
+    float* score_data = scores ? scores->data() : nullptr;
+    Plan::Overflow lost;
+    {
+        const GilReleased released;
+        lost = plan.run(input, score_data, score_seq);
+    }
+    if (!lost.found) return std::nullopt;
+    return Overflow{lost.layer, lost.is_value, lost.token, lost.head, lost.number};
+}
+
+void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
+    require(plan.finished(), "the plan is not finished");
+    if (values.shape(1) != plan.width(reg) || values.shape(0) > plan.max_rows(reg))
+        throw std::invalid_argument("rows that do not fit the register");
+    std::copy(values.data(), values.data() + values.size(), plan.data(reg));
+}
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+Bytes slot_of(nb::handle self, int rank, std::uint32_t number) {
+    const auto& memory = nb::cast<const SharedMemory&>(self);
+    if (rank < 0 || rank >= memory.size()) throw std::invalid_argument("no such rank");
+    return Bytes(memory.slot(rank, number), {memory.slot_bytes()}, self);
+}
+
+Bytes whole_of(nb::handle self) {
+    const auto& memory = nb::cast<const SharedMemory&>(self);
+    return Bytes(memory.whole(), {memory.whole_bytes()}, self);
+}
+
+// Ranks publish and wait; who only watches does neither.
+SharedMemory& of_a_rank(SharedMemory& memory) {
+    if (memory.rank() < 0) throw std::invalid_argument("who watches the ranks is none of them");
+    return memory;
+}
+
+// Whether all ranks have published `number`; not if the step was given up. Raises TimeoutError after `limit_s` seconds.
+bool wait_for(SharedMemory& memory, std::uint32_t number, double limit_s) {
+    Outcome outcome;
+    {
+        const GilReleased released;
+        outcome = of_a_rank(memory).wait(number, limit_s);
+    }
+    if (outcome == Outcome::late) {
+        PyErr_SetString(PyExc_TimeoutError, "other ranks have not done their part");
+        throw nb::python_error();
+    }
+    return outcome == Outcome::done;
+}
+
+TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
+    (void)of_a_rank(*memory);
+    return transport_of(memory);
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Plan::Register reg) {
+    Plan& plan = nb::cast<Plan&>(self);
+    require(plan.finished(), "the plan is not finished");
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Karat's C++ kernels. Use them through karat.ops.native.";
+    m.attr("compiler") = KARAT_COMPILER;
+    // A model that a program keeps until its end is no leak to report on its terminal.
+    nb::set_leak_warnings(false);
+    m.def("compiled_isas", &compiled_isas, "Names of all kernel builds in this extension, whatever this CPU can run.");
+    m.def("supported_isas", &supported_isas,
+          "Names of the kernel builds that this CPU can run; the last is the fastest.");
+    m.def("formats", [] {
+        std::vector<std::string> names;
+        for (const FormatInfo& info : kFormats) names.emplace_back(info.name);
+        return names;
+    });
+
+    nb::class_<OwnedMatrix>(m, "Matrix")
+        .def_prop_ro("format", [](const OwnedMatrix& self) { return std::string(self.matrix.info().name); })
+        .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
+        .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
+        .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
+        .def("stored", &unpack_matrix);
+    m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
+          nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
+          nb::arg("order") = nb::none());
+    nb::class_<Vector>(m, "Vector")
+        .def("__len__", [](const Vector& self) { return self.values.size(); })
+        .def("values", &values_of);
+    m.def("vector", &vector_of, nb::arg("values").noconvert());
+    nb::class_<RopeTable>(m, "RopeTable")
+        .def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });
+    m.def("rope_table", &rope_of, nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
+    nb::class_<OwnedCache>(m, "Cache")
+        .def_prop_ro("num_kv_heads", [](const OwnedCache& self) { return self.num_kv_heads; })
+        .def_prop_ro("head_dim", [](const OwnedCache& self) { return self.head_dim; });
+    m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
+          nb::arg("head_dim"));
+
+    nb::class_<SharedMemory>(m, "SharedMemory")
+        .def(nb::init<int, int, int, std::size_t, std::size_t, bool>(), nb::arg("descriptor"), nb::arg("rank"),
+             nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"), nb::arg("spins"))
+        .def_static("num_bytes", &SharedMemory::bytes, nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
+        .def_prop_ro("rank", &SharedMemory::rank)
+        .def_prop_ro("size", &SharedMemory::size)
+        .def("begin", &SharedMemory::begin)
+        .def("abandon", &SharedMemory::abandon)
+        .def_prop_ro("abandoned", &SharedMemory::abandoned)
+        .def("is_waiting", &SharedMemory::is_waiting)
+        .def("progress", &SharedMemory::progress)
+        .def("stir", [](SharedMemory& self) { of_a_rank(self).stir(); })
+        .def("reserve", &SharedMemory::reserve)
+        .def("slot", &slot_of)
+        .def("whole", &whole_of)
+        .def("publish", [](SharedMemory& self, std::uint32_t number) { of_a_rank(self).publish(number); })
+        .def("wait", &wait_for, nb::arg("number"), nb::arg("limit_s") = 3600.0);
+
+    // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
+    nb::class_<Plan>(m, "Plan")
+        .def(
+            "__init__",
+            [](Plan* self, const std::string& isa, int num_threads) {
+                new (self) Plan(kernels_for(isa), num_threads);
+            },
+            nb::arg("isa"), nb::arg("num_threads"))
+        .def("input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
+             nb::arg("width"), nb::arg("wanted") = false)
+        .def("embedding", &Plan::embedding)
+        .def("embedding_over",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table, std::vector<std::uint32_t> ends) {
+                 return self.embedding_over(transport(group), std::move(table), std::move(ends));
+             })
+        .def("linear_over",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, MatrixRef weight,
+                VectorRef bias, std::vector<std::uint32_t> leaf_ends) {
+                 return self.linear_over(transport(group), x, std::move(weight), std::move(bias), std::move(leaf_ends));
+             },
+             nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
+        .def("gather",
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, std::size_t first,
+                std::size_t width) { return self.gather(transport(group), x, first, width); })
+        .def("rms_norm", &Plan::rms_norm)
+        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"),
+             nb::arg("leaf_ends"))
+        .def("silu_mul", &Plan::silu_mul)
+        .def("add", &Plan::add)
+        .def("rope", &Plan::rope)
+        .def("kv_write", &Plan::kv_write)
+        .def("attention", &Plan::attention)
+        .def("select", &Plan::select)
+        .def("finish", &Plan::finish, nb::arg("max_tokens"), nb::arg("max_wanted"), nb::arg("max_seqs"),
+             nb::arg("max_context"), nb::arg("kept"))
+        .def("width", &Plan::width)
+        .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
+        .def("read", &view)
+        .def("run", &run_step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
+             nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
+             nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+    bind_k_fit(m);
+    bind_sampling(m);
+    bind_limits(m);
+}

@@ -1,0 +1,87 @@
+#include "runtime/isa.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace karat {
+namespace {
+
+// A name with a hyphen: the instructions of what stands before it, arranged for the cores of one maker.
+struct Build {
+    const char* name;
+    const Kernels* kernels;
+    const FitKernels* fits;
+    const LimitKernels* limits;  // none of their own for an arrangement
+    bool (*runs_here)();
+};
+
+#ifdef KARAT_X86
+// The compiler's own detection, which also asks whether the operating system saves the wide registers.
+[[maybe_unused]] bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+[[maybe_unused]] bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_avx2();
+}
+[[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
+#endif
+
+// What was compiled (KARAT_WITH_…), from the slowest to the fastest.
+constexpr Build kBuilds[] = {
+    {"generic", &generic::kernels, &generic::fit_kernels, &generic::limit_kernels, [] { return true; }},
+#ifdef KARAT_WITH_AVX2
+    {"avx2", &avx2::kernels, &avx2::fit_kernels, &avx2::limit_kernels, [] { return has_avx2(); }},
+#endif
+#ifdef KARAT_WITH_AVX512_INTEL
+    // It runs on any maker's cores; on Intel's it is the fastest.
+    {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, nullptr, [] { return has_avx512() && !is_intel(); }},
+#endif
+#ifdef KARAT_WITH_AVX512
+    {"avx512", &avx512::kernels, &avx512::fit_kernels, &avx512::limit_kernels, [] { return has_avx512(); }},
+#endif
+#ifdef KARAT_WITH_AVX512_INTEL
+    {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, nullptr, [] { return has_avx512() && is_intel(); }},
+#endif
+#ifdef KARAT_WITH_NEON
+    {"neon", &neon::kernels, &neon::fit_kernels, &neon::limit_kernels, [] { return true; }},  // part of every 64-bit Arm
+#endif
+};
+
+const Build& build_for(std::string_view isa) {
+    std::string runnable;
+    for (const Build& build : kBuilds) {
+        if (!build.runs_here()) continue;
+        if (isa == build.name) return build;
+        runnable += runnable.empty() ? build.name : std::string(", ") + build.name;
+    }
+    throw std::invalid_argument("instruction set '" + std::string(isa) +
+                                "' cannot run here; this CPU and this build offer: " + runnable);
+}
+
+}  // namespace
+
+std::vector<std::string> compiled_isas() {
+    std::vector<std::string> names;
+    for (const Build& build : kBuilds)
+        if (std::find(names.begin(), names.end(), build.name) == names.end()) names.emplace_back(build.name);
+    return names;
+}
+
+std::vector<std::string> supported_isas() {
+    std::vector<std::string> names;
+    for (const Build& build : kBuilds)
+        if (build.runs_here()) names.emplace_back(build.name);
+    return names;
+}
+
+const Kernels& kernels_for(std::string_view isa) { return *build_for(isa).kernels; }
+
+const FitKernels& fit_kernels_for(std::string_view isa) { return *build_for(isa).fits; }
+
+const LimitKernels& limit_kernels_for(std::string_view isa) {
+    const LimitKernels* limits = build_for(isa).limits;
+    if (limits == nullptr) throw std::invalid_argument(std::string(isa) + " has no limits of its own: ask for avx512");
+    return *limits;
+}
+
+}  // namespace karat

@@ -1,0 +1,29 @@
+// Which builds of the kernels are in this extension, and which of them this CPU can run.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "search/k_fit.h"
+#include "contract/kernels.h"
+#include "measure/limits.h"
+
+namespace karat {
+
+// Names of all builds in this extension, also those that this CPU cannot run, from the slowest to the fastest.
+std::vector<std::string> compiled_isas();
+
+// Names of the builds that this CPU and operating system can run, from the slowest to the fastest.
+std::vector<std::string> supported_isas();
+
+// The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
+const Kernels& kernels_for(std::string_view isa);
+
+// What that build has for k_fit.h; throws the same.
+const FitKernels& fit_kernels_for(std::string_view isa);
+
+// What that build has for limits.h; throws the same, also for an arrangement (a name with a hyphen), which has none.
+const LimitKernels& limit_kernels_for(std::string_view isa);
+
+}  // namespace karat

@@ -1,0 +1,209 @@
+// Sixteen float32 lanes, the same on every instruction set: one AVX-512 register, two of AVX2, four of NEON, or an array.
+//
+// Everything here lies in the namespace of the instruction set it is compiled for (see kernels.h). Each operation is one
+// IEEE operation a lane, rounded once, so results do not depend on which of the four is in use.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// KARAT_GENERIC forbids intrinsics, whatever the compiler is told of the machine.
+#if !defined(KARAT_GENERIC)
+#if defined(__AVX2__)
+#include <immintrin.h>
+#if defined(__AVX512F__)
+#define KARAT_AVX512
+#else
+#define KARAT_AVX2
+#endif
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define KARAT_NEON
+#endif
+#endif
+
+#define KARAT_INLINE inline __attribute__((always_inline))
+#define KARAT_NOINLINE __attribute__((noinline))
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+inline constexpr int kLanes = 16;
+
+// A number that the compiler knows, as an argument; and a table of its making. (Those of the standard library are functions
+// that the linker keeps one copy of: kernels.h.)
+template <int N>
+struct Constant {
+    KARAT_INLINE constexpr operator int() const { return N; }
+};
+template <int N>
+struct Floats {
+    float at[N];
+};
+
+KARAT_INLINE float float_of(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+KARAT_INLINE std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// IEEE half precision to float32, exactly; a signalling NaN becomes quiet, as the hardware's conversion makes it.
+KARAT_INLINE float float_of_f16(std::uint16_t half) {
+    const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16;
+    const std::uint32_t exponent = (half >> 10) & 31, mantissa = half & 1023;
+    if (exponent == 31) return float_of(sign | 0x7f800000 | (mantissa ? 0x400000 | (mantissa << 13) : 0));
+    if (exponent == 0) {
+        const float small = static_cast<float>(mantissa) * 0x1p-24f;
+        return sign ? -small : small;
+    }
+    return float_of(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE
+
+#if defined(KARAT_AVX512)
+#include "simd/simd_avx512.h"
+#elif defined(KARAT_AVX2)
+#include "simd/simd_avx2.h"
+#elif defined(KARAT_NEON)
+#include "simd/simd_neon.h"
+#else
+#include "simd/simd_generic.h"
+#endif
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+// What follows from these is the same for all, unless an instruction set has a shorter way.
+
+// Byte j (0 … 3) of each lane, as an integer.
+KARAT_INLINE i32x16 byte_of(i32x16 a, int j) { return (a >> (8 * j)) & iset1(255); }
+
+#if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
+// Byte j of each lane alone, where j is a constant.
+KARAT_INLINE i32x16 byte_alone(i32x16 a, int j) { return byte_of(a, j); }
+
+// Each lane's low 16 bits, a half, as float32.
+KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
+    std::uint32_t words[kLanes];
+    std::memcpy(words, &a, sizeof words);
+    std::uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<std::uint16_t>(words[i]);
+    return load_f16(halves);
+}
+#endif
+
+#if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
+// What makes `a` comes before the next statement of this kind.
+KARAT_INLINE void made(f32x16) {}
+
+// Of `table` the lane that the lowest four bits of each lane of `index` name.
+KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) {
+    float values[kLanes];
+    store(values, table);
+    std::uint32_t lanes[kLanes];
+    std::memcpy(lanes, &index, sizeof lanes);
+    float picked[kLanes];
+    for (int i = 0; i < kLanes; ++i) picked[i] = values[lanes[i] & 15];
+    return load(picked);
+}
+
+// a where b < a, else b.
+KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(b < a, a, b); }
+#endif
+
+#if !defined(KARAT_AVX512)
+// a * 2^n, where the lanes of n are the bits of 1.5 * 2^23 + n, and -126 <= n <= 127.
+KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) { return a * as_float((n << 23) + iset1(127 << 23)); }
+
+// All lanes *p.
+KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
+
+// (a & mask) ^ bits
+KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) { return (a & iset1(mask)) ^ iset1(bits); }
+
+// Byte j of each lane as a number less `bias`, where j is a constant.
+KARAT_INLINE f32x16 number_of_byte(i32x16 a, int j, float bias) {
+    const i32x16 byte = byte_alone(a, j);
+    if (bias == 0) return to_float(byte);
+    return as_float(byte | iset1(0x4b000000)) - set1(0x1p23f + bias);
+}
+#endif
+
+KARAT_INLINE f32x16 zero() { return set1(0.0f); }
+
+#if !defined(KARAT_AVX512)
+// Lane i of to[k] = rows[i][k].
+KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLanes]) {
+    float turned[kLanes][kLanes];
+    for (int i = 0; i < kLanes; i += 4)
+        for (int k = 0; k < kLanes; k += 4) {
+#if defined(KARAT_AVX2)
+            __m128 v[4] = {_mm_loadu_ps(rows[i] + k), _mm_loadu_ps(rows[i + 1] + k), _mm_loadu_ps(rows[i + 2] + k),
+                           _mm_loadu_ps(rows[i + 3] + k)};
+            _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
+            for (int j = 0; j < 4; ++j) _mm_storeu_ps(&turned[k + j][i], v[j]);
+#else
+            for (int j = 0; j < 16; ++j) turned[k + j % 4][i + j / 4] = rows[i + j / 4][k + j % 4];
+#endif
+        }
+    for (int k = 0; k < kLanes; ++k) to[k] = load(turned[k]);
+}
+#endif
+
+// The first n lanes; the others are read as 0, and not written.
+KARAT_INLINE f32x16 load_first(const float* p, int n) {
+    if (n >= kLanes) return load(p);
+    float all[kLanes] = {};
+    for (int i = 0; i < n; ++i) all[i] = p[i];
+    return load(all);
+}
+KARAT_INLINE void store_first(float* p, f32x16 a, int n) {
+    if (n >= kLanes) return store(p, a);
+    float all[kLanes];
+    store(all, a);
+    for (int i = 0; i < n; ++i) p[i] = all[i];
+}
+
+// All lanes made one, in halves: f(lane[l], lane[l + 8]) changes the first one, then those 4, 2 and 1 apart.
+template <int Lanes, class F>
+KARAT_INLINE float in_halves(const float* lane, const F& f) {
+    using Half __attribute__((vector_size(Lanes / 2 * sizeof(float)))) = float;
+    Half low, high;
+    std::memcpy(&low, lane, sizeof low);
+    std::memcpy(&high, lane + Lanes / 2, sizeof high);
+    f(low, high);
+    float half[Lanes / 2];
+    std::memcpy(half, &low, sizeof half);
+    if constexpr (Lanes == 2) return half[0];
+    else return in_halves<Lanes / 2>(half, f);
+}
+template <class F>
+KARAT_INLINE float in_halves(f32x16 a, const F& f) {
+    float lane[kLanes];
+    store(lane, a);
+    __asm__("" : "+m"(lane));  // or the compiler keeps `a` in memory in the loop that makes it
+    return in_halves<kLanes>(lane, f);
+}
+
+// Lanes folded in halves: lane[l] += lane[l + 8], then + 4, + 2, + 1.
+KARAT_INLINE float fold(f32x16 a) {
+    return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x + y; });
+}
+
+// The largest lane, where none is NaN.
+KARAT_INLINE float largest_of(f32x16 a) {
+    return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x < y ? y : x; });
+}
+
+// Into the first-level cache, and into the second only.
+KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+KARAT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+}  // namespace karat::KARAT_ISA_NAMESPACE
