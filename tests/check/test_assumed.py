@@ -18,7 +18,7 @@ from karat.check.named import Diagnosis, Explanation
 from karat.check.record import Steps, record
 from karat.check.replay import F64, Finding
 from karat.check.tokens import Tokens
-from karat.check.trace import Array, Trace, make_info
+from karat.check.trace.format import Array, Trace, make_info
 from karat.check.wording import diagnosis_lines
 from karat.ops.native import NativeOps
 from tests.support.parallel import config_of, write

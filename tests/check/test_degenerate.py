@@ -10,7 +10,7 @@ import pytest
 from karat.check.diagnose import Diagnoser
 from karat.check.model import CheckedModel, open_model
 from karat.check.record import Steps, record_model
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.check.wording import diagnosis_lines
 from karat.models.registry import build
 from karat.ops.reference import ReferenceOps

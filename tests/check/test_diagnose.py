@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.names import ranges  # noqa: E402
-from karat.check.trace import Trace, read_trace, write_trace  # noqa: E402
+from karat.check.trace.format import Trace  # noqa: E402
+from karat.check.trace.reading import read_trace  # noqa: E402
+from karat.check.trace.writing import write_trace  # noqa: E402
 from karat.check.wording import diagnosis_lines, times  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402

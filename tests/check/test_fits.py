@@ -11,7 +11,7 @@ from karat.check.compute import Context, evaluate
 from karat.check.fits import fits
 from karat.check.graph import Node
 from karat.check.tokens import Tokens
-from karat.check.trace import TraceInfo
+from karat.check.trace.format import TraceInfo
 from karat.config import RopeConfig
 
 HEAD_DIM = 32

@@ -17,7 +17,7 @@ from karat.check.replay import Replay  # noqa: E402
 from karat.check.session import Plan, Session  # noqa: E402
 from karat.check.stages import run_stages  # noqa: E402
 from karat.check.streamed import Streamed  # noqa: E402
-from karat.check.trace import Array, Trace, make_info  # noqa: E402
+from karat.check.trace.format import Array, Trace, make_info  # noqa: E402
 from karat.ops.api import Ops  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402

@@ -21,7 +21,7 @@ from karat.check.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.model import CheckedModel  # noqa: E402
 from karat.check.record import Steps, record  # noqa: E402
 from karat.check.streamed import Streamed  # noqa: E402
-from karat.check.trace import make_info  # noqa: E402
+from karat.check.trace.format import make_info  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import CheckpointError  # noqa: E402
 from karat.ops.api import Ops  # noqa: E402

@@ -16,8 +16,9 @@ from karat.check.llamacpp import llamacpp_ids, record_llamacpp
 from karat.check.model import CheckedModel, open_model
 from karat.check.named import Diagnosis
 from karat.check.record import Steps
-from karat.check.selection import EVERYTHING, Selection
-from karat.check.trace import Trace, read_trace
+from karat.check.trace.format import Trace
+from karat.check.trace.reading import read_trace
+from karat.check.trace.selection import EVERYTHING, Selection
 from karat.check.weights import CheckpointWeights, digest
 from karat.convert import MIXES, convert
 from karat.errors import ExecutorError

@@ -17,8 +17,9 @@ from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
 from karat.check.rank import HeldPart
 from karat.check.ranks import gathered
 from karat.check.record import Steps, record_model
-from karat.check.selection import Selection
-from karat.check.trace import Trace, read_trace
+from karat.check.trace.format import Trace
+from karat.check.trace.reading import read_trace
+from karat.check.trace.selection import Selection
 from karat.engine.parallel import ParallelModel
 from karat.models.registry import build
 from karat.ops.native import NativeOps, unavailable_reason

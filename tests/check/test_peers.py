@@ -15,12 +15,12 @@ from karat.check.peers import graph_of, known_difference, known_ids
 from karat.check.record import Steps, record
 from karat.check.reference import departure, departure_lines
 from karat.check.replay import Replay
-from karat.check.selection import EVERYTHING, Selection
 from karat.check.session import Plan, Session
 from karat.check.stage import Stage, overall
 from karat.check.stages import run_stages
 from karat.check.token_stage import tokens_stage
-from karat.check.trace import Array, Trace
+from karat.check.trace.format import Array, Trace
+from karat.check.trace.selection import EVERYTHING, Selection
 from karat.checkpoint import GgufCheckpoint
 from karat.checkpoint.gguf import read_header
 from karat.convert import MIXES, convert

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from karat.check.prompt import token_findings, token_lines
-from karat.check.trace import Trace, make_info
+from karat.check.trace.format import Trace, make_info
 from karat.text import Tokenizer
 from tests.cli import alphabet_model
 

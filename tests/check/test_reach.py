@@ -14,7 +14,7 @@ from karat.check.graph import Graph  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.reach import reach  # noqa: E402
 from karat.check.replay import Replay  # noqa: E402
-from karat.check.trace import Trace  # noqa: E402
+from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.wording import diagnosis_lines  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo import run  # noqa: E402

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from karat.check.replay import LIMIT, Replay
-from karat.check.trace import Array, Trace, make_info
+from karat.check.trace.format import Array, Trace, make_info
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.compare import compare  # noqa: E402
@@ -19,8 +19,8 @@ from karat.check.hf import record_hf  # noqa: E402
 from karat.check.model import open_model  # noqa: E402
 from karat.check.noise import PRECISION  # noqa: E402
 from karat.check.record import record_model  # noqa: E402
-from karat.check.selection import Selection  # noqa: E402
 from karat.check.tokens import Tokens  # noqa: E402
+from karat.check.trace.selection import Selection  # noqa: E402
 from karat.check.weights import CheckpointWeights  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import TraceError, UsageError  # noqa: E402

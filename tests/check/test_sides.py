@@ -15,7 +15,8 @@ from karat.check.record import Steps, record
 from karat.check.session import Plan, Session
 from karat.check.stage import Stage
 from karat.check.stages import run_stages
-from karat.check.trace import Trace, make_info, write_trace
+from karat.check.trace.format import Trace, make_info
+from karat.check.trace.writing import write_trace
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
 from karat.ops.registry import create

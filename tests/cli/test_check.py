@@ -13,7 +13,9 @@ from karat import LLM
 from karat.check.health import signs
 from karat.check.model import open_model
 from karat.check.perplexity import perplexity, windows
-from karat.check.trace import Trace, read_trace, write_trace
+from karat.check.trace.format import Trace
+from karat.check.trace.reading import read_trace
+from karat.check.trace.writing import write_trace
 from karat.cli.app import command
 from karat.cli.options import Invocation
 from karat.config import embedded_model_path

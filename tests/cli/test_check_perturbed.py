@@ -15,7 +15,7 @@ import pytest
 
 from karat.check.model import open_model
 from karat.check.record import Steps, record
-from karat.check.trace import write_trace
+from karat.check.trace.writing import write_trace
 from karat.convert import MIXES, convert
 from karat.models import families
 from karat.models.opening import open_model as open_checkpoint

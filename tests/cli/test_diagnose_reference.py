@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from karat.check.trace import Trace, read_trace, write_trace
+from karat.check.trace.format import Trace
+from karat.check.trace.reading import read_trace
+from karat.check.trace.writing import write_trace
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from karat.check import llamacpp, model
-from karat.check.trace import Trace, make_info, write_trace
+from karat.check.trace.format import Trace, make_info
+from karat.check.trace.writing import write_trace
 from karat.cli import exits
 from karat.config import embedded_model_path
 from karat.errors import KaratError
@@ -143,7 +144,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         raise error
 
     monkeypatch.setattr(model, "open_model", raise_it)
-    monkeypatch.setattr("karat.check.trace.read_trace", raise_it)
+    monkeypatch.setattr("karat.check.trace.reading.read_trace", raise_it)
     monkeypatch.setattr("karat.checkpoint.resolve", raise_it)
 
 

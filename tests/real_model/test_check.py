@@ -8,7 +8,8 @@ import pytest
 
 from karat.check.model import open_model
 from karat.check.record import Steps, record
-from karat.check.trace import Trace, write_trace
+from karat.check.trace.format import Trace
+from karat.check.trace.writing import write_trace
 from karat.ops.native import NativeOps
 from karat.text import Tokenizer
 from tests.cli.conftest import COMMAND, Karat, environment

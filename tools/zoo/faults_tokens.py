@@ -20,7 +20,7 @@ from karat.check.hf import record_hf
 from karat.check.model import open_model
 from karat.check.prompt import findings_of_model
 from karat.check.record import Steps
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.config import embedded_model_path
 from tests.support import random_models
 from tools.zoo.run import Case

@@ -21,7 +21,7 @@ from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
 from karat.check.ranks import gathered
 from karat.check.record import record_model
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.models.registry import build
 from karat.ops.reference import ReferenceOps
 from karat.ops.registry import create

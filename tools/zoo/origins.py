@@ -15,7 +15,7 @@ from torch import nn
 
 from karat.check.hf import record_hf
 from karat.check.record import Steps
-from karat.check.trace import write_trace
+from karat.check.trace.writing import write_trace
 from tests.support import random_models
 
 CONFIG = {

@@ -14,7 +14,7 @@ from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
 from karat.check.named import Diagnosis
 from karat.check.replay import LIMIT, Replay
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache
 from tools.zoo.faults import Row
 from tools.zoo.models import Subject, draw

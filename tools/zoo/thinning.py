@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 
 # What is left: results drawn at random; the same tokens of every result; some tokens of some results; some heads of
 # scores and weights; all results of some layers and, of the others, nothing or their output.

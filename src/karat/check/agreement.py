@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from karat.check.compute import evaluate
 from karat.check.model import CheckedModel
 from karat.check.replay import F64, Replay
-from karat.check.trace import Trace, TraceInfo
+from karat.check.trace.format import Trace, TraceInfo
 
 Array = NDArray[np.floating]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from karat.check.graph import Node
 from karat.check.kept import Kept
 from karat.check.tokens import Tokens
-from karat.check.trace import MASKED, Trace
+from karat.check.trace.format import MASKED, Trace
 from karat.errors import TraceError
 
 Array = NDArray[np.floating]

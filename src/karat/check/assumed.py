@@ -12,7 +12,7 @@ import numpy as np
 from karat.check.distances import distance
 from karat.check.noise import PRECISION
 from karat.check.replay import Finding, Replay
-from karat.check.trace import TraceInfo
+from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
 from karat.quant import FORMATS
 

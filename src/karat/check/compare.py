@@ -16,7 +16,7 @@ from karat.check.compute import evaluate
 from karat.check.distances import distance, pooled
 from karat.check.noise import PRECISION
 from karat.check.replay import F32, F64, MANY, Array, Finding, Replay
-from karat.check.trace import LazyArrays, Trace, TraceInfo
+from karat.check.trace.format import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError
 

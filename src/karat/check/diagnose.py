@@ -19,7 +19,7 @@ from karat.check.other_head import tokens_wanted
 from karat.check.reach import reach
 from karat.check.replay import Finding, Replay
 from karat.check.theory import Theory
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.check.variants import Enumeration
 from karat.check.weights import CheckpointWeights
 from karat.check.wording import located

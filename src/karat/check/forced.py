@@ -11,7 +11,7 @@ import numpy as np
 
 from karat.check.distances import distance
 from karat.check.replay import LIMIT, Array, Replay
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.ops.api import Ops, Tensor
 from karat.ops.tap import Tap
 

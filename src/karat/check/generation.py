@@ -11,10 +11,10 @@ from karat.check.numbers import label
 from karat.check.peers import known_difference
 from karat.check.record import Steps
 from karat.check.replay import LIMIT
-from karat.check.selection import Selection
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict
-from karat.check.trace import Array, rows_of
+from karat.check.trace.format import Array, rows_of
+from karat.check.trace.selection import Selection
 
 _TOKENS = 24
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.graph import Graph
-from karat.check.trace import Array, Trace, TraceInfo
+from karat.check.trace.format import Array, Trace, TraceInfo
 
 _DECISIVE = ("no NaN and no infinity", "attention weights sum to 1")
 _SUM_SLACK = 64  # roundings of a softmax that was stored in the engine's type

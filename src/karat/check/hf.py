@@ -16,8 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from karat.check.record import Steps
-from karat.check.selection import EVERYTHING, Selection, padded
-from karat.check.trace import MASKED, Array, Trace, make_info
+from karat.check.trace.format import MASKED, Array, Trace, make_info
+from karat.check.trace.selection import EVERYTHING, Selection, padded
 from karat.config import FloatName
 from karat.errors import ExecutorError
 

@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 
 from karat.check.hf import Recorder
-from karat.check.selection import EVERYTHING
-from karat.check.trace import Array
+from karat.check.trace.format import Array
+from karat.check.trace.selection import EVERYTHING
 from karat.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"

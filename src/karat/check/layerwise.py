@@ -8,8 +8,8 @@ import numpy as np
 from karat.check.forced import ForcedTap
 from karat.check.graph import Graph
 from karat.check.record import Steps, joined, one_sequence
-from karat.check.selection import EVERYTHING
-from karat.check.trace import Array, TraceInfo, make_info
+from karat.check.trace.format import Array, TraceInfo, make_info
+from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.errors import CapacityError

@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from karat.check.model import CheckedModel
 from karat.check.record import Steps
-from karat.check.selection import EVERYTHING, Selection, padded
-from karat.check.trace import Array, Trace, make_info, read_trace, write_trace
+from karat.check.trace.format import Array, Trace, make_info
+from karat.check.trace.reading import read_trace
+from karat.check.trace.selection import EVERYTHING, Selection, padded
+from karat.check.trace.writing import write_trace
 from karat.checkpoint import GgufCheckpoint
 from karat.checkpoint.weights import Weight
 from karat.children.worker import run_worker

@@ -13,7 +13,7 @@ from karat.check.accumulation import Accumulation
 from karat.check.compute import Context
 from karat.check.ggml_rounding import half_step
 from karat.check.graph import Node
-from karat.check.trace import TraceInfo
+from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
 
 Array = NDArray[np.floating]

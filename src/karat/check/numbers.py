@@ -9,7 +9,7 @@ from karat.check.compare import Drift
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict
 from karat.check.streamed import Results
-from karat.check.trace import rows_of
+from karat.check.trace.format import rows_of
 from karat.check.wording import diagnosis_lines, times
 
 _LABELS = {"trace": "the trace"}

@@ -19,7 +19,8 @@ from karat.check.graph import Graph
 from karat.check.rank import HeldPart, Hold, Holds, Record
 from karat.check.ranks import gathered, merged
 from karat.check.record import Steps
-from karat.check.trace import Array, Trace, read_trace
+from karat.check.trace.format import Array, Trace
+from karat.check.trace.reading import read_trace
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName

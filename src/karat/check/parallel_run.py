@@ -14,8 +14,8 @@ from karat.check.model import CheckedModel
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.rank import HeldPart
 from karat.check.record import Steps, record_model
-from karat.check.selection import Selection
-from karat.check.trace import write_trace
+from karat.check.trace.selection import Selection
+from karat.check.trace.writing import write_trace
 from karat.config import FloatName
 from karat.engine.engine import Engine, EngineConfig
 from karat.engine.loading import open_runner

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from karat.check.graph import Graph, build_graph
 from karat.check.model import CheckedModel
 from karat.check.replay import Replay
-from karat.check.trace import TraceInfo
+from karat.check.trace.format import TraceInfo
 from karat.checkpoint import GgufCheckpoint
 from karat.config import ModelConfig
 from karat.text import Tokenizer

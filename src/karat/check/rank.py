@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from karat.check.record import Steps, record_model
-from karat.check.selection import Selection
-from karat.check.trace import write_trace
+from karat.check.trace.selection import Selection
+from karat.check.trace.writing import write_trace
 from karat.config import FloatName
 from karat.engine.rank import Rank, serve
 from karat.engine.rank_messages import Done, Load, Step

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.check.selection import EVERYTHING, Selection, padded
-from karat.check.trace import Array, Trace, make_info
+from karat.check.trace.format import Array, Trace, make_info
+from karat.check.trace.selection import EVERYTHING, Selection, padded
 from karat.check.weights import digest
 from karat.checkpoint.weights import Checkpoint
 from karat.config import FloatName, ModelConfig

@@ -14,7 +14,7 @@ from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.distances import distance, largest_finite
 from karat.check.peers import Known, known_difference
 from karat.check.replay import Finding, Replay
-from karat.check.trace import MASKED, Trace
+from karat.check.trace.format import MASKED, Trace
 from karat.check.wording import times
 from karat.config import FloatName
 from karat.errors import TraceError

@@ -23,7 +23,7 @@ from karat.check.kept import Kept
 from karat.check.noise import PRECISION, Noise
 from karat.check.segments import Segments
 from karat.check.tokens import Tokens
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.config import FloatName
 from karat.errors import TraceError
 

@@ -17,10 +17,11 @@ from karat.check.model import CheckedModel
 from karat.check.ranks import gathered
 from karat.check.record import Steps
 from karat.check.replay import Replay
-from karat.check.selection import EVERYTHING
 from karat.check.stage import Verdict
 from karat.check.streamed import Results, Streamed
-from karat.check.trace import Array, Trace, make_info, read_trace
+from karat.check.trace.format import Array, Trace, make_info
+from karat.check.trace.reading import read_trace
+from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import NoTokenizerError, UsageError

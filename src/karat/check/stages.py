@@ -22,7 +22,7 @@ from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage
 from karat.check.token_stage import tokens_stage
-from karat.check.trace import Array, Trace, rows_of
+from karat.check.trace.format import Array, Trace, rows_of
 from karat.check.weights import digest
 from karat.check.wording import diagnosis_lines, times
 from karat.errors import NumericsError

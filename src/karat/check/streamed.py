@@ -20,7 +20,7 @@ from karat.check.named import Diagnosis, Wrong, diagnosis_of
 from karat.check.noise import PRECISION
 from karat.check.peers import Known, known_difference
 from karat.check.replay import Finding, Replay
-from karat.check.trace import Array, Trace, TraceInfo
+from karat.check.trace.format import Array, Trace, TraceInfo
 
 _MAPS = 4  # attention maps that are kept for the report
 _MAP_TOKENS = 96

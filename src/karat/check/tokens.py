@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.trace import TraceInfo
+from karat.check.trace.format import TraceInfo
 from karat.errors import TraceError
 
 NOBODY = -1  # a slot that holds zeros

@@ -9,7 +9,7 @@ from karat.check.graph import Graph
 from karat.check.ranks import gathered, is_part
 from karat.check.reach import reach
 from karat.check.replay import Replay
-from karat.check.trace import Trace
+from karat.check.trace.format import Trace
 from karat.check.weights import CheckpointWeights
 
 # Beside the graph's nodes.

@@ -9,7 +9,7 @@ from karat.check.graph import Graph
 from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.names import shortened
 from karat.check.replay import Finding
-from karat.check.trace import TraceInfo, rows_of
+from karat.check.trace.format import TraceInfo, rows_of
 
 _SHOWN = 8
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from karat.check.model import CheckedModel
     from karat.check.named import Diagnosis
     from karat.check.reference import Departure
-    from karat.check.trace import Trace
+    from karat.check.trace.format import Trace
 
 EXAMPLES = """
 Examples
@@ -64,7 +64,7 @@ def diagnose(
     from karat.check.reach import reach
     from karat.check.reference import departure, departure_alone, departure_lines
     from karat.check.replay import Replay
-    from karat.check.trace import read_trace
+    from karat.check.trace.reading import read_trace
     from karat.check.validate import misnamed_of
     from karat.check.wording import diagnosis_lines
 

@@ -12,7 +12,7 @@ from karat.errors import UsageError
 
 if TYPE_CHECKING:
     from karat.check.model import CheckedModel
-    from karat.check.trace import Trace
+    from karat.check.trace.format import Trace
 
 EXAMPLES = """
 Examples
@@ -77,9 +77,9 @@ def trace(
 
     opened = open_model(model)
     from karat.check.record import Steps
-    from karat.check.selection import Selection, tokens_of
-    from karat.check.selection import only_tokens as with_only
-    from karat.check.trace import write_trace
+    from karat.check.trace.selection import Selection, tokens_of
+    from karat.check.trace.selection import only_tokens as with_only
+    from karat.check.trace.writing import write_trace
 
     if source not in ("karat", "hf", "llama.cpp"):
         raise UsageError(f"--with {source}: expected karat, hf or llama.cpp")
@@ -161,7 +161,7 @@ def _signs(made: "Trace") -> Iterator[str]:
 def _described(made: "Trace", opened: "CheckedModel", prompt: str | None) -> "Trace":
     from dataclasses import replace
 
-    from karat.check.trace import Trace
+    from karat.check.trace.format import Trace
     from karat.check.weights import digest
 
     info = made.info
@@ -202,7 +202,7 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
 def _validate(model: str | None, path: Path) -> None:
     from karat.check.model import open_model
     from karat.check.names import shortened
-    from karat.check.trace import read_trace
+    from karat.check.trace.reading import read_trace
     from karat.check.validate import validate
     from karat.checkpoint.wording import shown
 

@@ -7,7 +7,7 @@ from karat.cli.terminal import note
 
 if TYPE_CHECKING:
     from karat.check.model import CheckedModel
-    from karat.check.trace import Trace
+    from karat.check.trace.format import Trace
 
 
 def model_named_by(*traces: "Trace") -> "CheckedModel | None":

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from karat.check.trace import Array, Trace
+from karat.check.trace.format import Array, Trace
 from karat.errors import UsageError
 
 _LAYER = re.compile(r"model\.layers\.(\d+)(?:\.|$)")

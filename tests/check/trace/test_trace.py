@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from karat.check.tokens import NOBODY, Tokens
-from karat.check.trace import Trace, make_info, read_trace, write_trace
+from karat.check.trace.format import Trace, make_info
+from karat.check.trace.reading import read_trace
+from karat.check.trace.writing import write_trace
 from karat.errors import TraceError
 
-DOCS = Path(__file__).parents[2] / "docs" / "trace-format.md"
+DOCS = Path(__file__).parents[3] / "docs" / "trace-format.md"
 
 
 @given(data=st.data())

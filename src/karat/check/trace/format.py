@@ -1,0 +1,131 @@
+"""A trace: what an engine computed on the way from token ids to logits, in one safetensors file (docs/trace-format.md).
+
+Arrays have canonical names and one row a token; everything else is one JSON string in the file's metadata.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.config import FloatName
+
+Array = NDArray[np.floating]
+
+VERSION = 1
+METADATA_KEY = "karat_trace"
+# Engines that mask by adding a large negative number write that; no score of a working model is near it.
+MASKED = -6e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceInfo:
+    """What a trace says of itself; every list is in the order in which the tokens were computed.
+
+    token_ids   of all tokens, all steps and sequences
+    positions   of each token in its sequence, from 0 on
+    sequences   a number for each token: tokens with the same number attend to each other
+    steps       index of the first token of each forward pass; [0] where there was one
+    rows        {array name: token indices of its rows} where an array does not have all tokens
+    heads       {array name: heads} where scores or weights do not have all query heads
+    dtype       what the engine computes in; kv_dtype what its cache stores
+    activations "ggml" if inputs of matrix products are rounded as ggml does it for the stored type of the weight;
+                "none" if they are not; None where the trace does not say
+    prompt, messages, generated   the text or conversation, and the ids chosen, where known
+    sampling    {"temperature": …} and whatever else decided about `generated`
+    model       path or name, for people; digest of the weights, to tell models apart
+    config      the model's config.json, where there is no model to ask
+    ranks       tensor-parallel ranks; arrays of rank r are called `name@r` (see karat.check.ranks)
+    """
+
+    token_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    sequences: tuple[int, ...]
+    steps: tuple[int, ...] = (0,)
+    dtype: FloatName = "float32"
+    kv_dtype: FloatName | None = None
+    activations: str | None = None
+    executor: str = "unknown"
+    rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    prompt: str | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    generated: tuple[int, ...] | None = None
+    sampling: Mapping[str, Any] | None = None
+    model: str | None = None
+    digest: str | None = None
+    config: Mapping[str, Any] | None = None
+    ranks: int = 1
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether it says that inputs of products are rounded."""
+        return self.activations == "ggml"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class LazyArrays(Mapping[str, Array]):
+    """Arrays that are made, or read, each time they are asked for: so they need not fit the memory together."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Array]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Arrays by name (float16, float32 or float64; bfloat16 is widened to float32, exactly), and their description.
+
+    shapes: where they are known without the arrays.
+    """
+
+    info: TraceInfo
+    arrays: Mapping[str, Array]
+    path: Path | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """An array's shape."""
+        return self.arrays[name].shape if self.shapes is None else self.shapes[name]
+
+    def rows_of(self, name: str) -> NDArray[np.int64]:
+        """Token indices of an array's rows."""
+        return rows_of(self.info, name)
+
+
+def rows_of(info: TraceInfo, name: str) -> NDArray[np.int64]:
+    """Token indices of the rows of an array of this name."""
+    return np.array(info.rows.get(name, range(info.num_tokens)), np.int64)
+
+
+def make_info(token_ids: Sequence[int], **fields: Any) -> TraceInfo:
+    """A TraceInfo with positions and sequences filled in: one sequence from position 0 on, unless they are given."""
+    sequences = tuple(fields.pop("sequences", None) or (0,) * len(token_ids))
+    positions = fields.pop("positions", None)
+    if positions is None:
+        seen: dict[int, int] = {}
+        counted = []
+        for sequence in sequences:
+            counted.append(seen.get(sequence, 0))
+            seen[sequence] = counted[-1] + 1
+        positions = counted
+    return TraceInfo(token_ids=tuple(token_ids), positions=tuple(positions), sequences=sequences, **fields)
