@@ -56,8 +56,8 @@ def write_folder(folder: Path, shape: str) -> None:
 
 def measure(folder: Path, tokens: int, stages: str, against: str) -> dict[str, Any]:
     """One run of `karat check`; its figures. SystemExit if it could not check or found a bug."""
-    command = [sys.executable, "-m", "karat", "check", str(folder), "--tokens", str(tokens), "--prompt", PROMPT,
-               "--stages", stages, "--against", against, "--json"]  # fmt: skip
+    what = ["--tokens", str(tokens), "--prompt", PROMPT, "--stages", stages, "--against", against]
+    command = [sys.executable, "-m", "karat", "check", str(folder), *what, "--json"]
     before = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

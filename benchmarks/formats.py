@@ -21,8 +21,8 @@ from karat.bench.shapes import SHAPES
 from karat.convert import MIXES, convert
 from karat.models.opening import open_model
 
-TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL",
-         "IQ4_XS")  # fmt: skip
+_TYPES = "F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K_S Q4_K_M Q5_K_M Q6_K IQ4_NL IQ4_XS"
+TYPES = tuple(_TYPES.split())
 
 
 def make_file(folder: Path, shape: str, name: str, *, pure: bool) -> Path:
@@ -72,8 +72,8 @@ def main(arguments: list[str] | None = None, results: Path = RESULTS) -> None:
     ]
     for name in names:
         path = make_file(options.folder, options.shape, name, pure=options.pure)
-        command = [str(path), "-p", options.prompt_tokens, "-n", options.gen_tokens, "--repeat", options.repeat,
-                   "--batch", "1", "--context", "0"]  # fmt: skip
+        sizes = ["-p", options.prompt_tokens, "-n", options.gen_tokens, "--repeat", options.repeat]
+        command = [str(path), *sizes, "--batch", "1", "--context", "0"]
         if options.peer != "none":
             command += ["--peer", options.peer]
         written = record(f"format-{path.stem.lower()}", command, results)

@@ -54,9 +54,12 @@ def commit() -> str:
     """The commit that is checked out; with what differs from it told."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     changes = subprocess.run(
-        ["git", "status", "--porcelain", "--", "src", "csrc", "CMakeLists.txt"], cwd=ROOT, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        ["git", "status", "--porcelain", "--", "src", "csrc", "CMakeLists.txt"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return head.stdout.strip() + (" with changes" if changes.stdout.strip() else "")
 
 

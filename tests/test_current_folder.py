@@ -62,9 +62,15 @@ def run(folder: Path, script: str, *arguments: str, path: str = "") -> subproces
     file.parent.mkdir(exist_ok=True)
     file.write_text(script)
     return subprocess.run(
-        [sys.executable, file, *arguments], cwd=folder, env=environment(path), capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        [sys.executable, file, *arguments],
+        cwd=folder,
+        env=environment(path),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=SECONDS,
+        check=False,
+    )
 
 
 def hits(folder: Path) -> list[str]:
@@ -94,9 +100,15 @@ def test_the_command_line(planted: Path, arguments: list[str]) -> None:
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_installed_script(planted: Path, arguments: list[str]) -> None:
     done = subprocess.run(
-        [INSTALLED, *arguments], cwd=planted, env=environment(), capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        [INSTALLED, *arguments],
+        cwd=planted,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=SECONDS,
+        check=False,
+    )
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
 
 

@@ -22,8 +22,19 @@ WRONG: dict[str, list[Any]] = {
     "repetition_penalty": [0, 0.0, -1, 101, math.nan, math.inf, None, HUGE],
     "presence_penalty": [-2.1, 2.1, math.nan, None, HUGE],
     "frequency_penalty": [-2.1, 2.1, math.nan, None, HUGE],
-    "logit_bias": [{-1: 1}, {1: 101}, {1: math.nan}, {1.5: 1}, {"1": 1}, {True: 1}, [(1, 1)], None, {HUGE: 1},
-                   {1: HUGE}, dict.fromkeys(range(1025), 1)],
+    "logit_bias": [
+        {-1: 1},
+        {1: 101},
+        {1: math.nan},
+        {1.5: 1},
+        {"1": 1},
+        {True: 1},
+        [(1, 1)],
+        None,
+        {HUGE: 1},
+        {1: HUGE},
+        dict.fromkeys(range(1025), 1),
+    ],
     "seed": [-1, 2**63, 1.0, "1", True, HUGE],
     "max_tokens": [0, -1, 1.0, True, 2**31, HUGE],
     "min_tokens": [-1, 1.0, None, True, HUGE],
@@ -35,7 +46,7 @@ WRONG: dict[str, list[Any]] = {
     "logprobs": [-1, 65, 1.0, True, HUGE],
     "prompt_logprobs": [-1, 65, 1.0, True, HUGE],
     "allowed_token_ids": [(), [], (-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
-}  # fmt: skip
+}
 RIGHT: dict[str, list[Any]] = {
     "n": [1, 64],
     "temperature": [0, 0.0, 1e-300, 100],
@@ -64,9 +75,7 @@ def test_every_field_is_tested() -> None:
     assert set(WRONG) == set(RIGHT) == set(SamplingParams.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(
-    ("name", "index"), [(name, i) for name, values in WRONG.items() for i in range(len(values))]
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "index"), [(name, i) for name, values in WRONG.items() for i in range(len(values))])
 def test_wrong_values_are_refused_by_name(name: str, index: int) -> None:
     with pytest.raises(RequestError, match=rf"^{name}=.*: expected ") as caught:
         SamplingParams(**{name: WRONG[name][index]})
@@ -100,10 +109,14 @@ def test_the_callers_bias_is_copied() -> None:
 
 def test_unknown_fields_are_refused_with_advice() -> None:
     for name, advice in {
-        "best_of": "has no best_of; ask for n", "max_token": "did you mean max_tokens?", "zzz": "expected one of",
-        "bad_words": "logit_bias", "detokenize": "always",
-        "truncate_prompt_tokens": "token ids", "structured_outputs": "no structured output yet",
-    }.items():  # fmt: skip
+        "best_of": "has no best_of; ask for n",
+        "max_token": "did you mean max_tokens?",
+        "zzz": "expected one of",
+        "bad_words": "logit_bias",
+        "detokenize": "always",
+        "truncate_prompt_tokens": "token ids",
+        "structured_outputs": "no structured output yet",
+    }.items():
         with pytest.raises(RequestError, match=f"SamplingParams has no {name}; ") as caught:
             SamplingParams(**{name: 2})
         assert advice in str(caught.value)

@@ -30,11 +30,27 @@ from karat.text import Tokenizer, gguf_tokenizer  # noqa: E402
 from tests.checkpoint.gguf import builders as b  # noqa: E402
 
 LIMIT_MB, LIMIT_S = 256, 1.0
-NUMBERS = [0, 1, 2, 3, 4, 8, 9, 31, 32, 33, 255, 256, 0x7FFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1,
-           1 << 63, (1 << 64) - 1]  # fmt: skip
-WORDS = [b"general.", b"alignment", b"architecture", b"llama", b"qwen2", b"qwen3", b"split.count", b".weight", b".bias",
-         b"blk.0.", b"rope_freqs.weight", b"tokenizer.ggml.", b"tokens", b"merges", b"gpt2", b"\xff\xfe",
-         b"\0"]  # fmt: skip
+_LARGE = [0x7FFF, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+NUMBERS = [0, 1, 2, 3, 4, 8, 9, 31, 32, 33, 255, 256, *_LARGE]
+WORDS = [
+    b"general.",
+    b"alignment",
+    b"architecture",
+    b"llama",
+    b"qwen2",
+    b"qwen3",
+    b"split.count",
+    b".weight",
+    b".bias",
+    b"blk.0.",
+    b"rope_freqs.weight",
+    b"tokenizer.ggml.",
+    b"tokens",
+    b"merges",
+    b"gpt2",
+    b"\xff\xfe",
+    b"\0",
+]
 
 
 @dataclass
@@ -173,9 +189,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.gguf"
         fuzzer = Fuzzer(
-            lambda content: use(path, content), list(seeds()), lambda name: name.startswith(files),
+            lambda content: use(path, content),
+            list(seeds()),
+            lambda name: name.startswith(files),
             random.Random(options.seed),
-        )  # fmt: skip
+        )
         fuzzer.run(options.seconds)
     peak_mb = _peak_mb()
     print(

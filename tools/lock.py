@@ -15,11 +15,10 @@ HEADER = "# Exact versions of everything that make installs. Written by `make lo
 
 def resolve() -> dict[str, str]:
     """Name to version of everything that the requirements bring in, Karat itself left out."""
-    command = [
-        sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-",
-        "--no-build-isolation", "-r", "requirements/build.txt", "-r", "requirements/wheel.txt",
-        "-r", "requirements/peers.txt", ".[check,dev,train]",
-    ]  # fmt: skip
+    files = ("requirements/build.txt", "requirements/wheel.txt", "requirements/peers.txt")
+    wanted = [word for file in files for word in ("-r", file)] + [".[check,dev,train]"]
+    report = ["--quiet", "--dry-run", "--ignore-installed", "--no-build-isolation", "--report", "-"]
+    command = [sys.executable, "-m", "pip", "install", *report, *wanted]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     chosen = (item["metadata"] for item in json.loads(done.stdout)["install"])
     # A local part (+cpu) names a build, not a version: which build to take is the requirement's matter.

@@ -33,10 +33,9 @@ def main(arguments: list[str]) -> None:
 
 def build(folder: Path) -> Path:
     """The wheel of this source tree in `folder`, with kernels; ends the program where they cannot be compiled."""
-    command = [
-        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps",
-        "--config-settings", "build-dir=build/{wheel_tag}", "--wheel-dir", str(folder), ".",
-    ]  # fmt: skip
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    places = ["--config-settings", "build-dir=build/{wheel_tag}", "--wheel-dir", str(folder)]
+    command = [*pip_wheel, *places, "."]
     subprocess.run(command, cwd=ROOT, check=True)
     (wheel,) = folder.glob("*.whl")
     if wheel.name.endswith("-none-any.whl"):

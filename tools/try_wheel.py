@@ -64,9 +64,14 @@ def run(karat: Path, *arguments: str, **environment: str) -> str:
     """What the command prints, run where it finds nothing: neither a compiler nor the sources."""
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
-            [str(karat), *arguments], cwd=empty, env={"PATH": empty, "HOME": empty} | environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [str(karat), *arguments],
+            cwd=empty,
+            env={"PATH": empty, "HOME": empty} | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode or "without native kernels" in done.stderr:
         sys.exit(f"{karat.name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout

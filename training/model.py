@@ -168,9 +168,13 @@ class StoryModel(nn.Module):
         return F.linear(self.model(token_ids), self.model.embed_tokens.weight)
 
     def loss(
-        self, token_ids: Tensor, targets: Tensor, weights: Tensor, strangers: Strangers | None = None,
+        self,
+        token_ids: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        strangers: Strangers | None = None,
         embeddings: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Weighted sum of cross entropies in nats; targets and weights [batch, length], targets already shifted and
         -100 where nothing is to be learned. With `strangers`, ids from the vocabulary's end on are theirs, and
         `embeddings` [COUNT, hidden] what they are now.

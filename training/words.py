@@ -42,11 +42,28 @@ UNFIT = frozenset(
     suicide pariah brat miscreant hunchback idolater bomb drug""".split()
 )
 IRREGULAR = {
-    "mice": "mouse", "geese": "goose", "feet": "foot", "teeth": "tooth", "children": "child", "oxen": "ox",
-    "leaves": "leaf", "wolves": "wolf", "knives": "knife", "wives": "wife", "lives": "life", "loaves": "loaf",
-    "thieves": "thief", "calves": "calf", "shelves": "shelf", "elves": "elf", "scarves": "scarf",
-    "halves": "half", "hooves": "hoof", "selves": "self", "dwarves": "dwarf",
-}  # fmt: skip
+    "mice": "mouse",
+    "geese": "goose",
+    "feet": "foot",
+    "teeth": "tooth",
+    "children": "child",
+    "oxen": "ox",
+    "leaves": "leaf",
+    "wolves": "wolf",
+    "knives": "knife",
+    "wives": "wife",
+    "lives": "life",
+    "loaves": "loaf",
+    "thieves": "thief",
+    "calves": "calf",
+    "shelves": "shelf",
+    "elves": "elf",
+    "scarves": "scarf",
+    "halves": "half",
+    "hooves": "hoof",
+    "selves": "self",
+    "dwarves": "dwarf",
+}
 DETERMINERS = frozenset(
     """a an the this that these those my your his her its our their some any every each no another one two three
     four many""".split()

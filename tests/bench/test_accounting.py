@@ -15,10 +15,20 @@ from karat.models.decoder import weight_specs
 from karat.models.qwen2 import Qwen2Config
 
 CONFIG = Qwen2Config(
-    model_type="qwen2", vocab_size=50, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=6, num_kv_heads=2,
-    head_dim=4, rms_norm_eps=1e-6, max_position_embeddings=64, rope=RopeConfig(theta=10000.0),
-    tie_word_embeddings=True, layer_windows=(None, None, None),
-)  # fmt: skip
+    model_type="qwen2",
+    vocab_size=50,
+    hidden_size=12,
+    intermediate_size=20,
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=4,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=64,
+    rope=RopeConfig(theta=10000.0),
+    tie_word_embeddings=True,
+    layer_windows=(None, None, None),
+)
 
 
 def batch_of(seqs: list[tuple[int, int]], logit_rows: list[int]) -> ForwardBatch:
@@ -27,11 +37,15 @@ def batch_of(seqs: list[tuple[int, int]], logit_rows: list[int]) -> ForwardBatch
     positions = [p for start, new in seqs for p in range(start, start + new)]
     ids = np.zeros(len(positions), np.int32)
     return ForwardBatch(
-        token_ids=ids, positions=np.array(positions, np.int32), slots=ids,
+        token_ids=ids,
+        positions=np.array(positions, np.int32),
+        slots=ids,
         query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         context_lens=np.array([start + new for start, new in seqs], np.int32),
-        block_tables=np.zeros((len(seqs), 1), np.int32), logit_rows=np.array(logit_rows, np.int32), block_size=64,
-    )  # fmt: skip
+        block_tables=np.zeros((len(seqs), 1), np.int32),
+        logit_rows=np.array(logit_rows, np.int32),
+        block_size=64,
+    )
 
 
 @given(

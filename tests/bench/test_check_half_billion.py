@@ -39,7 +39,9 @@ def test_a_result_is_kept_with_machine_commit_and_command(
     assert kept["command"] == "python -m benchmarks.check_half_billion " + " ".join(words)
     assert (kept["commit"], kept["tokens"], kept["verdict"]) == ("0123abc", 8, "numerics")
     assert {name: stage["verdict"] for name, stage in kept["stages"].items()} == {
-        "weights": "exact", "layers": "numerics"}  # fmt: skip
+        "weights": "exact",
+        "layers": "numerics",
+    }
     assert kept["machine"]["usable_cores"] >= 1 and kept["versions"]["numpy"]
     assert path.name.startswith(kept["date"][:10]) and path.name.endswith("-cores-check-tiny.json")
     assert all(kept[key] > 0 for key in ("seconds", "cpu_seconds", "peak_rss_bytes"))

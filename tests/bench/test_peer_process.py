@@ -141,9 +141,13 @@ def test_an_exit_does_not_wait_for_a_peer_that_stands_still(tmp_path: Path) -> N
         "if __name__ == '__main__': print((peer := PeerProcess(COUNTER, {})).details['pid'], flush=True); 1 / 0"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-        timeout=600, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert ended.returncode == 1 and "ZeroDivisionError" in ended.stderr
     assert state(ended.stdout.strip()) == "" and list(tmp_path.iterdir()) == []
 
@@ -177,9 +181,12 @@ def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         "if __name__ == '__main__': print(PeerProcess(COUNTER, {}).details['pid'], flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert parent.stdin and parent.stdout
     pid = parent.stdout.readline().strip()
     wait_for(pid, "T")

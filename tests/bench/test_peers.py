@@ -17,15 +17,28 @@ from karat.errors import ExecutorError, UsageError
 from karat.models.registry import find_weights, read_config
 
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 32, "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
     "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
-}  # fmt: skip
+}
 PROMPT = [3, 99, 280, 7, 7, 511, 0, 42, 130, 5, 77, 200]
 
 
@@ -45,7 +58,7 @@ def peer_model(made: RandomModel, quantize: str | None = None) -> PeerModel:
     weights = {weight.name: weight for weight in find_weights(config, made.checkpoint).values()}
     return PeerModel(
         raw_config=made.checkpoint.config, config=config, weights=weights, quantize=quantize, num_threads=1
-    )  # fmt: skip
+    )
 
 
 def unpermuted(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
@@ -121,11 +134,15 @@ def exercise(peer: peers.Peer, prompts: Sequence[Sequence[int]]) -> None:
 @pytest.mark.parametrize(
     ("name", "stored", "bound"),
     [
-        ("transformers", "f32", 1e-5), ("transformers", "q4_0", 1e-5), ("transformers", "bf16", 0.05),
-        ("llama.cpp", "f32", 2e-3), ("llama.cpp", "f16", 5e-3), ("llama.cpp", "q8_0", 0.05),
+        ("transformers", "f32", 1e-5),
+        ("transformers", "q4_0", 1e-5),
+        ("transformers", "bf16", 0.05),
+        ("llama.cpp", "f32", 2e-3),
+        ("llama.cpp", "f16", 5e-3),
+        ("llama.cpp", "q8_0", 0.05),
         ("llama.cpp", "q4_0", 0.05),
     ],
-)  # fmt: skip
+)
 @pytest.mark.peers
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 def test_a_peer_computes_the_same_model(name: str, stored: str, bound: float, family: str, made_of: Any) -> None:

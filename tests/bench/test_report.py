@@ -57,13 +57,16 @@ def test_the_ratio_is_taken_turn_by_turn() -> None:
 def result(rows: list[tuple[float, float]]) -> dict[str, object]:
     """Of rows (FLOP/s, bytes/s)."""
     return {
-        "model": "<m> & co", "machine": {"cpu": None}, "karat": {"version": "1"}, "date": "2026-01-02T03:04:05",
+        "model": "<m> & co",
+        "machine": {"cpu": None},
+        "karat": {"version": "1"},
+        "date": "2026-01-02T03:04:05",
         "limits": limits_object(LIMITS),
         "rows": [
             {"name": f"row {i}", "tokens_per_s": 5.0, "flops_per_s": flops, "bytes_per_s": bandwidth}
             for i, (flops, bandwidth) in enumerate(rows)
         ],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("rows", [[(60e9, 17e9), (240e9, 1e9)], [(1e6, 1e3)], [(299e9, 100e9)] * 12])

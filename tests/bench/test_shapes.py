@@ -112,9 +112,15 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
 def test_a_file_of_a_shape_is_the_same_model(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of llama's architecture, whose files have rows of Q and K in another order; written anew from a file, too."""
     small = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16,
-        "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 256,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "num_key_value_heads": 2,
+        "vocab_size": 300,
+        "max_position_embeddings": 256,
+    }
     monkeypatch.setitem(shapes._CONFIGS, "small", shape_config("llama-3.2-1b") | small)
     made = random_model("small", stored=stored).checkpoint
     once = written(made, tmp_path / "once.gguf")

@@ -58,9 +58,17 @@ def test_sides_take_turns_and_the_first_changes() -> None:
     log, times = measured(Workload("prefill", WARM_UP_TOKENS + 88), 3)
     warm, whole = f"prefill {WARM_UP_TOKENS}", f"prefill {WARM_UP_TOKENS + 88}"
     assert log == [
-        f"a: {warm}", f"b: {warm}", f"a: {whole}", f"b: {whole}", f"b: {whole}", f"a: {whole}", f"a: {whole}",
-        f"b: {whole}", "a: stop", "b: stop",
-    ]  # fmt: skip
+        f"a: {warm}",
+        f"b: {warm}",
+        f"a: {whole}",
+        f"b: {whole}",
+        f"b: {whole}",
+        f"a: {whole}",
+        f"a: {whole}",
+        f"b: {whole}",
+        "a: stop",
+        "b: stop",
+    ]
     assert times == [[[3], [6], [7]], [[4], [5], [8]]]
 
 
@@ -86,17 +94,26 @@ def test_a_side_that_fails_leaves_nothing_running() -> None:
 
 
 @given(
-    longest=st.integers(1, 9000), gen_tokens=st.integers(1, 64), batch=st.integers(1, 40), repeat=st.integers(1, 6),
-    context=st.one_of(st.none(), st.integers(0, 9000)), prompts=st.lists(st.integers(-1, 9000), max_size=2),
-)  # fmt: skip
+    longest=st.integers(1, 9000),
+    gen_tokens=st.integers(1, 64),
+    batch=st.integers(1, 40),
+    repeat=st.integers(1, 6),
+    context=st.one_of(st.none(), st.integers(0, 9000)),
+    prompts=st.lists(st.integers(-1, 9000), max_size=2),
+)
 def test_every_plan_fits_the_model_or_is_refused(
     longest: int, gen_tokens: int, batch: int, repeat: int, context: int | None, prompts: list[int]
 ) -> None:
     try:
         workloads = plan(
-            longest=longest, prompt_tokens=prompts, gen_tokens=gen_tokens, batch=batch, context=context, repeat=repeat,
+            longest=longest,
+            prompt_tokens=prompts,
+            gen_tokens=gen_tokens,
+            batch=batch,
+            context=context,
+            repeat=repeat,
             max_num_batched_tokens=512,
-        )  # fmt: skip
+        )
     except UsageError:
         batched = Workload("decode", 128, batch, gen_tokens).context_len(repeat, 512)
         asked = [Workload("decode", context or 0, 1, gen_tokens).context_len(repeat, 512), *(n + 1 for n in prompts)]
@@ -129,9 +146,13 @@ def tiny() -> RandomModel:
 def karat_side(*, budget: int = 16) -> tuple[KaratSide, LLM, Account]:
     made = tiny()
     llm = LLM(
-        made.checkpoint, tokenizer=made.tokenizer, max_num_seqs=4, max_num_batched_tokens=budget,
-        generation_config="none", kv_dtype="float32",
-    )  # fmt: skip
+        made.checkpoint,
+        tokenizer=made.tokenizer,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+        generation_config="none",
+        kv_dtype="float32",
+    )
     account = Account(llm.config, stored_bytes(find_weights(llm.config, made.checkpoint), None), llm.kv_dtype)
     return KaratSide(llm, account, "0", num_threads=1), llm, account
 

@@ -30,9 +30,13 @@ def made(dtype: str, rows: int, blocks: int, order: NDArray[np.intp] | None = No
 
 
 @given(
-    dtype=st.sampled_from(TYPES), rows=st.integers(1, 20), blocks=st.integers(1, 9), axis=st.sampled_from([0, 1]),
-    shuffled=st.booleans(), data=st.data(),
-)  # fmt: skip
+    dtype=st.sampled_from(TYPES),
+    rows=st.integers(1, 20),
+    blocks=st.integers(1, 9),
+    axis=st.sampled_from([0, 1]),
+    shuffled=st.booleans(),
+    data=st.data(),
+)
 def test_parts_are_what_numpy_cuts(
     dtype: str, rows: int, blocks: int, axis: int, shuffled: bool, data: st.DataObject
 ) -> None:

@@ -32,12 +32,23 @@ def write(folder: Path, *, template: bool = True, **changes: Any) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     vocab_size = tokenizer.get_vocab_size()
     config = {
-        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": vocab_size, "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "max_position_embeddings": CONTEXT_LEN, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
-        "eos_token_id": tokenizer.token_to_id("<|im_end|>"), **changes,
-    }  # fmt: skip
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab_size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": CONTEXT_LEN,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+        **changes,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     generation = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "eos_token_id": config["eos_token_id"]}
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -70,10 +81,14 @@ def _weights(tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     weights = {"model.embed_tokens.weight": directions, "lm_head.weight": head}
     weights["model.norm.weight"] = np.ones(HIDDEN, np.float32)
     sizes = {
-        "self_attn.q_proj": HEADS * HEAD_DIM, "self_attn.k_proj": KV_HEADS * HEAD_DIM,
-        "self_attn.v_proj": KV_HEADS * HEAD_DIM, "self_attn.o_proj": HIDDEN,
-        "mlp.gate_proj": INTERMEDIATE, "mlp.up_proj": INTERMEDIATE, "mlp.down_proj": HIDDEN,
-    }  # fmt: skip
+        "self_attn.q_proj": HEADS * HEAD_DIM,
+        "self_attn.k_proj": KV_HEADS * HEAD_DIM,
+        "self_attn.v_proj": KV_HEADS * HEAD_DIM,
+        "self_attn.o_proj": HIDDEN,
+        "mlp.gate_proj": INTERMEDIATE,
+        "mlp.up_proj": INTERMEDIATE,
+        "mlp.down_proj": HIDDEN,
+    }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):

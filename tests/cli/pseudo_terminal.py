@@ -33,10 +33,13 @@ class PseudoTerminal:
         out = stdout.open("w") if stdout else None
         self._process = subprocess.Popen(
             [*COMMAND, *args],
-            stdin=slave, stdout=out or slave, stderr=slave, start_new_session=True,
+            stdin=slave,
+            stdout=out or slave,
+            stderr=slave,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             env=environment(TERM="xterm", **variables),
-        )  # fmt: skip
+        )
         os.close(slave)
         if out:
             out.close()

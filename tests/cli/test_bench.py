@@ -133,13 +133,17 @@ def parsed(stdout: str) -> Result:
 def test_a_shape_as_json(karat_here: Karat, tmp_path: Path) -> None:
     plot = tmp_path / "roofline.svg"
     more = ("--plot", str(plot)) if unavailable_reason() is None else ()
-    done = karat_here("bench", "--shape", "tiny", "--quantize", "q4_0", *QUICK, "-p", "20", "-p", "300", "--context",
-                      "200", "--json", *more)  # fmt: skip
+    lengths = ["-p", "20", "-p", "300", "--context", "200"]
+    done = karat_here("bench", "--shape", "tiny", "--quantize", "q4_0", *QUICK, *lengths, "--json", *more)
     assert (done.returncode, done.stderr) == (0, "")
     result = parsed(done.stdout)
     assert [row.name for row in result.rows] == [
-        "prefill 20", "prefill 300", "decode after 128", "decode after 128, batch 2", "decode after 200",
-    ]  # fmt: skip
+        "prefill 20",
+        "prefill 300",
+        "decode after 128",
+        "decode after 128, batch 2",
+        "decode after 200",
+    ]
     assert result.shape == "tiny" and result.stored.keys() == {"Q4_0", "F32"} and result.peer is None
     assert result.stored_bytes == sum(result.stored.values()) and result.parameters == 94_784
     # Every stored byte is read in a step of decode: the head is the embedding.
@@ -158,16 +162,19 @@ def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
     (head,) = [i for i, line in enumerate(lines) if "tok/s" in line]
     assert lines[head].split() == "tok/s GB/s of limit GFLOP/s of limit overhead".split()
     assert [re.split(r"\s{2,}", line)[0] for line in lines[head + 1 :]] == [
-        "prefill 5", "decode after 128", "decode after 128, batch 2",
-    ]  # fmt: skip
+        "prefill 5",
+        "decode after 128",
+        "decode after 128, batch 2",
+    ]
     if unavailable_reason() is None:
         assert all(re.search(r"\*\d+%", line) for line in lines[head + 1 :])
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
 def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None:
-    done = karat_here("bench", "--shape", "tiny", "--weights", "q4_0", *QUICK, "-p", "20", "--context", "0",
-                      "--tensor-parallel-size", "2", "--threads", "2", "--json")  # fmt: skip
+    shape = ["--shape", "tiny", "--weights", "q4_0", "-p", "20", "--context", "0"]
+    ranks = ["--tensor-parallel-size", "2", "--threads", "2"]
+    done = karat_here("bench", *shape, *QUICK, *ranks, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result = parsed(done.stdout)
     assert result.karat.tensor_parallel_size == 2 and result.karat.threads == 2

@@ -66,10 +66,15 @@ def test_a_line_without_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) 
 def test_settings_are_checked_when_they_are_set() -> None:
     talk = Conversation(None, {"temperature": 0.5})
     for name, text, value in [
-        ("top_k", "7", 7), ("top-p", "0.5", 0.5), ("ignore_eos", "true", True), ("stop", "The end", "The end"),
-        ("stop", "5", "5"), ("stop", '["a", "b"]', ["a", "b"]), ("logit_bias", '{"7": -1}', {7: -1}),
+        ("top_k", "7", 7),
+        ("top-p", "0.5", 0.5),
+        ("ignore_eos", "true", True),
+        ("stop", "The end", "The end"),
+        ("stop", "5", "5"),
+        ("stop", '["a", "b"]', ["a", "b"]),
+        ("logit_bias", '{"7": -1}', {7: -1}),
         ("allowed_token_ids", "[65, 66]", [65, 66]),
-    ]:  # fmt: skip
+    ]:
         talk.set(name, text)
         assert talk.settings[name.replace("-", "_")] == value
     talk.set("temperature", "default")
@@ -124,9 +129,20 @@ def test_control_tokens_of_a_message_stay_text_if_asked(alphabet: Path, karat: K
 def test_commands(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
     file = tmp_path / "talk.json"
     entries = [
-        "/system Sing.", "one", "/set stop k", "/retry", "/show", f"/save {file}", "/clear", "/system -", "two",
-        f"/save {file}", "/help", "/exit", "never sent",
-    ]  # fmt: skip
+        "/system Sing.",
+        "one",
+        "/set stop k",
+        "/retry",
+        "/show",
+        f"/save {file}",
+        "/clear",
+        "/system -",
+        "two",
+        f"/save {file}",
+        "/help",
+        "/exit",
+        "never sent",
+    ]
     done = karat("chat", "-q", "-m", str(alphabet), stdin="\n".join(entries))
     assert (done.returncode, done.stdout) == (0, f"{ALPHABET}\nabcdefghij\nabcdefghij\n")
     assert json.loads(file.read_text()) == {
@@ -239,12 +255,20 @@ def test_on_a_terminal_errors_do_not_end_it(alphabet: Path) -> None:
     with PseudoTerminal("chat", "-q", str(alphabet), "--max-model-len", "60") as terminal:
         terminal.wait_for("> ")
         for entry, words in [
-            ("/frob", "no command /frob"), ("/set top_p 2", "top_p=2: expected"), ("x" * 60, "the context is full"),
-            ("Hi", ALPHABET), ("Hi", "the context is full"), ("/clear", "forgotten"), ("Hi \\\nyou", ALPHABET),
-            ("/set max_tokens 50", "max_tokens = 50"), ("/retry", "max_tokens=50 after"),
-            ("/show", "messages answered: 1"), ("/set max_tokens default", "max_tokens = None, the model's own"),
-            ("'''\na\nb\n'''", "context is full"), ("/exit", ""),
-        ]:  # fmt: skip
+            ("/frob", "no command /frob"),
+            ("/set top_p 2", "top_p=2: expected"),
+            ("x" * 60, "the context is full"),
+            ("Hi", ALPHABET),
+            ("Hi", "the context is full"),
+            ("/clear", "forgotten"),
+            ("Hi \\\nyou", ALPHABET),
+            ("/set max_tokens 50", "max_tokens = 50"),
+            ("/retry", "max_tokens=50 after"),
+            ("/show", "messages answered: 1"),
+            ("/set max_tokens default", "max_tokens = None, the model's own"),
+            ("'''\na\nb\n'''", "context is full"),
+            ("/exit", ""),
+        ]:
             terminal.type(entry + "\n")
             if words:
                 terminal.wait_for(words)

@@ -55,8 +55,12 @@ def piped(alphabet: Path) -> Iterator["subprocess.Popen[str]"]:
     """A chat that has given an answer and waits for more input."""
     process = subprocess.Popen(
         [*COMMAND, "chat", "-q", str(alphabet), *OPTIONS],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
     with process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("Hi\n")

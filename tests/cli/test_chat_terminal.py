@@ -132,9 +132,11 @@ def test_a_conversation_is_saved_and_loaded(alphabet: Path, tmp_path: Path, kara
     assert f"1 messages with their answers from {file}" in done.stderr
     file.write_text('{"messages": [{"role": "user", "content": "unanswered"}]}')
     for argument, words in [
-        ("", "/load needs the name of a file"), ("/no/such/file", "cannot be opened (No such file"),
-        (str(alphabet / "model.safetensors"), "is no JSON"), (str(file), f"the last one an answer (in {file})"),
-    ]:  # fmt: skip
+        ("", "/load needs the name of a file"),
+        ("/no/such/file", "cannot be opened (No such file"),
+        (str(alphabet / "model.safetensors"), "is no JSON"),
+        (str(file), f"the last one an answer (in {file})"),
+    ]:
         done = karat("chat", "-q", str(alphabet), stdin=f"/load {argument}\n")
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
@@ -143,10 +145,17 @@ def test_what_is_no_conversation_is_refused() -> None:
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert Conversation.from_json({"messages": turn}).messages() == turn
     for content in (
-        None, [], {}, {"messages": {}}, {"messages": [5]}, {"messages": [{"role": "user", "content": 5}]},
-        {"messages": turn[::-1]}, {"messages": turn * 2 + turn[:1]}, {"messages": turn, "settings": []},
+        None,
+        [],
+        {},
+        {"messages": {}},
+        {"messages": [5]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": turn[::-1]},
+        {"messages": turn * 2 + turn[:1]},
+        {"messages": turn, "settings": []},
         {"messages": turn, "settings": {"n": 2}},
-    ):  # fmt: skip
+    ):
         with pytest.raises(UsageError, match="expected"):
             Conversation.from_json(content)
     with pytest.raises(RequestError, match="temperature"):

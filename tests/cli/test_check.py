@@ -33,7 +33,15 @@ def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
     facts = json.loads(done.stdout)
     assert (done.returncode, facts["verdict"], facts["flagged"]) == (0, "numerics", []), facts
     assert [stage["name"] for stage in facts["stages"]] == [
-        "tokens", "weights", "layers", "logits", "generation", "story", "health", "invariance"]  # fmt: skip
+        "tokens",
+        "weights",
+        "layers",
+        "logits",
+        "generation",
+        "story",
+        "health",
+        "invariance",
+    ]
     verdicts = {stage["name"]: stage["verdict"] for stage in facts["stages"]}
     assert verdicts["tokens"] == verdicts["weights"] == verdicts["generation"] == "exact"
     text = page.read_text(encoding="utf-8")
@@ -111,10 +119,14 @@ def test_red_flags_are_raised(tmp_path: Path, karat_here: Karat) -> None:
     broken["model.norm"] = np.full_like(broken["model.norm"], np.nan)
     flagged = {sign.name for sign in signs(model.graph, Trace(trace.info, broken), 2.0**-24) if sign.good is False}
     assert flagged == {
-        "no NaN and no infinity", "attention weights sum to 1", "heads differ from each other",
-        "q, k and v are not all zero", "RoPE changes q and k", "hidden states differ between tokens",
+        "no NaN and no infinity",
+        "attention weights sum to 1",
+        "heads differ from each other",
+        "q, k and v are not all zero",
+        "RoPE changes q and k",
+        "hidden states differ between tokens",
         "the likeliest token changes",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(("count", "window", "stride"), [(2, 5, 2), (5, 5, 4), (6, 5, 2), (23, 7, 3), (40, 8, 1)])
@@ -144,10 +156,11 @@ def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
             return hf(torch.tensor([part])).logits[0].numpy()
 
     nats = [
-        torch.nn.functional.cross_entropy(torch.tensor(theirs(ids[b:e])[f - b - 1 : e - b - 1]).double(),
-                                          torch.tensor(ids[f:e]), reduction="sum").item()
+        torch.nn.functional.cross_entropy(
+            torch.tensor(theirs(ids[b:e])[f - b - 1 : e - b - 1]).double(), torch.tensor(ids[f:e]), reduction="sum"
+        ).item()
         for b, e, f in windows(len(ids), 32, 8)
-    ]  # fmt: skip
+    ]
     assert facts["scored"] == len(ids) - 1
     assert facts["perplexity"] == pytest.approx(math.exp(sum(nats) / (len(ids) - 1)), rel=1e-6)
     done = karat_here("perplexity", str(path), str(path), "-m", str(path))
@@ -254,10 +267,9 @@ class TestInvariance:
 def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: Karat) -> None:
     path = tmp_path / "model.gguf"
     assert karat_here("convert", str(embedded_model_path()), str(path), "--quant", "Q4_0", "-q").returncode == 0
-    done = karat_here(
-        "check", str(path), "--tokens", "8", "--stages", "weights,layers,logits", "--layers", "1,3-4", "--against",
-        "reference", "--original", str(embedded_model_path()), "--json",
-    )  # fmt: skip
+    what = ["--tokens", "8", "--stages", "weights,layers,logits", "--layers", "1,3-4"]
+    sides = ["--against", "reference", "--original", str(embedded_model_path())]
+    done = karat_here("check", str(path), *what, *sides, "--json")
     facts = json.loads(done.stdout)
     assert (done.returncode, facts["verdict"]) == (0, "quantisation"), facts
     stages = {stage["name"]: stage for stage in facts["stages"]}
@@ -273,10 +285,17 @@ def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: K
 @pytest.mark.parametrize(
     "option",
     [
-        ["--against", "hf"], ["--prompt", "x"], ["--stories", "3"], ["--layers", "0"], ["--stages", "logits"],
-        ["--original", "/nope"], ["--hybrid", "mlp"], ["--seed", "1"], ["--report", "r.html"],
+        ["--against", "hf"],
+        ["--prompt", "x"],
+        ["--stories", "3"],
+        ["--layers", "0"],
+        ["--stages", "logits"],
+        ["--original", "/nope"],
+        ["--hybrid", "mlp"],
+        ["--seed", "1"],
+        ["--report", "r.html"],
     ],
-)  # fmt: skip
+)
 def test_what_the_comparison_of_bits_does_not_heed_is_refused(
     option: list[str], alone: list[str], karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

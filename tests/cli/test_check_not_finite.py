@@ -34,10 +34,8 @@ EXECUTORS = ["reference", *(["native"] if unavailable_reason() is None else [])]
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_every_stage_that_computes_says_bug(broken: Path, karat_here: Karat, executor: str) -> None:
     stages = ("layers", "logits", "generation", "story", "health", "invariance")
-    done = karat_here(
-        "check", str(broken), "--against", "reference", "--tokens", "12", "--stories", "2", "--executor", executor,
-        "--stages", ",".join(stages), "--json",
-    )  # fmt: skip
+    what = ["--tokens", "12", "--stories", "2", "--stages", ",".join(stages)]
+    done = karat_here("check", str(broken), "--against", "reference", "--executor", executor, *what, "--json")
     facts = json.loads(done.stdout, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     assert (done.returncode, facts["verdict"]) == (1, "bug")
     assert {stage["name"]: stage["verdict"] for stage in facts["stages"]} == dict.fromkeys(stages, "bug")
@@ -52,10 +50,8 @@ def test_every_stage_that_computes_says_bug(broken: Path, karat_here: Karat, exe
 def test_transformers_does_not_talk_it_away(broken: Path, karat_here: Karat) -> None:
     """Both sides have the same NaN."""
     pytest.importorskip("torch", reason="transformers needs torch")
-    done = karat_here(
-        "check", str(broken), "--against", "hf", "--tokens", "6", "--stages", "logits,generation", "--hybrid", "mlp",
-        "--json",
-    )  # fmt: skip
+    what = ["--tokens", "6", "--stages", "logits,generation", "--hybrid", "mlp"]
+    done = karat_here("check", str(broken), "--against", "hf", *what, "--json")
     facts = json.loads(done.stdout, parse_constant=pytest.fail)
     assert {s["name"]: s["verdict"] for s in facts["stages"]} == dict.fromkeys(
         ("logits", "generation", "hybrid"), "bug"

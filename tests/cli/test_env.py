@@ -32,9 +32,12 @@ def test_the_facts_are_those_of_this_machine(karat: Karat) -> None:
 
 def test_secrets_are_hidden_and_settings_shown(karat: Karat) -> None:
     settings = {
-        "HF_TOKEN": "hf_abc123", "HUGGING_FACE_HUB_TOKEN": "hf_def456", "HF_ENDPOINT": "http://me:pw789@mirror",
-        "HF_HOME": "/big/disk", "KARAT_SEED": "5",
-    }  # fmt: skip
+        "HF_TOKEN": "hf_abc123",
+        "HUGGING_FACE_HUB_TOKEN": "hf_def456",
+        "HF_ENDPOINT": "http://me:pw789@mirror",
+        "HF_HOME": "/big/disk",
+        "KARAT_SEED": "5",
+    }
     for args in (["env"], ["env", "--json"]):
         done = karat(*args, **settings)
         assert done.returncode == 0
@@ -88,15 +91,27 @@ CGROUP_2 = {"proc/self/cgroup": "0::/a/b\n", "proc/meminfo": "MemTotal:       10
     ("files", "cores", "num_bytes"),
     [
         (CGROUP_2, None, 1_024_000),
-        (CGROUP_2 | {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 1.5,
-         1_024_000),
+        (
+            CGROUP_2 | {"sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"},
+            1.5,
+            1_024_000,
+        ),
         (CGROUP_2 | {"sys/fs/cgroup/a/memory.max": "max\n", "sys/fs/cgroup/a/b/memory.max": "4096\n"}, None, 4096),
-        ({"proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/c\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
-          "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000", "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "50000",
-          "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000", "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "512",
-          "proc/meminfo": "MemTotal:       1000 kB\n"}, 0.5, 512),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/m\n1:cpu,cpuacct:/c\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_quota_us": "50000",
+                "sys/fs/cgroup/cpu/c/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "512",
+                "proc/meminfo": "MemTotal:       1000 kB\n",
+            },
+            0.5,
+            512,
+        ),
     ],
-)  # fmt: skip
+)
 def test_limits_of_control_groups(files: dict[str, str], cores: float | None, num_bytes: int, tmp_path: Path) -> None:
     root = linux(tmp_path, files)
     assert control_groups.cpu_quota(root) == cores

@@ -76,9 +76,14 @@ def test_anything_else_is_a_bug_and_says_so(monkeypatch: pytest.MonkeyPatch, kar
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
-    [(KeyboardInterrupt(), 130, ""), (exits.Terminated(), 143, ""), (BrokenPipeError(), 141, ""),
-     (typer.Exit(5), 5, ""), (MemoryError(), 8, "karat: error: out of memory")],
-)  # fmt: skip
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (exits.Terminated(), 143, ""),
+        (BrokenPipeError(), 141, ""),
+        (typer.Exit(5), 5, ""),
+        (MemoryError(), 8, "karat: error: out of memory"),
+    ],
+)
 def test_other_ends(
     error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, karat_here: Karat
 ) -> None:
@@ -151,10 +156,15 @@ def test_output_that_cannot_be_written(args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("redirection", "command", "code"),
     [
-        ("<&-", "help exit-codes", 0), (">&-", "help exit-codes", 1), ("2>&-", "help exit-codes", 0),
-        ("<&- >&- 2>&-", "help exit-codes", 1), (">&-", "run --help", 1), (">&-", "--version", 1), (">&-", "frob", 2),
+        ("<&-", "help exit-codes", 0),
+        (">&-", "help exit-codes", 1),
+        ("2>&-", "help exit-codes", 0),
+        ("<&- >&- 2>&-", "help exit-codes", 1),
+        (">&-", "run --help", 1),
+        (">&-", "--version", 1),
+        (">&-", "frob", 2),
     ],
-)  # fmt: skip
+)
 def test_streams_that_the_caller_closed(redirection: str, command: str, code: int) -> None:
     """What cannot be written is no success."""
     line = f'exec "$0" -m karat {command} {redirection}'
@@ -176,9 +186,14 @@ def test_too_few_descriptors_are_told_with_the_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
         return subprocess.run(
-            command, env=environment(), preexec_fn=limit, capture_output=True, text=True, timeout=300,
+            command,
+            env=environment(),
+            preexec_fn=limit,
+            capture_output=True,
+            text=True,
+            timeout=300,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
     tried = 0
     for most in range(4, 20):

@@ -79,12 +79,24 @@ def test_a_prompt_from_a_pipe(args: list[str], stdin: bytes, alphabet: Path, kar
 
 
 EVERY_OPTION = {
-    "temperature": 0.25, "top_k": 7, "top_p": 0.75, "min_p": 0.125, "repetition_penalty": 1.125,
-    "presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"65": -2.5, "66": 1.0}, "seed": 11,
-    "max_tokens": 9, "min_tokens": 2, "stop": ["XY", "\n"], "stop_token_ids": [90, 91],
+    "temperature": 0.25,
+    "top_k": 7,
+    "top_p": 0.75,
+    "min_p": 0.125,
+    "repetition_penalty": 1.125,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"65": -2.5, "66": 1.0},
+    "seed": 11,
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop": ["XY", "\n"],
+    "stop_token_ids": [90, 91],
     "allowed_token_ids": [65, 66, 67, 90],
-    "n": 2, "logprobs": 3, "prompt_logprobs": 2,
-}  # fmt: skip
+    "n": 2,
+    "logprobs": 3,
+    "prompt_logprobs": 2,
+}
 FLAGS = {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}
 
 
@@ -118,8 +130,11 @@ def test_the_json_is_complete_and_consistent(alphabet: Path, karat: Karat) -> No
     for choice in answer["choices"]:
         assert choice["token_ids"] == tokenizer.encode("xyz<|im_end|>").ids
         assert (choice["text"], choice["finish_reason"], choice["stop_reason"], choice["error"]) == (
-            "xyz", "stop", 258, None,
-        )  # fmt: skip
+            "xyz",
+            "stop",
+            258,
+            None,
+        )
         for token_id, entry in zip(choice["token_ids"], choice["logprobs"], strict=True):
             assert entry["token_id"] == token_id and entry["rank"] == 1 and -1e-6 < entry["logprob"] <= 0
             assert [other["rank"] for other in entry["top"]] == [1, 2]
@@ -169,8 +184,9 @@ def test_answers_that_interleave_are_not_mixed(capfd: pytest.CaptureFixture[str]
 
 def test_the_same_command_gives_the_same_text_and_another_seed_another(alphabet: Path, karat_here: Karat) -> None:
     def text(*args: str) -> str:
-        return karat_here("run", "-q", str(alphabet), "A", "--temperature", "60", "--top-k", "0", "--top-p", "1",
-                          "--max-tokens", "20", "--ignore-eos", *args).stdout  # fmt: skip
+        hot = ["--temperature", "60", "--top-k", "0", "--top-p", "1"]
+        length = ["--max-tokens", "20", "--ignore-eos"]
+        return karat_here("run", "-q", str(alphabet), "A", *hot, *length, *args).stdout
 
     assert text() == text()
     assert text("--seed", "5") == text("--seed", "5")
@@ -268,9 +284,13 @@ def endless(alphabet: Path) -> "subprocess.Popen[str]":
     """A run that prints for a long time, and that the end of a terminal ends, also if the tests run under nohup."""
     return subprocess.Popen(
         [*COMMAND, "run", str(alphabet), "A"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
-    )  # fmt: skip
+    )
 
 
 def test_a_reader_that_goes_away(alphabet: Path) -> None:

@@ -40,19 +40,45 @@ def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes, *, terminal: bool = Fa
 
 @pytest.mark.parametrize(
     "word",
-    ["tale", "blob", "no-such.gguf", "./tale", "./nowhere", "/no/such/folder", "../x", "~/model", "org/name",
-     "a.b/c-d_1@v2", "and/or"],
-)  # fmt: skip
+    [
+        "tale",
+        "blob",
+        "no-such.gguf",
+        "./tale",
+        "./nowhere",
+        "/no/such/folder",
+        "../x",
+        "~/model",
+        "org/name",
+        "a.b/c-d_1@v2",
+        "and/or",
+    ],
+)
 def test_words_taken_for_a_model(word: str) -> None:
     assert looks_like_model(word)
 
 
 @pytest.mark.parametrize(
     "word",
-    ["Once upon a time", "fox", "", "tale ", "a/b/c", "./two words", "and/or not", "1/2 cup", "~nobody", "x" * 5000,
-     "a\0b", "line\nbreak", "größe/maß", "-",
-     "About no-such.gguf", "gguf"],
-)  # fmt: skip
+    [
+        "Once upon a time",
+        "fox",
+        "",
+        "tale ",
+        "a/b/c",
+        "./two words",
+        "and/or not",
+        "1/2 cup",
+        "~nobody",
+        "x" * 5000,
+        "a\0b",
+        "line\nbreak",
+        "größe/maß",
+        "-",
+        "About no-such.gguf",
+        "gguf",
+    ],
+)
 def test_words_taken_for_a_prompt(word: str) -> None:
     assert looks_like_model(word) is None
 
@@ -77,9 +103,12 @@ def test_words_taken_for_a_prompt(word: str) -> None:
     ],
 )
 def test_model_and_prompt(
-    words: list[str], model: str | None, prompt: str | None, expected: tuple[str, str],
+    words: list[str],
+    model: str | None,
+    prompt: str | None,
+    expected: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     pipe(monkeypatch, b"piped\n")
     source = resolve(words, model, prompt)
     assert (source.model, source.prompt) == expected
@@ -87,9 +116,14 @@ def test_model_and_prompt(
 
 @pytest.mark.parametrize(
     ("words", "model", "prompt"),
-    [(["a", "b", "c"], None, None), (["a", "b"], "m", None), (["a", "b"], None, "p"), (["a"], "m", "p"),
-     ("Once upon a time".split(), None, None)],
-)  # fmt: skip
+    [
+        (["a", "b", "c"], None, None),
+        (["a", "b"], "m", None),
+        (["a", "b"], None, "p"),
+        (["a"], "m", "p"),
+        ("Once upon a time".split(), None, None),
+    ],
+)
 def test_too_many_words_are_refused_with_the_quotes_that_are_missing(
     words: list[str], model: str | None, prompt: str | None
 ) -> None:

@@ -55,8 +55,16 @@ def test_columns() -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1536, "1.54 kB"), (21_125_120, "21.1 MB"), (3 * 10**9, "3 GB"),
-     (999_600, "1 MB"), (2 * 10**13, "20 TB")],
-)  # fmt: skip
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (21_125_120, "21.1 MB"),
+        (3 * 10**9, "3 GB"),
+        (999_600, "1 MB"),
+        (2 * 10**13, "20 TB"),
+    ],
+)
 def test_sizes(size: int, text: str) -> None:
     assert bytes_text(size) == text

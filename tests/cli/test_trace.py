@@ -128,8 +128,12 @@ def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_her
     for name, x in some.arrays.items():
         if not name.endswith("inv_freq"):
             assert some.info.rows[name] == (1, 4, 5, 7)
-            np.testing.assert_array_equal(x, np.take(all_of.arrays[name], [1, 4, 5, 7], axis=x.ndim - 2 if
-                                                     name.endswith((".scores", ".weights")) else 0))  # fmt: skip
+            np.testing.assert_array_equal(
+                x,
+                np.take(
+                    all_of.arrays[name], [1, 4, 5, 7], axis=x.ndim - 2 if name.endswith((".scores", ".weights")) else 0
+                ),
+            )
     done = karat_here("trace", "--validate", str(part))
     assert done.returncode == 0 and "only some tokens or heads are there of model.embed_tokens" in done.stdout
     done = karat_here("diagnose", str(part), "--reference", str(whole))

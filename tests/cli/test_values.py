@@ -12,9 +12,36 @@ from karat.cli.app import command
 from karat.cli.values import read_plainly
 
 WORDS = [
-    "", "3", "-3", " 3", "3 ", "+3", "03", "3_0", "1e3", "0x1", "3.5", ".5", "5.", "-0", "-0.0", "nan", "inf", "9" * 30,
-    "1" * 18, "0." + "3" * 30, "é", "x", "True", "\uff11", "\u0663", "a\nb", "byte \udc80", "1.5e400", "0" * 5000 + "1",
-]  # fmt: skip
+    "",
+    "3",
+    "-3",
+    " 3",
+    "3 ",
+    "+3",
+    "03",
+    "3_0",
+    "1e3",
+    "0x1",
+    "3.5",
+    ".5",
+    "5.",
+    "-0",
+    "-0.0",
+    "nan",
+    "inf",
+    "9" * 30,
+    "1" * 18,
+    "0." + "3" * 30,
+    "é",
+    "x",
+    "True",
+    "\uff11",
+    "\u0663",
+    "a\nb",
+    "byte \udc80",
+    "1.5e400",
+    "0" * 5000 + "1",
+]
 PROGRAM = """
 import sys
 from karat.cli import main

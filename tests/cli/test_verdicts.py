@@ -56,9 +56,10 @@ def test_a_trace_that_cannot_be_read(content: bytes, tmp_path: Path, karat_here:
     path = tmp_path / "x.trace"
     path.write_bytes(content)
     for args in (
-        ("check", "--stages", "weights", "--against", str(path)), ("diagnose", str(path)),
+        ("check", "--stages", "weights", "--against", str(path)),
+        ("diagnose", str(path)),
         ("diagnose", str(path), "--reference", str(path)),
-    ):  # fmt: skip
+    ):
         done = karat_here(*args)
         assert done.returncode == 2 and str(path) in done.stderr and done.stderr.count("\n") == 1, args
     assert karat_here("trace", "--validate", str(path)).returncode in (4, 11), "it judges nothing"
@@ -122,9 +123,14 @@ def test_every_class_of_error(
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(MemoryError(), 2), (KeyboardInterrupt(), 130), (exits.Terminated(), 143), (BrokenPipeError(), 141),
-     (ZeroDivisionError(), 70)],
-)  # fmt: skip
+    [
+        (MemoryError(), 2),
+        (KeyboardInterrupt(), 130),
+        (exits.Terminated(), 143),
+        (BrokenPipeError(), 141),
+        (ZeroDivisionError(), 70),
+    ],
+)
 def test_other_ends(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:
     raising(monkeypatch, error)
     assert karat_here("check").returncode == code

@@ -87,11 +87,15 @@ def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0
     owner = np.repeat(np.arange(len(lens)), new)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     return ForwardBatch(
-        token_ids=rng.integers(0, vocab, len(positions)).astype(np.int32), positions=positions.astype(np.int32),
-        slots=slots.astype(np.int32), query_starts=np.concatenate(([0], np.cumsum(new))).astype(np.int32),
-        context_lens=np.array(lens, np.int32), block_tables=tables,
-        logit_rows=np.flatnonzero(rng.random(len(positions)) < 0.5).astype(np.int32), block_size=block_size,
-    )  # fmt: skip
+        token_ids=rng.integers(0, vocab, len(positions)).astype(np.int32),
+        positions=positions.astype(np.int32),
+        slots=slots.astype(np.int32),
+        query_starts=np.concatenate(([0], np.cumsum(new))).astype(np.int32),
+        context_lens=np.array(lens, np.int32),
+        block_tables=tables,
+        logit_rows=np.flatnonzero(rng.random(len(positions)) < 0.5).astype(np.int32),
+        block_size=block_size,
+    )
 
 
 @every_executor
@@ -121,8 +125,14 @@ def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
 
 
 @every_executor
-@given(tokens=sizes, heads=st.integers(1, 4), groups=st.integers(1, 3), half=st.integers(1, 9), biased=st.booleans(),
-       seed=seeds)  # fmt: skip
+@given(
+    tokens=sizes,
+    heads=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    half=st.integers(1, 9),
+    biased=st.booleans(),
+    seed=seeds,
+)
 @example(tokens=2051, heads=2, groups=2, half=9, biased=True, seed=1)
 def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
     """Three plain linears, bit for bit."""
@@ -190,8 +200,9 @@ def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
     """As multiplication of complex numbers, x[i] + j·x[i + head_dim/2]."""
     new = 1 + seed % length
     step = ops.begin(batch_of([length], [new]))
-    rope = RopeConfig(theta=500.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=32,
-                      attention_factor=1.3)  # fmt: skip
+    rope = RopeConfig(
+        theta=500.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=32, attention_factor=1.3
+    )
     table: Any = ops.rope_table(rope, head_dim=2 * half, num_positions=64)
     (x,) = draw(seed, (new, heads, 2 * half), dtype=ops.dtype)
     angles = cos_sin_table(rope, head_dim=2 * half, num_positions=64, dtype=np.dtype(ops.dtype))
@@ -219,8 +230,9 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
     d, heads = 2 * half, len(read_by)
     groups = None if first == 0 and heads == kv_heads * group else HeadGroups(group, first)
     everything, step_batch = batch_of(lens, lens, seed=seed), batch_of(lens, new, seed=seed)
-    cache: Any = ops.new_cache(CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d,
-                                         dtype=ops.dtype))  # fmt: skip
+    cache: Any = ops.new_cache(
+        CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d, dtype=ops.dtype)
+    )
     stale = np.full((152, kv_heads, d), np.nan, ops.dtype)
     ops.kv_write(stale, stale, cache, 1, ops.begin(batch_of([152], [152])))
     total = sum(lens)
@@ -229,19 +241,38 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
     seen: list[np.ndarray[Any, Any]] = []
-    got = ops.read(ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b",
-                                       groups=groups))  # fmt: skip
-    ops.paged_attention(q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups,
-                        observe=lambda what, values: seen.append(values) if what == "weights" else None)  # fmt: skip
+    got = ops.read(
+        ops.paged_attention(
+            q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups
+        )
+    )
+    ops.paged_attention(
+        q[rows],
+        cache,
+        1,
+        ops.begin(step_batch),
+        scale=0.37,
+        window=window,
+        name="a.b",
+        groups=groups,
+        observe=lambda what, values: seen.append(values) if what == "weights" else None,
+    )
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
         mask = (key <= query) & (key > query - (window or n + 1))
-        want = F.scaled_dot_product_attention(
-            exact(q[part][n - m :]).transpose(0, 1), exact(k[part]).transpose(0, 1)[read_by],
-            exact(v[part]).transpose(0, 1)[read_by], attn_mask=mask, scale=0.37,
-        ).transpose(0, 1).reshape(m, heads * d)  # fmt: skip
+        want = (
+            F.scaled_dot_product_attention(
+                exact(q[part][n - m :]).transpose(0, 1),
+                exact(k[part]).transpose(0, 1)[read_by],
+                exact(v[part]).transpose(0, 1)[read_by],
+                attn_mask=mask,
+                scale=0.37,
+            )
+            .transpose(0, 1)
+            .reshape(m, heads * d)
+        )
         observed = torch.from_numpy(np.asarray(seen[i], np.float64)) @ exact(v[part]).transpose(0, 1)[read_by]
         np.testing.assert_allclose(observed.transpose(0, 1).reshape(m, heads * d), want, rtol=0, atol=1e-3)
         largest = np.abs(q).max() * np.abs(k).max() * d * 0.37
@@ -271,10 +302,17 @@ def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
-        want = F.scaled_dot_product_attention(
-            exact(q[part][n - m :]).transpose(0, 1), *(exact(x[part]).transpose(0, 1) for x in (k, v)), scale=0.25,
-            attn_mask=(key <= query) & (key > query - (window or n + 1)), enable_gqa=True,
-        ).transpose(0, 1).reshape(m, heads * d)  # fmt: skip
+        want = (
+            F.scaled_dot_product_attention(
+                exact(q[part][n - m :]).transpose(0, 1),
+                *(exact(x[part]).transpose(0, 1) for x in (k, v)),
+                scale=0.25,
+                attn_mask=(key <= query) & (key > query - (window or n + 1)),
+                enable_gqa=True,
+            )
+            .transpose(0, 1)
+            .reshape(m, heads * d)
+        )
         check(ops, got[at : at + m], want, (32 + 8 * (d + 8)) * np.abs(v).max())
         at += m
 
@@ -284,13 +322,21 @@ def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
 @given(values=st.lists(st.floats(-60000, 60000, width=32), min_size=4, max_size=4))
 def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[float]) -> None:
     """A single key has weight 1, so attention returns V as the cache holds it."""
-    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4,
-                                    dtype=kv_dtype))  # fmt: skip
-    step = ops.begin(ForwardBatch(
-        token_ids=np.zeros(1, np.int32), positions=np.zeros(1, np.int32), slots=np.zeros(1, np.int32),
-        query_starts=np.array([0, 1], np.int32), context_lens=np.ones(1, np.int32),
-        block_tables=np.zeros((1, 1), np.int32), logit_rows=np.zeros(1, np.int32), block_size=4,
-    ))  # fmt: skip
+    cache = ops.new_cache(
+        CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4, dtype=kv_dtype)
+    )
+    step = ops.begin(
+        ForwardBatch(
+            token_ids=np.zeros(1, np.int32),
+            positions=np.zeros(1, np.int32),
+            slots=np.zeros(1, np.int32),
+            query_starts=np.array([0, 1], np.int32),
+            context_lens=np.ones(1, np.int32),
+            block_tables=np.zeros((1, 1), np.int32),
+            logit_rows=np.zeros(1, np.int32),
+            block_size=4,
+        )
+    )
     v = np.array(values, ops.dtype).reshape(1, 1, 4)
     ops.kv_write(np.ones_like(v), v, cache, 0, step)
     out = ops.read(ops.paged_attention(np.ones_like(v), cache, 0, step, scale=1.0, window=None, name="a.b"))
@@ -300,8 +346,9 @@ def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[floa
 
 @every_executor
 def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
-    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=2, head_dim=2,
-                                    dtype="float16"))  # fmt: skip
+    cache = ops.new_cache(
+        CacheSpec(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=2, head_dim=2, dtype="float16")
+    )
     k = np.ones((1, 2, 2), ops.dtype)
     k[0, 1, 0] = 70000
     with pytest.raises(NumericsError, match=r"K of layer 0, KV head 1, token 0 .*70000 .*kv-dtype"):
@@ -317,8 +364,9 @@ def test_shapes_outside_the_contract_are_refused(ops: Ops) -> None:
         ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
-    cache = ops.new_cache(CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2,
-                                    dtype="float32"))  # fmt: skip
+    cache = ops.new_cache(
+        CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2, dtype="float32")
+    )
     q, step = np.ones((1, 4, 2), ops.dtype), ops.begin(batch_of([1], [1]))
     for groups in (HeadGroups(4), HeadGroups(2, 1), HeadGroups(3, 3), HeadGroups(2, -1), HeadGroups(0)):
         with pytest.raises(ExecutorError, match=r"some\.op"):

@@ -10,10 +10,12 @@ def tensors_of(path: Path) -> dict[str, tuple[str, tuple[int, ...], str]]:
     """Of each tensor of a GGUF file: type, shape and the SHA-256 of its bytes."""
     return {
         tensor.name: (
-            tensor.tensor_type.name, tuple(tensor.shape.tolist()), hashlib.sha256(tensor.data.tobytes()).hexdigest()
+            tensor.tensor_type.name,
+            tuple(tensor.shape.tolist()),
+            hashlib.sha256(tensor.data.tobytes()).hexdigest(),
         )
         for tensor in gguf.GGUFReader(path).tensors
-    }  # fmt: skip
+    }
 
 
 def assert_same_tensors(ours: Path, theirs: Path) -> None:

@@ -37,10 +37,21 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(embedded_model_path() / name, path / name)
     config = {
-        "model_type": "llama", "vocab_size": 4100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 0], **changes,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": 4100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 0],
+        **changes,
+    }
     (path / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(seed)
     shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
@@ -53,17 +64,26 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
-    "llama 3": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                 "original_max_position_embeddings": 64}},
+    "llama 3": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
-    "yarn": {"model_type": "qwen2", "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0,
-                                                     "original_max_position_embeddings": 32}},
+    "yarn": {
+        "model_type": "qwen2",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "original_max_position_embeddings": 32},
+    },
     "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
     "mistral with a window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32},
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -74,9 +94,17 @@ def test_float32_is_the_same_model(family: str, tmp_path: Path) -> None:
     back = open_model(tmp_path / "model.gguf")
     expected, got = read_config(source.config), read_config(back.config)
     assert got.rope == expected.rope
-    for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps",
-                 "tie_word_embeddings", "bos_token_id",
-                 "max_position_embeddings"):  # fmt: skip
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "max_position_embeddings",
+    ):
         assert getattr(got, name) == getattr(expected, name), name
     assert set(got.eos_token_ids) == set(expected.eos_token_ids)
     weights = find_weights(got, back)
@@ -197,10 +225,19 @@ class TestTokenizers:
             ({"pre_tokenizer": {"type": "Whitespace"}}, "the pre-tokenizer Whitespace"),
             ({"pre_tokenizer": None}, "the pre-tokenizer none"),
             ({"normalizer": {"type": "Lowercase"}}, "the normalizer Lowercase"),
-            ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                                "use_regex": False}}, "a pre-tokenizer without a name in GGUF"),
+            (
+                {
+                    "pre_tokenizer": {
+                        "type": "ByteLevel",
+                        "add_prefix_space": False,
+                        "trim_offsets": True,
+                        "use_regex": False,
+                    }
+                },
+                "a pre-tokenizer without a name in GGUF",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_what_gguf_cannot_describe(self, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
         folder = folder_of(tmp_path / "model")
         state = json.loads((folder / "tokenizer.json").read_text())
@@ -312,8 +349,11 @@ class TestFailures:
         source = str(Path(__file__).parents[2] / "src")
         done = subprocess.run(
             [sys.executable, "-c", program, tmp_path / "model", tmp_path / "a.gguf"],
-            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": source},
+        )
         assert done.returncode == 1
         assert "cannot be written (File too large: it takes" in done.stderr
         self.nothing_left(tmp_path)
@@ -350,9 +390,11 @@ class TestFailures:
         )
         done = subprocess.run(
             [sys.executable, "-c", program, tmp_path / "model", tmp_path / "a.gguf"],
-            capture_output=True, text=True, check=False,
+            capture_output=True,
+            text=True,
+            check=False,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
-        )  # fmt: skip
+        )
         assert done.returncode == code, done.stderr
         self.nothing_left(tmp_path)
 

@@ -10,10 +10,18 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 def config(*, num_layers: int = 24, hidden: int = 1024, tied: bool = False, **changes: object) -> ModelConfig:
     fields = {
-        "model_type": "qwen2", "vocab_size": 1000, "hidden_size": hidden, "intermediate_size": 4096, "num_heads": 16,
-        "num_kv_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096,
-        "rope": RopeConfig(theta=1e4), **changes,
-    }  # fmt: skip
+        "model_type": "qwen2",
+        "vocab_size": 1000,
+        "hidden_size": hidden,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096,
+        "rope": RopeConfig(theta=1e4),
+        **changes,
+    }
     return ModelConfig(**fields, num_layers=num_layers, tie_word_embeddings=tied, layer_windows=(None,) * num_layers)  # type: ignore[arg-type]
 
 

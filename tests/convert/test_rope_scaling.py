@@ -31,9 +31,16 @@ HIGHER = st.sampled_from([3.0, 6.0, 1.0]) | st.floats(0.1, 8)
 def frequencies(rope: dict[str, Any], head_dim: int) -> tuple[Any, Any]:
     """Of the config.json and of what is read from the file's tensor."""
     raw = {
-        "model_type": "llama", "vocab_size": 8, "hidden_size": head_dim, "intermediate_size": 8, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, **rope,
-    }  # fmt: skip
+        "model_type": "llama",
+        "vocab_size": 8,
+        "hidden_size": head_dim,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        **rope,
+    }
     config = read_config(raw)
     (chunk,) = rope_factors(config).chunks()
     scaling = read_rope_factors(chunk.view("<f4"), config.rope.theta, head_dim)
@@ -62,9 +69,12 @@ def test_frequencies(scaling: dict[str, Any], higher: float, theta: float, head_
 def test_logits(factor: float, low: float, high: float, length: int, tmp_path: Path) -> None:
     """Within 1e-4 of their deviation, at 96 positions of a random model."""
     scaling = {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
         "original_max_position_embeddings": length,
-    }  # fmt: skip
+    }
     folder = folder_of(tmp_path / "model", head_dim=32, rope_scaling=scaling)
     convert(open_model(folder), tmp_path / "a.gguf", MIXES["F32"])
     ids = np.random.default_rng(0).integers(0, 4096, 96).tolist()

@@ -89,15 +89,23 @@ def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) ->
 
 
 def make_config(**changes: int) -> EngineConfig:
-    sizes = {"vocab_size": 258, "max_model_len": 64, "num_blocks": 64, "block_size": 4, "max_num_seqs": 8,
-             "max_num_batched_tokens": 32, "enable_prefix_caching": True}  # fmt: skip
+    sizes = {
+        "vocab_size": 258,
+        "max_model_len": 64,
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 32,
+        "enable_prefix_caching": True,
+    }
     return EngineConfig(**(sizes | changes))
 
 
 def make_engine(
-    logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None, tokenizer: Tokenizer = BYTES,
+    logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None,
+    tokenizer: Tokenizer = BYTES,
     **changes: int,
-) -> tuple[Engine, FakeModel]:  # fmt: skip
+) -> tuple[Engine, FakeModel]:
     config = make_config(**({"vocab_size": tokenizer.vocab_size} | changes))
     model = FakeModel(config, logits_of)
     return Engine(model, tokenizer, config), model

@@ -8,13 +8,20 @@ from karat.kv.blocks import BlockPool
 
 
 def make(
-    num_blocks: int = 16, block_size: int = 4, max_num_seqs: int = 4, max_num_batched_tokens: int = 16,
-    max_prompt_logits: int = 8, share_prefixes: bool = False,
-) -> Scheduler:  # fmt: skip
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    max_prompt_logits: int = 8,
+    share_prefixes: bool = False,
+) -> Scheduler:
     return Scheduler(
-        BlockPool(num_blocks, block_size), max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_prompt_logits=max_prompt_logits, share_prefixes=share_prefixes,
-    )  # fmt: skip
+        BlockPool(num_blocks, block_size),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_prompt_logits=max_prompt_logits,
+        share_prefixes=share_prefixes,
+    )
 
 
 def sequence(seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
@@ -28,9 +35,11 @@ def text(seq_id: int, tokens: str, max_new: int = 0, *, prompt_logits: bool = Fa
 
 
 def compute(
-    scheduler: Scheduler, chunks: list[Chunk], done: Callable[[Sequence], bool] = lambda seq: False,
+    scheduler: Scheduler,
+    chunks: list[Chunk],
+    done: Callable[[Sequence], bool] = lambda seq: False,
     sample: Callable[[], int] = lambda: 0,
-) -> None:  # fmt: skip
+) -> None:
     """What the engine does with a step: read prompt logits, sample where the last token is in, end what is done."""
     for chunk in chunks:
         wanted = chunk.seq.wanted(chunk.num_tokens)

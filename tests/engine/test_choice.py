@@ -76,8 +76,26 @@ def test_min_tokens_hold_back_end_and_stop_tokens() -> None:
     assert outputs["b"].outputs[0].token_ids == (END,) * 5, "not held back where it does not end"
 
 
-WORDS = piece_tokenizer([b"Once", b" upon", b" a", b" time", b"\n", b"\nUser", b":", b" The", b" END", b".", b" s\xc3",
-                         b"\xa9", b"\xe2\x98", b"\x83", b" aa", b"ab"])  # fmt: skip
+WORDS = piece_tokenizer(
+    [
+        b"Once",
+        b" upon",
+        b" a",
+        b" time",
+        b"\n",
+        b"\nUser",
+        b":",
+        b" The",
+        b" END",
+        b".",
+        b" s\xc3",
+        b"\xa9",
+        b"\xe2\x98",
+        b"\x83",
+        b" aa",
+        b"ab",
+    ]
+)
 WORDS_END = 16
 
 

@@ -27,17 +27,39 @@ def test_values_are_taken_over(tokenizer: Tokenizer) -> None:
     defaults = read(
         tokenizer,
         {
-            "do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05,
-            "repetition_penalty": 1.05, "max_new_tokens": 50, "min_new_tokens": 2, "stop_strings": ["\n\n"],
+            "do_sample": True,
+            "temperature": 0.7,
+            "top_k": 20,
+            "top_p": 0.8,
+            "min_p": 0.05,
+            "repetition_penalty": 1.05,
+            "max_new_tokens": 50,
+            "min_new_tokens": 2,
+            "stop_strings": ["\n\n"],
             "num_return_sequences": 2,
         },
-    )  # fmt: skip
+    )
     assert defaults.params == SamplingParams(
-        temperature=0.7, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.05, max_tokens=50, min_tokens=2,
-        stop=("\n\n",), n=2,
-    )  # fmt: skip
-    for part in ("temperature=0.7", "top_k=20", "top_p=0.8", "min_p=0.05", "repetition_penalty=1.05",
-                 "max_tokens=50", "min_tokens=2", "n=2"):  # fmt: skip
+        temperature=0.7,
+        top_k=20,
+        top_p=0.8,
+        min_p=0.05,
+        repetition_penalty=1.05,
+        max_tokens=50,
+        min_tokens=2,
+        stop=("\n\n",),
+        n=2,
+    )
+    for part in (
+        "temperature=0.7",
+        "top_k=20",
+        "top_p=0.8",
+        "min_p=0.05",
+        "repetition_penalty=1.05",
+        "max_tokens=50",
+        "min_tokens=2",
+        "n=2",
+    ):
         assert part in defaults.notice
     assert "not applied" not in defaults.notice
 
@@ -70,12 +92,23 @@ def test_top_k_where_nothing_is_said_is_that_of_transformers(tokenizer: Tokenize
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_beams", 4), ("no_repeat_ngram_size", 3), ("typical_p", 0.9), ("max_length", 4096), ("max_time", 3.0),
-        ("bad_words_ids", [[1]]), ("suppress_tokens", [5]), ("forced_eos_token_id", 2), ("guidance_scale", 1.5),
-        ("exponential_decay_length_penalty", [5, 1.1]), ("watermarking_config", {"bias": 2}), ("never_heard_of", 1),
-        ("min_length", 5), ("penalty_alpha", 0.6), ("sequence_bias", [[[1], -5.0]]),
+        ("num_beams", 4),
+        ("no_repeat_ngram_size", 3),
+        ("typical_p", 0.9),
+        ("max_length", 4096),
+        ("max_time", 3.0),
+        ("bad_words_ids", [[1]]),
+        ("suppress_tokens", [5]),
+        ("forced_eos_token_id", 2),
+        ("guidance_scale", 1.5),
+        ("exponential_decay_length_penalty", [5, 1.1]),
+        ("watermarking_config", {"bias": 2}),
+        ("never_heard_of", 1),
+        ("min_length", 5),
+        ("penalty_alpha", 0.6),
+        ("sequence_bias", [[[1], -5.0]]),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_supported_is_named(tokenizer: Tokenizer, key: str, value: object) -> None:
     defaults = read(tokenizer, {key: value})
     assert f"not applied: {key}={value!r}" in defaults.notice
@@ -86,19 +119,34 @@ def test_what_changes_nothing_is_not_named(tokenizer: Tokenizer) -> None:
     """All of transformers' own defaults, and the bookkeeping of a saved file."""
     generation = pytest.importorskip("transformers").GenerationConfig
     raw = generation._get_default_generation_params() | generation().to_dict()
-    raw |= {"max_length": None, "pad_token_id": 0, "bos_token_id": 1, "use_cache": True, "_from_model_config": True,
-            "temperature": 1.0, "top_k": 50, "top_p": 1.0, "transformers_version": "5.0.0"}  # fmt: skip
+    raw |= {
+        "max_length": None,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "use_cache": True,
+        "_from_model_config": True,
+        "temperature": 1.0,
+        "top_k": 50,
+        "top_p": 1.0,
+        "transformers_version": "5.0.0",
+    }
     assert "not applied" not in read(tokenizer, raw).notice
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        {"do_sample": "yes"}, {"do_sample": True, "temperature": "hot"}, {"do_sample": True, "top_k": -5},
-        {"max_new_tokens": 0}, {"eos_token_id": "2"}, {"eos_token_id": [1, -2]}, {"eos_token_id": True},
-        {"stop_strings": [1]}, {"repetition_penalty": 0},
+        {"do_sample": "yes"},
+        {"do_sample": True, "temperature": "hot"},
+        {"do_sample": True, "top_k": -5},
+        {"max_new_tokens": 0},
+        {"eos_token_id": "2"},
+        {"eos_token_id": [1, -2]},
+        {"eos_token_id": True},
+        {"stop_strings": [1]},
+        {"repetition_penalty": 0},
     ],
-)  # fmt: skip
+)
 def test_values_of_the_wrong_kind_are_named(tokenizer: Tokenizer, raw: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json: .*expected"):
         read(tokenizer, raw)
@@ -152,10 +200,12 @@ def test_the_token_that_closes_a_turn(tmp_path: Path, template: str | None, ends
 @pytest.mark.parametrize(
     ("template", "end"),
     [
-        ("Qwen-Qwen2.5-7B-Instruct", "<|im_end|>"), ("meta-llama-Llama-3.2-3B-Instruct", "<|eot_id|>"),
-        ("google-gemma-2-2b-it", "<end_of_turn>"), ("Qwen-QwQ-32B", "<|im_end|>"),
+        ("Qwen-Qwen2.5-7B-Instruct", "<|im_end|>"),
+        ("meta-llama-Llama-3.2-3B-Instruct", "<|eot_id|>"),
+        ("google-gemma-2-2b-it", "<end_of_turn>"),
+        ("Qwen-QwQ-32B", "<|im_end|>"),
     ],
-)  # fmt: skip
+)
 def test_of_released_templates(data_dir: Path, tmp_path: Path, template: str, end: str) -> None:
     source = (data_dir / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
     folder = write_model(tmp_path, chat_template=source)

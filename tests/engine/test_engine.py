@@ -25,9 +25,15 @@ def some_requests() -> list[Request]:
     rng = np.random.default_rng(3)
     prompts = [bytes(rng.integers(0, 256, n).tolist()) for n in (1, 2, 4, 5, 9, 17, 30, 3)]
     extras: list[dict[str, Any]] = [
-        {}, {"n": 3}, {"temperature": 0}, {"repetition_penalty": 1.5, "top_k": 5}, {"prompt_logprobs": 1},
-        {"top_p": 0.5}, {"prompt_logprobs": 0, "n": 2}, {"frequency_penalty": 1.0, "presence_penalty": 0.5},
-    ]  # fmt: skip
+        {},
+        {"n": 3},
+        {"temperature": 0},
+        {"repetition_penalty": 1.5, "top_k": 5},
+        {"prompt_logprobs": 1},
+        {"top_p": 0.5},
+        {"prompt_logprobs": 0, "n": 2},
+        {"frequency_penalty": 1.0, "presence_penalty": 0.5},
+    ]
     return [
         request(str(i), prompt, seed=i, **(SAMPLED | extra))
         for i, (prompt, extra) in enumerate(zip(prompts, extras, strict=True))

@@ -18,10 +18,14 @@ SYSTEM = b"You are a fox. Be kind."  # 23 tokens: 5 blocks of 4
 def related_requests() -> list[Request]:
     """Prompts that begin alike, one within another, one twice, some with choices or log-probabilities."""
     extras: list[tuple[bytes, dict[str, Any]]] = [
-        (SYSTEM + b"Hello", {}), (SYSTEM + b"Hello, you", {"n": 3}), (SYSTEM[:20], {"temperature": 0}),
-        (SYSTEM + b"Hello", {"prompt_logprobs": 1}), (SYSTEM[:8] + b"not", {"repetition_penalty": 1.5}),
-        (b"Another beginning", {"n": 2, "prompt_logprobs": 0}), (SYSTEM + b"Hello, you", {"top_p": 0.5}),
-    ]  # fmt: skip
+        (SYSTEM + b"Hello", {}),
+        (SYSTEM + b"Hello, you", {"n": 3}),
+        (SYSTEM[:20], {"temperature": 0}),
+        (SYSTEM + b"Hello", {"prompt_logprobs": 1}),
+        (SYSTEM[:8] + b"not", {"repetition_penalty": 1.5}),
+        (b"Another beginning", {"n": 2, "prompt_logprobs": 0}),
+        (SYSTEM + b"Hello, you", {"top_p": 0.5}),
+    ]
     return [request(str(i), prompt, seed=i, **(SAMPLED | extra)) for i, (prompt, extra) in enumerate(extras)]
 
 

@@ -14,9 +14,11 @@ def test_a_prompt_may_be_a_mapping(llm: LLM) -> None:
     ids = llm.tokenizer.encode("Once")
     expected = tokens(llm.generate("Once", GREEDY))
     for prompt in (
-        {"prompt_token_ids": ids}, {"prompt": "Once"}, {"prompt": "Once", "prompt_token_ids": np.array(ids)},
+        {"prompt_token_ids": ids},
+        {"prompt": "Once"},
+        {"prompt": "Once", "prompt_token_ids": np.array(ids)},
         {"prompt": "Once", "prompt_token_ids": None},
-    ):  # fmt: skip
+    ):
         assert tokens(llm.generate(prompt, GREEDY)) == tokens(llm.generate([prompt], GREEDY)) == expected
         assert [i for chunk in llm.stream(prompt, GREEDY) for i in chunk.token_ids] == list(expected[0])
     assert tokens(llm.generate([{"prompt": "Once"}, "Once", ids], GREEDY)) == expected * 3
@@ -25,11 +27,13 @@ def test_a_prompt_may_be_a_mapping(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "advice"),
     [
-        ({}, "expected {'prompt': a text}"), ({"prompt": 5}, "expected {'prompt': a text}"),
+        ({}, "expected {'prompt': a text}"),
+        ({"prompt": 5}, "expected {'prompt': a text}"),
         ({"prompt_token_ids": "abc"}, "expected {'prompt': a text}"),
-        ({"role": "user", "content": "Hi"}, "use LLM.chat"), ({"prompt": "a", "multi_modal_data": {}}, "alone"),
+        ({"role": "user", "content": "Hi"}, "use LLM.chat"),
+        ({"prompt": "a", "multi_modal_data": {}}, "alone"),
     ],
-)  # fmt: skip
+)
 def test_other_mappings_are_refused(llm: LLM, prompt: Any, advice: str) -> None:
     with pytest.raises(RequestError) as caught:
         llm.generate(prompt, GREEDY)
@@ -80,9 +84,10 @@ def test_parts_of_a_content_are_joined(llm: LLM) -> None:
     [
         ({"type": "image_url", "image_url": {"url": "x"}}, "'image_url': Karat has no images"),
         ({"text": "a"}, "a part"),
-        ({"type": "text", "text": None}, "a part"), (5, "a part"),
+        ({"type": "text", "text": None}, "a part"),
+        (5, "a part"),
     ],
-)  # fmt: skip
+)
 def test_parts_that_are_no_text_are_refused(llm: LLM, part: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         llm.chat([{"role": "user", "content": [part]}], GREEDY)

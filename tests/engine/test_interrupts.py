@@ -222,9 +222,11 @@ def test_what_fails_in_one_choice_ends_that_one_alone(where: str, monkeypatch: p
     from karat.engine import choice as module
 
     places: dict[str, tuple[Any, str]] = {
-        "choose": (module, "choose"), "token_logprobs": (module, "token_logprobs"),
-        "push": (module.IncrementalDetokenizer, "push"), "stop": (module.StopMatcher, "push"),
-    }  # fmt: skip
+        "choose": (module, "choose"),
+        "token_logprobs": (module, "token_logprobs"),
+        "push": (module.IncrementalDetokenizer, "push"),
+        "stop": (module.StopMatcher, "push"),
+    }
     good = request("good", b"abc", seed=1, **SAMPLED)
     whole = alone(good)
     owner, name = places[where]

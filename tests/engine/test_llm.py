@@ -140,9 +140,7 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
 @pytest.mark.parametrize("more", [{"temperature": 0}, {"seed": 3}, {"seed": 3, "top_k": 9, "logit_bias": {7: 100}}])
 def test_only_allowed_tokens_are_chosen(llm: LLM, more: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True, allowed_token_ids=[65, 66, 67], **more)
-    ((ids,), (free,)) = (
-        tokens(llm.generate("Once", p)) for p in (params, replace(params, allowed_token_ids=None))
-    )  # fmt: skip
+    ((ids,), (free,)) = (tokens(llm.generate("Once", p)) for p in (params, replace(params, allowed_token_ids=None)))
     assert set(ids) <= {65, 66, 67} and not set(free) <= {65, 66, 67}
     logits = llm.logits([*llm.tokenizer.encode("Once"), *ids])[-31:-1, 65:68]
     if "temperature" in more:

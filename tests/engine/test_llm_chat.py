@@ -39,8 +39,10 @@ def test_chat_options_reach_the_template(tmp_path: Path) -> None:
     )
     llm = LLM(write_model(tmp_path, chat_template=template))
     options: dict[str, Any] = {
-        "tools": [{"name": "dice"}], "now": datetime(1999, 1, 1), "chat_template_kwargs": {"mood": "calm"},
-    }  # fmt: skip
+        "tools": [{"name": "dice"}],
+        "now": datetime(1999, 1, 1),
+        "chat_template_kwargs": {"mood": "calm"},
+    }
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, **options)
     assert output.prompt == "Hi|dice|1999|calm>"
     (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, add_generation_prompt=False, **options)

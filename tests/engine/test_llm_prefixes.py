@@ -27,7 +27,7 @@ EXECUTORS = [
         "native", marks=pytest.mark.skipif(unavailable_reason() is not None, reason="no native executor here")
     ),
     "reference",
-]  # fmt: skip
+]
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared": {},
     "shared, in chunks": {"max_num_seqs": 3, "max_num_batched_tokens": 7},

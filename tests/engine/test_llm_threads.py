@@ -56,12 +56,16 @@ def test_a_stream_that_ends_in_the_middle_of_a_step_ends_after_it(llm: LLM, monk
 @pytest.mark.parametrize(
     "use",
     [
-        lambda llm: llm.generate("a"), lambda llm: llm.generate([]), lambda llm: llm.stream("a"),
+        lambda llm: llm.generate("a"),
+        lambda llm: llm.generate([]),
+        lambda llm: llm.stream("a"),
         lambda llm: llm.chat([{"role": "user", "content": "a"}]),
         lambda llm: llm.stream_chat([{"role": "user", "content": "a"}]),
-        lambda llm: llm.logits([1]), lambda llm: llm.check_ranks(), lambda llm: llm.__enter__(),
+        lambda llm: llm.logits([1]),
+        lambda llm: llm.check_ranks(),
+        lambda llm: llm.__enter__(),
     ],
-)  # fmt: skip
+)
 def test_a_closed_llm_says_so(folder: Path, use: Callable[[LLM], object]) -> None:
     with LLM(folder) as llm:
         stream = llm.stream("a", GREEDY)

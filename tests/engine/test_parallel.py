@@ -89,9 +89,15 @@ def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> 
     Rows of 896 are no whole blocks of 256: llama.cpp takes Q5_0 and Q8_0 for them.
     """
     config = parallel.config_of(
-        "qwen2", hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2, head_dim=64,
-        rope_theta=1e6, vocab_size=301,
-    )  # fmt: skip
+        "qwen2",
+        hidden_size=896,
+        intermediate_size=4864,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+        rope_theta=1e6,
+        vocab_size=301,
+    )
     path = parallel.write(tmp_path, config, stored, odd={"Q4_K": "Q5_0", "Q6_K": "Q8_0"}.get(stored, "F32"))
     texts = texts_for(config["vocab_size"], stored)
     want = parallel.single(path, texts, chunk=512)
@@ -119,9 +125,13 @@ def test_groups_of_heads_that_are_cut_unevenly(
 ) -> None:
     """Ranks whose heads are unequal parts of two groups, with prompts, single tokens and both in a step."""
     config = parallel.config_of(
-        "qwen3", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, num_hidden_layers=2,
+        "qwen3",
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        num_hidden_layers=2,
         vocab_size=300,
-    )  # fmt: skip
+    )
     path = parallel.write(tmp_path, config, stored)
     texts = texts_for(300, f"{heads}-{kv_heads}")
     want = parallel.single(path, texts, chunk=512)
@@ -138,12 +148,16 @@ def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(t
     for number in range(24):
         num_kv_heads = rng.choice([1, 1, 2, 3, 5])
         config = parallel.config_of(
-            rng.choice(list(parallel.ARCHITECTURES)), hidden_size=rng.choice([24, 40, 64, 96]),
-            intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512, 768]), num_hidden_layers=rng.choice([1, 2]),
-            num_key_value_heads=num_kv_heads, num_attention_heads=num_kv_heads * rng.choice([1, 2, 3, 4]),
-            head_dim=rng.choice([6, 8, 12, 16, 20, 32, 64]), vocab_size=rng.choice([7, 61, 127, 509, 700]),
+            rng.choice(list(parallel.ARCHITECTURES)),
+            hidden_size=rng.choice([24, 40, 64, 96]),
+            intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512, 768]),
+            num_hidden_layers=rng.choice([1, 2]),
+            num_key_value_heads=num_kv_heads,
+            num_attention_heads=num_kv_heads * rng.choice([1, 2, 3, 4]),
+            head_dim=rng.choice([6, 8, 12, 16, 20, 32, 64]),
+            vocab_size=rng.choice([7, 61, 127, 509, 700]),
             tie_word_embeddings=rng.random() < 0.5,
-        )  # fmt: skip
+        )
         stored = rng.choice(["F32", "BF16", "Q8_0", "NVFP4", "Q4_K", "Q6_K"])
         path = parallel.write(tmp_path / str(number), config, stored, seed=number)
         texts = texts_for(config["vocab_size"], str(number))
@@ -172,8 +186,9 @@ def _possible(config: dict[str, Any], stored: str, size: int) -> bool:
     """
     possible = config["vocab_size"] >= size
     for columns, head_dim in (
-        (config["num_attention_heads"] * config["head_dim"], config["head_dim"]), (config["intermediate_size"], 1),
-    ):  # fmt: skip
+        (config["num_attention_heads"] * config["head_dim"], config["head_dim"]),
+        (config["intermediate_size"], 1),
+    ):
         block = 32 if columns % 32 == 0 else 1
         if stored in FORMATS and columns % FORMATS[stored].block_size == 0:
             block = FORMATS[stored].block_size

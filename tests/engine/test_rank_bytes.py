@@ -32,9 +32,14 @@ if sys.platform != "linux":
 SIZE = 4
 # Rows of row-parallel weights are far longer than what the system reads ahead, and tensors than what it rounds up to.
 LARGE = {
-    "hidden_size": 64, "intermediate_size": 1 << 17, "num_attention_heads": 16, "num_key_value_heads": 4,
-    "head_dim": 4096, "vocab_size": 1 << 16, "max_position_embeddings": 64,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 1 << 17,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 4096,
+    "vocab_size": 1 << 16,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.fixture
@@ -168,9 +173,17 @@ def test_a_rank_has_each_kv_head_that_it_reads_once(
     heads: int, kv_heads: int, head_dim: int, stored: str, tmp_path: Path
 ) -> None:
     """Of the files and in its cache, at every degree, also where its heads are unequal parts of two groups."""
-    path = parallel.write(tmp_path, parallel.config_of(
-        "llama", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim, attention_bias=True,
-    ), stored)  # fmt: skip
+    path = parallel.write(
+        tmp_path,
+        parallel.config_of(
+            "llama",
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            attention_bias=True,
+        ),
+        stored,
+    )
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)

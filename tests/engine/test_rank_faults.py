@@ -147,11 +147,11 @@ def named_memory(pid: int) -> list[str]:
 
 
 def run_karat(folder: Path, *options: str, under: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    karat_run = [sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2"]
+    endless = ["--max-tokens", "4000", "--ignore-eos", "--temperature", "0"]
     process = subprocess.Popen(
-        [*under, sys.executable, "-m", "karat", "run", str(folder), "Once upon a time", "--tensor-parallel-size", "2",
-         "--max-tokens", "4000", "--ignore-eos", "--temperature", "0", *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [*under, *karat_run, *endless, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     process.stdout.read(1)  # it generates
     return process
@@ -382,10 +382,17 @@ def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
         with pytest.raises(KaratError, match=r"Traceback[\s\S]*in do"):
             team.command(
                 lambda number: Step(
-                    number=number, token_ids=b"\0", positions=empty, slots=empty, query_starts=empty,
-                    context_lens=empty, block_tables=empty, logit_rows=empty, block_size=16,
+                    number=number,
+                    token_ids=b"\0",
+                    positions=empty,
+                    slots=empty,
+                    query_starts=empty,
+                    context_lens=empty,
+                    block_tables=empty,
+                    logit_rows=empty,
+                    block_size=16,
                 ),
                 Done,
-            )  # fmt: skip
+            )
     finally:
         team.close()

@@ -157,9 +157,13 @@ def test_a_rank_of_a_model_that_spins_in_a_step_is_found_by_the_others(
     ],
 )
 def test_ranks_of_a_model(
-    command: str, instead: str, message: str, module: Callable[[str], str], tmp_path: Path,
+    command: str,
+    instead: str,
+    message: str,
+    module: Callable[[str], str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     assert under_test.LOADING.vain_s >= 60 <= under_test.STEP.vain_s and under_test.LOADING.idle_s >= 10
     monkeypatch.setattr(under_test, "STEP", Patience(vain_s=0.5))
     monkeypatch.setattr(under_test, "LOADING", Patience(vain_s=0.7, idle_s=1.2))
@@ -182,9 +186,13 @@ def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.M
     """Nearly all of the step is one layer's attention, and three quarters of its time are the patience: less, and who
     gets on by half of it on a busy machine is taken for one that does not."""
     folder = tiny.write_model(
-        tmp_path, hidden_size=256, num_attention_heads=32, num_key_value_heads=2, num_hidden_layers=1,
+        tmp_path,
+        hidden_size=256,
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
         max_position_embeddings=16384,
-    )  # fmt: skip
+    )
     llm = LLM(folder, tensor_parallel_size=2, threads=1, max_num_batched_tokens=16384, max_num_seqs=1)
     assert llm._ranks is not None
     process_ids = llm._ranks.process_ids

@@ -105,9 +105,12 @@ def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     ],
 )
 def test_what_the_system_refuses_to_one_rank(
-    around: tuple[str, str], kind: type[KaratError], message: str, folder: Path,
+    around: tuple[str, str],
+    kind: type[KaratError],
+    message: str,
+    folder: Path,
     team: Callable[[tuple[str, str]], ParallelModel],
-) -> None:  # fmt: skip
+) -> None:
     """It is said in a sentence, and the same ranks load the same model once there is nothing in the way."""
     ranks = team(around)
     load = load_of(folder, SHAPE["vocab_size"], [[1, 2, 3]], chunk=8)

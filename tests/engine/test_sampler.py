@@ -299,10 +299,12 @@ def test_as_transformers_filters(seed: int) -> None:
     logits = rng.standard_normal(vocab) * 3
     token_ids = rng.integers(0, vocab, 40).tolist()
     params = SamplingParams(
-        temperature=float(rng.choice([0.4, 0.7, 1.3])), top_k=int(rng.choice([0, 5, 50])),
-        top_p=float(rng.choice([0.5, 0.9, 1.0])), min_p=float(rng.choice([0.0, 0.02, 0.2])),
+        temperature=float(rng.choice([0.4, 0.7, 1.3])),
+        top_k=int(rng.choice([0, 5, 50])),
+        top_p=float(rng.choice([0.5, 0.9, 1.0])),
+        min_p=float(rng.choice([0.0, 0.02, 0.2])),
         repetition_penalty=float(rng.choice([1.0, 1.3])),
-    )  # fmt: skip
+    )
     processors = [
         hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
         hf.TemperatureLogitsWarper(params.temperature),

@@ -37,17 +37,22 @@ def test_what_has_no_effect_is_noted(folder: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO, "karat"):
         LLM(folder, gpu_memory_utilization=0.5, enforce_eager=True, trust_remote_code=True)
     assert [message.partition(" has no effect: ")[0] for message in caplog.messages] == [
-        "gpu_memory_utilization", "enforce_eager", "trust_remote_code",
-    ]  # fmt: skip
+        "gpu_memory_utilization",
+        "enforce_eager",
+        "trust_remote_code",
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("revision", "org/name@revision"), ("download_dir", "HF_HOME"), ("quantization", "quantize="),
-        ("max_model_length", "did you mean max_model_len?"), ("zzz", "expected one of dtype, "),
+        ("revision", "org/name@revision"),
+        ("download_dir", "HF_HOME"),
+        ("quantization", "quantize="),
+        ("max_model_length", "did you mean max_model_len?"),
+        ("zzz", "expected one of dtype, "),
     ],
-)  # fmt: skip
+)
 def test_other_names_are_refused_with_advice(folder: Path, name: str, advice: str) -> None:
     with pytest.raises(UsageError, match=f"LLM has no {name}; ") as caught:
         LLM(folder, **{name: "x", "enforce_eager": True})
@@ -58,9 +63,10 @@ def test_other_names_are_refused_with_advice(folder: Path, name: str, advice: st
 def test_calls_refuse_other_names_with_advice(llm: LLM, method: str) -> None:
     call: Callable[..., Any] = getattr(llm, method)
     for name, advice in {
-        "lora_request": "no adapters", "params": "use sampling_params=",
+        "lora_request": "no adapters",
+        "params": "use sampling_params=",
         "sampling_param": "did you mean sampling_params?",
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(UsageError, match=rf"LLM.{method} has no {name}; ") as caught:
             call(MESSAGES if "chat" in method else "a", **{name: None})
         assert advice in str(caught.value)

@@ -23,11 +23,23 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{{ prefix }}{% endif %}"
 )
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": VOCAB, "hidden_size": 32,
-    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "hidden_act": "silu", "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-    "tie_word_embeddings": False, "use_sliding_window": False, "eos_token_id": None, "bos_token_id": None,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=20, ignore_eos=True, seed=7, top_p=0.95, logprobs=3)
@@ -35,9 +47,15 @@ PROMPTS = ["Once upon a time", "a", "The quick brown fox jumps over the lazy dog
 
 
 def write_model(
-    folder: Path, *, generation_config: dict[str, Any] | None = None, chat_template: str | None = CHATML,
-    eos_token: str | None = None, add_bos: bool = False, seed: int = 0, **config: Any,
-) -> Path:  # fmt: skip
+    folder: Path,
+    *,
+    generation_config: dict[str, Any] | None = None,
+    chat_template: str | None = CHATML,
+    eos_token: str | None = None,
+    add_bos: bool = False,
+    seed: int = 0,
+    **config: Any,
+) -> Path:
     """`config` replaces values of CONFIG. Weights are large enough that logits have a deviation above 1.
 
     With add_bos the tokenizer starts every text with <|endoftext|>.

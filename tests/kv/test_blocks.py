@@ -291,7 +291,7 @@ def test_what_is_forgotten_takes_its_continuations_with_it() -> None:
         (lambda pool: pool._index._blocks.popitem(), "one to one"),
         (lambda pool: pool._index.remove(pool.table(2)[0]), "parent is gone"),
     ],
-)  # fmt: skip
+)
 def test_check_finds_what_is_wrong(break_it: Callable[[BlockPool], object], message: str) -> None:
     pool = pool_of("abc", "xyzxy", "efgh")
     pool.free(1)

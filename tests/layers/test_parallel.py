@@ -54,10 +54,11 @@ class RandomWeights(dict[str, Weight]):
 
 
 def compare(
-    size: int, make: Callable[[Callable[[WeightSpec], Any], Group], Any],
+    size: int,
+    make: Callable[[Callable[[WeightSpec], Any], Group], Any],
     call: Callable[[Any, Ops, Group], tuple[Array, ...]],
     join: Callable[[list[tuple[Array, ...]]], tuple[Array, ...]],
-) -> float:  # fmt: skip
+) -> float:
     """The largest relative difference of a layer on `size` ranks from itself on one."""
     weights = RandomWeights()
     ops = ReferenceOps()
@@ -136,22 +137,40 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
 
 def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
     """All of it, over a cache for a rank's own KV heads."""
-    config = read_config(parallel.config_of(
-        "llama", hidden_size=HIDDEN, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=10,
-        attention_bias=True,
-    ))  # fmt: skip
+    config = read_config(
+        parallel.config_of(
+            "llama",
+            hidden_size=HIDDEN,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=10,
+            attention_bias=True,
+        )
+    )
     positions = np.arange(ROWS, dtype=np.int32)
     batch = ForwardBatch(
-        token_ids=positions, positions=positions, slots=positions, query_starts=np.array([0, ROWS], np.int32),
-        context_lens=np.array([ROWS], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=positions[:0],
+        token_ids=positions,
+        positions=positions,
+        slots=positions,
+        query_starts=np.array([0, ROWS], np.int32),
+        context_lens=np.array([ROWS], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        logit_rows=positions[:0],
         block_size=ROWS,
-    )  # fmt: skip
+    )
 
     def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
-        cache = ops.new_cache(CacheSpec(
-            num_layers=1, num_blocks=1, block_size=ROWS, num_kv_heads=stop - start, head_dim=10, dtype="float64",
-        ))  # fmt: skip
+        cache = ops.new_cache(
+            CacheSpec(
+                num_layers=1,
+                num_blocks=1,
+                block_size=ROWS,
+                num_kv_heads=stop - start,
+                head_dim=10,
+                dtype="float64",
+            )
+        )
         ropes = {config.rope: ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)}
         return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, ropes),)
 
@@ -173,10 +192,15 @@ def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
         ids = np.arange(vocab, dtype=np.int32)
         zeros = np.zeros(vocab, np.int32)
         batch = ForwardBatch(
-            token_ids=ids, positions=zeros, slots=zeros, query_starts=np.array([0, vocab], np.int32),
-            context_lens=np.array([vocab], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=zeros[:0],
+            token_ids=ids,
+            positions=zeros,
+            slots=zeros,
+            query_starts=np.array([0, vocab], np.int32),
+            context_lens=np.array([vocab], np.int32),
+            block_tables=np.zeros((1, 1), np.int32),
+            logit_rows=zeros[:0],
             block_size=vocab,
-        )  # fmt: skip
+        )
         return layers[0](ops, ops.begin(batch)), layers[1](ops, x_of(HIDDEN))
 
     return compare(size, make, call, the_same)
@@ -216,8 +240,11 @@ def test_parts_cover_the_axis_and_leaves_are_those_of_the_tree(columns: int, uni
 
 
 @given(
-    kv_heads=st.integers(1, 8), per_kv=st.integers(1, 8), unit=st.integers(1, 4), size=st.sampled_from((1, *SIZES)),
-)  # fmt: skip
+    kv_heads=st.integers(1, 8),
+    per_kv=st.integers(1, 8),
+    unit=st.integers(1, 4),
+    size=st.sampled_from((1, *SIZES)),
+)
 def test_every_query_head_reads_its_own_kv_head(kv_heads: int, per_kv: int, unit: int, size: int) -> None:
     heads = kv_heads * per_kv
     unit = math.gcd(heads, unit)

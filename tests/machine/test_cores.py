@@ -64,10 +64,12 @@ QUOTAS = {
     "version 2, none": ({V2 + "cpu.max": "max 100000"}, 8),
     "version 2, own group": ({"proc/self/cgroup": "0::/a/b", V2 + "a/b/cpu.max": "300000 100000"}, 3),
     "version 2, group around": (
-        {"proc/self/cgroup": "0::/a/b", V2 + "a/b/cpu.max": "max 100000", V2 + "a/cpu.max": "400000 100000"}, 4,
+        {"proc/self/cgroup": "0::/a/b", V2 + "a/b/cpu.max": "max 100000", V2 + "a/cpu.max": "400000 100000"},
+        4,
     ),
     "version 2, the tightest": (
-        {"proc/self/cgroup": "0::/a/b", V2 + "a/b/cpu.max": "500000 100000", V2 + "a/cpu.max": "300000 100000"}, 3,
+        {"proc/self/cgroup": "0::/a/b", V2 + "a/b/cpu.max": "500000 100000", V2 + "a/cpu.max": "300000 100000"},
+        3,
     ),
     "version 2, a group that is not seen": ({"proc/self/cgroup": "0::/../x", V2 + "cpu.max": "200000 100000"}, 2),
     "version 2, another's group": ({"proc/self/cgroup": "0::/a", V2 + "b/cpu.max": "100000 100000"}, 8),
@@ -76,24 +78,29 @@ QUOTAS = {
         3,
     ),
     "version 1, none": (
-        {"proc/self/cgroup": "4:cpu,cpuacct:/", V1 + "cpu.cfs_quota_us": "-1", V1 + "cpu.cfs_period_us": "100000"}, 8,
+        {"proc/self/cgroup": "4:cpu,cpuacct:/", V1 + "cpu.cfs_quota_us": "-1", V1 + "cpu.cfs_period_us": "100000"},
+        8,
     ),
     "version 1, own group": (
         {
             "proc/self/cgroup": "5:cpuset:/x\n4:cpuacct,cpu:/docker/1:2\n0::/",
-            V1 + "docker/1:2/cpu.cfs_quota_us": "200000", V1 + "docker/1:2/cpu.cfs_period_us": "100000",
-        }, 2,
+            V1 + "docker/1:2/cpu.cfs_quota_us": "200000",
+            V1 + "docker/1:2/cpu.cfs_period_us": "100000",
+        },
+        2,
     ),
     "version 1, seen as the top": (
         {
             "proc/self/cgroup": "4:cpu,cpuacct:/docker/12",
-            V1 + "cpu.cfs_quota_us": "100000", V1 + "cpu.cfs_period_us": "50000",
-        }, 2,
+            V1 + "cpu.cfs_quota_us": "100000",
+            V1 + "cpu.cfs_period_us": "50000",
+        },
+        2,
     ),
     "nonsense": ({V2 + "cpu.max": "one 0"}, 8),
     "no period": ({V2 + "cpu.max": "100000"}, 8),
     "a period of 0": ({V2 + "cpu.max": "100000 0"}, 8),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("files", "cores"), QUOTAS.values(), ids=QUOTAS)

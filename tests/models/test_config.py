@@ -15,18 +15,34 @@ from karat.models.families import FAMILIES
 from karat.models.registry import read_config
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": [2, 3], "use_cache": True,
-    "initializer_range": 0.02, "attention_dropout": 0.0,
-}  # fmt: skip
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "use_cache": True,
+    "initializer_range": 0.02,
+    "attention_dropout": 0.0,
+}
 EXTRA: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
     "mistral": {"sliding_window": 64, "head_dim": 12},
     "qwen2": {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2},
-    "qwen3": {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "head_dim": 12,
-              "attention_bias": False},
-}  # fmt: skip
+    "qwen3": {
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 2,
+        "head_dim": 12,
+        "attention_bias": False,
+    },
+}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -49,36 +65,97 @@ def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
 
 RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (  # a Qwen2.5 release: a window that is stated and not used, a null-free transformers 4 file
-        {"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
-         "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
-         "intermediate_size": 4864, "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2",
-         "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
-         "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-         "transformers_version": "4.43.1", "use_cache": True, "use_sliding_window": False, "vocab_size": 151936},
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "eos_token_id": 151645,
+            "hidden_act": "silu",
+            "hidden_size": 896,
+            "initializer_range": 0.02,
+            "intermediate_size": 4864,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 21,
+            "model_type": "qwen2",
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 1000000.0,
+            "sliding_window": 32768,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.43.1",
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
         {"head_dim": 64, "layer_windows": (None,) * 24, "eos_token_ids": (151645,)},
     ),
     (  # a Llama 3.2 release: llama3 scaling, explicit head_dim, three end tokens
-        {"architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-         "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "head_dim": 64, "hidden_act": "silu",
-         "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
-         "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 16,
-         "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
-         "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-         "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-         "transformers_version": "4.45.0.dev0", "use_cache": True, "vocab_size": 128256},
-        {"rope": RopeConfig(theta=500000.0, rope_type="llama3", factor=32.0, original_max_position_embeddings=8192),
-         "eos_token_ids": (128001, 128008, 128009)},
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 128000,
+            "eos_token_id": [128001, 128008, 128009],
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "initializer_range": 0.02,
+            "intermediate_size": 8192,
+            "max_position_embeddings": 131072,
+            "mlp_bias": False,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
+            },
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.45.0.dev0",
+            "use_cache": True,
+            "vocab_size": 128256,
+        },
+        {
+            "rope": RopeConfig(theta=500000.0, rope_type="llama3", factor=32.0, original_max_position_embeddings=8192),
+            "eos_token_ids": (128001, 128008, 128009),
+        },
     ),
     (  # a first-generation file: no rope_theta, no KV heads, no biases mentioned
-        {"architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-         "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 2048,
-         "max_sequence_length": 2048, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
-         "pad_token_id": 0, "rms_norm_eps": 1e-06, "tie_word_embeddings": False, "torch_dtype": "float16",
-         "transformers_version": "4.28.0.dev0", "use_cache": True, "vocab_size": 32000},
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 11008,
+            "max_position_embeddings": 2048,
+            "max_sequence_length": 2048,
+            "model_type": "llama",
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "pad_token_id": 0,
+            "rms_norm_eps": 1e-06,
+            "tie_word_embeddings": False,
+            "torch_dtype": "float16",
+            "transformers_version": "4.28.0.dev0",
+            "use_cache": True,
+            "vocab_size": 32000,
+        },
         {"num_kv_heads": 32, "head_dim": 128, "rope": RopeConfig(theta=10000.0), "attention_bias": False},
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("raw", "expected"), RELEASED)
@@ -124,8 +201,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
     ("llama", {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, "disagree"),
     ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "by layer type"),
-    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
-                                "original_max_position_embeddings": 64}}, "low_freq_factor=4.0"),
+    (
+        "llama",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        "low_freq_factor=4.0",
+    ),
     ("llama", {"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
     ("llama", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "'fp8'"),
@@ -155,7 +243,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
     ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
     ("qwen2", {"embedding_multiplier": 12.0, "logits_scaling": 8.0}, "2 unknown keys"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED)

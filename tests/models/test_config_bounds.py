@@ -39,8 +39,18 @@ def message(raw: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_messages_end_whatever_a_key_holds(family: str) -> None:
-    keys = [*raw_config(family), "torch_dtype", "dtype", "layer_types", "rope_parameters", "rope_scaling", "rope_theta",
-            "quantization_config", "partial_rotary_factor", "not_a_key"]  # fmt: skip
+    keys = [
+        *raw_config(family),
+        "torch_dtype",
+        "dtype",
+        "layer_types",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "quantization_config",
+        "partial_rotary_factor",
+        "not_a_key",
+    ]
     harmless = {"architectures", "use_cache", "initializer_range", "attention_dropout", "pretraining_tp"}
     for key in set(keys) - harmless:
         for value in NONSENSE:

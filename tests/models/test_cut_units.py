@@ -33,16 +33,24 @@ def weights_of(config: ModelConfig, **types: tuple[str, ...]) -> dict[str, Weigh
 
 
 def config_with(heads: int, head_dim: int, inner: int) -> ModelConfig:
-    return read_config(config_of(
-        "llama", num_attention_heads=heads, num_key_value_heads=1, head_dim=head_dim, intermediate_size=inner,
-        num_hidden_layers=3,
-    ))  # fmt: skip
+    return read_config(
+        config_of(
+            "llama",
+            num_attention_heads=heads,
+            num_key_value_heads=1,
+            head_dim=head_dim,
+            intermediate_size=inner,
+            num_hidden_layers=3,
+        )
+    )
 
 
 @given(
-    data=st.data(), heads=st.integers(1, 48), head_dim=st.sampled_from([6, 16, 20, 32, 48, 64, 96, 128, 256]),
+    data=st.data(),
+    heads=st.integers(1, 48),
+    head_dim=st.sampled_from([6, 16, 20, 32, 48, 64, 96, 128, 256]),
     inner=st.sampled_from([5, 77, 96, 192, 512, 704, 768, 4864]),
-)  # fmt: skip
+)
 def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: int, head_dim: int, inner: int) -> None:
     config = config_with(heads, head_dim, inner)
     types = {}
@@ -52,8 +60,9 @@ def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: i
     weights = weights_of(config, **types)
     units = cut_units(config, weights)
     for unit, columns, name in (
-        (units.heads * head_dim, heads * head_dim, "o_proj"), (units.inner, inner, "down_proj"),
-    ):  # fmt: skip
+        (units.heads * head_dim, heads * head_dim, "o_proj"),
+        (units.inner, inner, "down_proj"),
+    ):
         wholes = {block_of(dtype)[0] for dtype in types[name]} | {32 if columns % 32 == 0 else 1}
         wholes |= {head_dim} if name == "o_proj" else set()
         legal = [end for end in range(1, columns + 1) if all(end % whole == 0 for whole in wholes)]

@@ -25,10 +25,15 @@ def last_tokens(context: int, new: int, block: int = BLOCK) -> ForwardBatch:
     positions = np.arange(context - new, context, dtype=np.int32)
     slots = table[positions // block] * block + positions % block
     return ForwardBatch(
-        token_ids=np.zeros(new, np.int32), positions=positions, slots=slots,
-        query_starts=np.array([0, new], np.int32), context_lens=np.array([context], np.int32), block_tables=table[None],
-        logit_rows=np.array([new - 1], np.int32), block_size=block,
-    )  # fmt: skip
+        token_ids=np.zeros(new, np.int32),
+        positions=positions,
+        slots=slots,
+        query_starts=np.array([0, new], np.int32),
+        context_lens=np.array([context], np.int32),
+        block_tables=table[None],
+        logit_rows=np.array([new - 1], np.int32),
+        block_size=block,
+    )
 
 
 def attended(
@@ -51,10 +56,19 @@ def attended(
     ops.kv_write(k, v, cache, 1, ops.begin(last_tokens(context, context, block)))
     ops.kv_write(stale, stale, cache, 0, ops.begin(last_tokens(len(stale), len(stale), block)))  # another layer
     got = {
-        new: ops.read(ops.paged_attention(q[40 - new :], cache, 1, ops.begin(last_tokens(context, new, block)),
-                                          scale=SCALE, window=window, name="attention"))[-1]
+        new: ops.read(
+            ops.paged_attention(
+                q[40 - new :],
+                cache,
+                1,
+                ops.begin(last_tokens(context, new, block)),
+                scale=SCALE,
+                window=window,
+                name="attention",
+            )
+        )[-1]
         for new in (1, 3, 40)
-    }  # fmt: skip
+    }
     if dtype == "float32":
         heads = np.repeat(np.arange(2), group)
         scores = np.einsum("hd,nhd->hn", q[-1].astype(np.float64), k[first:, heads].astype(np.float64)) * np.float32(
@@ -71,13 +85,20 @@ def attended(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("context", "window", "group", "block", "dim"), [
-    # Blocks of whole groups of 16 slots are read straight from the cache, in pieces of keys by the size of a head.
-    (256 * 16, None, 7, 16, 20), (256 * 17 + 1, None, 3, 48, 34), (256 * 33 + 100, None, 1, 16, 136),
-    (5000, 300, 9, 64, 64), (2000, 700, 4, 5, 136), (777, 100, 14, 16, 136),
-    (5000, 4480, 2, 24, 20),  # the first keys of forty tokens are 481 to 520: in two splits
-    (300, None, 150, 16, 20),  # more rows of one token than are taken together
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("context", "window", "group", "block", "dim"),
+    [
+        # Blocks of whole groups of 16 slots are read straight from the cache, in pieces of keys by the size of a head.
+        (256 * 16, None, 7, 16, 20),
+        (256 * 17 + 1, None, 3, 48, 34),
+        (256 * 33 + 100, None, 1, 16, 136),
+        (5000, 300, 9, 64, 64),
+        (2000, 700, 4, 5, 136),
+        (777, 100, 14, 16, 136),
+        (5000, 4480, 2, 24, 20),  # the first keys of forty tokens are 481 to 520: in two splits
+        (300, None, 150, 16, 20),  # more rows of one token than are taken together
+    ],
+)
 @pytest.mark.parametrize("factor", [8, 150])  # of 150, most weights are too small for a float
 def test_one_token_has_the_bits_of_many_in_every_build(
     dtype: str, context: int, window: int | None, group: int, block: int, dim: int, factor: float
@@ -85,9 +106,8 @@ def test_one_token_has_the_bits_of_many_in_every_build(
     """So have blocks of five, which lie in two groups or regions and are unpacked before they are read."""
     ways = [(isa, block) for isa in supported_isas()] + [(supported_isas()[-1], 5)]
     outputs = [
-        out for isa, size in ways
-        for out in attended(isa, dtype, context, window, group, size, dim, factor).values()
-    ]  # fmt: skip
+        out for isa, size in ways for out in attended(isa, dtype, context, window, group, size, dim, factor).values()
+    ]
     assert np.isfinite(outputs[0]).all()
     for out in outputs[1:]:
         np.testing.assert_array_equal(out.view(np.uint32), outputs[0].view(np.uint32))

@@ -184,9 +184,10 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
 @settings(max_examples=40)
 @given(
     powers=st.sampled_from([(-66, -66), (-67, -66), (-66, -60), (-66, 38), (-66, 39), (30, 38), (38, 39), (-149, 127)]),
-    odd=st.sampled_from([None, None, np.inf, np.nan]), tokens=st.sampled_from([1, 1, 1, 3, 20]),
+    odd=st.sampled_from([None, None, np.inf, np.nan]),
+    tokens=st.sampled_from([1, 1, 1, 3, 20]),
     seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+)
 def test_numbers_of_any_size_have_the_same_bits_in_every_build(
     stored: str, powers: tuple[int, int], odd: float | None, tokens: int, seed: int
 ) -> None:
@@ -217,10 +218,15 @@ def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
     ids = rng.permutation(77).astype(np.int32)
     zeros = np.zeros(77, np.int32)
     batch = ForwardBatch(
-        token_ids=ids, positions=zeros, slots=zeros, query_starts=np.array([0, 77], np.int32),
-        context_lens=np.array([77], np.int32), block_tables=np.zeros((1, 1), np.int32), logit_rows=zeros[:0],
+        token_ids=ids,
+        positions=zeros,
+        slots=zeros,
+        query_starts=np.array([0, 77], np.int32),
+        context_lens=np.array([77], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        logit_rows=zeros[:0],
         block_size=77,
-    )  # fmt: skip
+    )
     for isa in supported_isas():
         ops = NativeOps(isa=isa)
         got = ops.embedding(batch, ops.load(table), name="op")
@@ -252,9 +258,11 @@ def test_types_without_kernels_are_held_as_float32_and_told_once(caplog: pytest.
 
 
 @given(
-    stored=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"]), rows=st.integers(1, 70),
-    blocks=st.integers(1, 3), vector=st.booleans(),
-)  # fmt: skip
+    stored=st.sampled_from(["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q6_K"]),
+    rows=st.integers(1, 70),
+    blocks=st.integers(1, 3),
+    vector=st.booleans(),
+)
 def test_the_memory_of_a_weight_is_known_before_it_is_loaded(stored: str, rows: int, blocks: int, vector: bool) -> None:
     block = FORMATS[stored].block_size if stored in FORMATS else 5
     shape = (rows,) if vector and stored not in FORMATS else (rows, blocks * block)

@@ -28,18 +28,29 @@ def run_plan(plan: Any, outs: list[int], inputs: dict[int, F32]) -> list[F32]:
     for register, x in inputs.items():
         plan.write(register, np.ascontiguousarray(x))
     zeros = np.zeros(tokens, np.int32)
-    plan.run(zeros, zeros, zeros, np.array([0, tokens], np.int32), np.array([1], np.int32), np.zeros((1, 1), np.int32),
-             zeros[:0], 1)  # fmt: skip
+    plan.run(
+        zeros,
+        zeros,
+        zeros,
+        np.array([0, tokens], np.int32),
+        np.array([1], np.int32),
+        np.zeros((1, 1), np.int32),
+        zeros[:0],
+        1,
+    )
     return [plan.read(out).copy() for out in outs]
 
 
 @pytest.mark.parametrize("stored", native().formats())
 @settings(max_examples=10)
 @given(
-    other=st.sampled_from(native().formats()), alike=st.booleans(),
-    rows=st.sampled_from([1, 16, 17, 63, 64, 65, 128, 200, 450]), tokens=st.sampled_from([1, 1, 2, 9, 40]),
-    kept=st.booleans(), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    other=st.sampled_from(native().formats()),
+    alike=st.booleans(),
+    rows=st.sampled_from([1, 16, 17, 63, 64, 65, 128, 200, 450]),
+    tokens=st.sampled_from([1, 1, 2, 9, 40]),
+    kept=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
 @example(other="Q3_K", alike=False, rows=200, tokens=40, kept=False, seed=1)  # Q2_K beside it shares no table with it
 def test_gate_and_up_together_have_the_bits_of_each(
     stored: str, other: str, alike: bool, rows: int, tokens: int, kept: bool, seed: int
@@ -74,8 +85,9 @@ def test_gate_and_up_together_have_the_bits_of_each(
 @given(
     rows=st.sampled_from([1, 40, 512, 513, 1024, 1100]),
     tokens=st.sampled_from([2, 3, 4, 5, 8, 9, 12, 13, 16, 17, 31, 33, 48, 49, 64, 100]),
-    blocks=st.sampled_from([1, 2, 9]), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    blocks=st.sampled_from([1, 2, 9]),
+    seed=st.integers(0, 2**32 - 1),
+)
 @example(rows=4700, tokens=48, blocks=2, seed=2)  # one thread takes more rows at a time than a table serves
 def test_many_rows_and_tokens_have_the_bits_of_each_token(
     stored: str, rows: int, tokens: int, blocks: int, seed: int
@@ -105,9 +117,11 @@ def test_many_rows_and_tokens_have_the_bits_of_each_token(
 @pytest.mark.parametrize("stored", ["F16", "Q4_1", "Q5_K"])
 @settings(max_examples=10)
 @given(
-    rows=st.sampled_from([40, 200, 513]), tokens=st.sampled_from([255, 256, 257, 301, 530]),
-    threads=st.integers(2, 5), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    rows=st.sampled_from([40, 200, 513]),
+    tokens=st.sampled_from([255, 256, 257, 301, 530]),
+    threads=st.integers(2, 5),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_panels_cut_by_tokens_have_the_bits_of_whole_ones(
     stored: str, rows: int, tokens: int, threads: int, seed: int
 ) -> None:

@@ -113,9 +113,12 @@ def test_a_file_and_its_packed_form_are_never_in_memory_together(tmp_path: Path)
 
 
 @given(
-    stored=st.sampled_from(native().formats()), rows=st.integers(1, 150), blocks=st.integers(1, 5), data=st.data(),
+    stored=st.sampled_from(native().formats()),
+    rows=st.integers(1, 150),
+    blocks=st.integers(1, 5),
+    data=st.data(),
     threads=st.integers(1, 2),
-)  # fmt: skip
+)
 def test_columns_and_rows_in_another_order_are_packed_from_where_they_lie(
     stored: str, rows: int, blocks: int, data: st.DataObject, threads: int
 ) -> None:
@@ -135,9 +138,14 @@ def test_columns_and_rows_in_another_order_are_packed_from_where_they_lie(
 def test_a_place_outside_of_what_is_stored_is_refused() -> None:
     content = np.zeros(3 * 8 * 4, np.uint8)
     for wrong in (
-        {"row_bytes": 32, "first_byte": 17}, {"row_bytes": 15}, {"row_bytes": 33}, {"row_bytes": 24},
-        {"row_bytes": 32, "first_byte": 2**64 - 1}, {"row_bytes": 32, "order": np.array([0, 1, 3])},
-        {"row_bytes": 32, "order": np.array([0, 1, -1])}, {"row_bytes": 32, "order": np.array([0, 1])},
-    ):  # fmt: skip
+        {"row_bytes": 32, "first_byte": 17},
+        {"row_bytes": 15},
+        {"row_bytes": 33},
+        {"row_bytes": 24},
+        {"row_bytes": 32, "first_byte": 2**64 - 1},
+        {"row_bytes": 32, "order": np.array([0, 1, 3])},
+        {"row_bytes": 32, "order": np.array([0, 1, -1])},
+        {"row_bytes": 32, "order": np.array([0, 1])},
+    ):
         with pytest.raises(ValueError, match=r"a matrix of 3 x 4 as F32 in 96 bytes|row -?\d of 3"):
             native().pack("F32", 3, 4, content, 1, **wrong)

@@ -47,8 +47,9 @@ def test_large_angles(angle: float) -> None:
 
 
 def test_table_is_rounded_once() -> None:
-    rope = RopeConfig(theta=10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64,
-                      attention_factor=1.25)  # fmt: skip
+    rope = RopeConfig(
+        theta=10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=1.25
+    )
     wide = cos_sin_table(rope, head_dim=20, num_positions=300, dtype=np.dtype(np.float64))
     narrow = cos_sin_table(rope, head_dim=20, num_positions=300, dtype=np.dtype(np.float32))
     assert narrow.cos.dtype == narrow.sin.dtype == np.float32

@@ -37,10 +37,19 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     expected = {"model.embed_tokens", "model.norm", "lm_head"} | {
         f"model.layers.{i}{part}"
         for i in range(2)
-        for part in ("", ".input_layernorm", ".self_attn.q_proj", ".self_attn.k_proj", ".self_attn.v_proj",
-                     ".self_attn.o_proj", ".post_attention_layernorm", ".mlp.gate_proj", ".mlp.up_proj",
-                     ".mlp.down_proj")
-    }  # fmt: skip
+        for part in (
+            "",
+            ".input_layernorm",
+            ".self_attn.q_proj",
+            ".self_attn.k_proj",
+            ".self_attn.v_proj",
+            ".self_attn.o_proj",
+            ".post_attention_layernorm",
+            ".mlp.gate_proj",
+            ".mlp.up_proj",
+            ".mlp.down_proj",
+        )
+    }
     assert expected <= shared
     if family == "qwen3":
         assert "model.layers.1.self_attn.q_norm" in shared

@@ -69,18 +69,31 @@ def test_every_extra_that_is_advised_exists() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["pip install karat", "pip install 'karat[check]'", "run `pip install -U karat`", "pipx install karat==0.1.0",
-     "uv pip install numpy karat", "uv add karat", "see pypi.org/project/karat/", "the extra karat[check]",
-     "pip install karat-llm", "pip install 'karat-llm[check]'"],
-)  # fmt: skip
+    [
+        "pip install karat",
+        "pip install 'karat[check]'",
+        "run `pip install -U karat`",
+        "pipx install karat==0.1.0",
+        "uv pip install numpy karat",
+        "uv add karat",
+        "see pypi.org/project/karat/",
+        "the extra karat[check]",
+        "pip install karat-llm",
+        "pip install 'karat-llm[check]'",
+    ],
+)
 def test_such_advice_is_seen(text: str) -> None:
     assert advice(text)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["pip install .", "pip install -e '.[dev]' && karat run", "`pip install .` gives the command karat",
-     "pip install dist/karat_llm-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl"],
-)  # fmt: skip
+    [
+        "pip install .",
+        "pip install -e '.[dev]' && karat run",
+        "`pip install .` gives the command karat",
+        "pip install dist/karat_llm-0.1.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+    ],
+)
 def test_other_advice_is_not(text: str) -> None:
     assert not advice(text)

@@ -18,9 +18,14 @@ ROOT = Path(__file__).resolve().parents[2]
 NM = shutil.which("nm")
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 FLAGS = [
-    "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions",
+    "-std=c++20",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
     f"-I{ROOT / 'csrc'}",
-]  # fmt: skip
+]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx2", "-mfma", "-mf16c"]
 BUILDS = {
     "x86_64": {

@@ -16,8 +16,12 @@ STORY = ", there was a little girl who had a red ball and a dog that ran and ran
 
 def fake(folder: Path, *, available: bool = True, builds: list[str] = BUILDS, tell: str = "", status: int = 0) -> Path:
     """A command karat that needs nothing on the PATH; `tell` is run by the shell for a story."""
-    native = {"available": available, "reason": None if available else "no compiler", "kernel_builds": builds,
-              "compiled_builds": builds}  # fmt: skip
+    native = {
+        "available": available,
+        "reason": None if available else "no compiler",
+        "kernel_builds": builds,
+        "compiled_builds": builds,
+    }
     facts = json.dumps({"karat": "0.1.0", "python": "3.11.7", "native": native})
     tell = tell or f"echo '{STORY}'"
     path = folder / "karat"

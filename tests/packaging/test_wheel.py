@@ -38,8 +38,12 @@ def build_wheel(folder: Path, *options: str, **environment: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", *options]
     done = subprocess.run(
         [*command, "--wheel-dir", str(folder), "."],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -74,8 +78,12 @@ def run_installed(wheel: Path, folder: Path, code: str) -> subprocess.CompletedP
     # -S leaves out the hook of an editable installation of the same package.
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {paths!r}\n{code}"],
-        cwd=folder, env={"PATH": os.defpath, "HOME": str(folder)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={"PATH": os.defpath, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -7,10 +7,29 @@ from karat.quant import Format
 
 # float16: zeros, the smallest, subnormal, one, the largest, infinities, quiet and signalling NaN with payloads.
 HALVES = np.array(
-    [0, 0x8000, 1, 0x8001, 0x03FF, 0x83FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE00,
-     0x7D01, 0xFD01, 0x7FFF, 0xFFFF],
+    [
+        0,
+        0x8000,
+        1,
+        0x8001,
+        0x03FF,
+        0x83FF,
+        0x0400,
+        0x3C00,
+        0xBC00,
+        0x7BFF,
+        0xFBFF,
+        0x7C00,
+        0xFC00,
+        0x7E00,
+        0xFE00,
+        0x7D01,
+        0xFD01,
+        0x7FFF,
+        0xFFFF,
+    ],
     "<u2",
-)  # fmt: skip
+)
 
 
 def random_blocks(format_: Format, seed: int, num_random: int = 2048) -> NDArray[np.uint8]:

@@ -101,9 +101,15 @@ def test_processor_time_in_vain_is_that_of_the_busiest_thread_since_there_was_pr
     vitals = Vitals(77, tmp_path)
     ticks = os.sysconf("SC_CLK_TCK")
     for progress, spent, vain_s in [
-        (0, (5, 9), 0), (0, (6, 11), 2), (0, (9, 12), 4), (1, (10, 20), 0), (1, (10, 20), 0), (1, (10, 20, 7), 7),
-        (2, (10, 99, 8), 0), (2, (13, 100, 9), 3),
-    ]:  # fmt: skip
+        (0, (5, 9), 0),
+        (0, (6, 11), 2),
+        (0, (9, 12), 4),
+        (1, (10, 20), 0),
+        (1, (10, 20), 0),
+        (1, (10, 20, 7), 7),
+        (2, (10, 99, 8), 0),
+        (2, (13, 100, 9), 3),
+    ]:
         for number, seconds in enumerate(spent):
             thread(tmp_path, number, "R", seconds * ticks)
         vitals.look(progress)

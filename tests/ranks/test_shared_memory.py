@@ -20,7 +20,7 @@ from karat.ranks.shared_memory import (
     create_file,
     make_room,
     unavailable_reason,
-)  # fmt: skip
+)
 
 if unavailable_reason():
     pytest.skip(str(unavailable_reason()), allow_module_level=True)

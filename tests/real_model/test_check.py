@@ -27,8 +27,12 @@ def test_check_says_quantisation(smollm2: Path, karat: Karat) -> None:
     assert done.stdout.splitlines()[-1] == "verdict: quantisation"
     stages = [line.split()[:2] for line in done.stdout.splitlines() if line.startswith(tuple(QUICK.split(",")))]
     assert dict(stages) == {
-        "tokens": "exact", "weights": "exact", "layers": "quantisation", "logits": "quantisation", "health": "exact",
-    }  # fmt: skip
+        "tokens": "exact",
+        "weights": "exact",
+        "layers": "quantisation",
+        "logits": "quantisation",
+        "health": "exact",
+    }
     assert "514 results, each re-run in float64" in done.stdout
 
 

@@ -34,9 +34,15 @@ def from_transformers(raw_config: Mapping[str, object], hf_model: Any, ops: Ops,
 
 
 def run(
-    model: Model, prompts: Sequence[Sequence[int]], *, chunk: int | None = None, kv_dtype: FloatName | None = None,
-    block_size: int = 16, seed: int = 0, ops: Ops | None = None,
-) -> list[NDArray[np.floating]]:  # fmt: skip
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    *,
+    chunk: int | None = None,
+    kv_dtype: FloatName | None = None,
+    block_size: int = 16,
+    seed: int = 0,
+    ops: Ops | None = None,
+) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of every token of every prompt: all in one batch, `chunk` tokens of each a step."""
     model = model if ops is None else model.on(ops)
     ops = model.ops
@@ -47,10 +53,16 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    cache = ops.new_cache(CacheSpec(
-        num_layers=config.num_layers, num_blocks=num_blocks, block_size=block_size, num_kv_heads=model.num_kv_heads,
-        head_dim=config.head_dim, dtype=kv_dtype or ops.default_kv_dtype,
-    ))  # fmt: skip
+    cache = ops.new_cache(
+        CacheSpec(
+            num_layers=config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=kv_dtype or ops.default_kv_dtype,
+        )
+    )
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
     while any(done[i] < len(p) for i, p in enumerate(prompts)):
@@ -63,11 +75,15 @@ def run(
         context_lens = (done[live] + counts).astype(np.int32)
         in_use = np.arange(tables.shape[1]) < -(-context_lens[:, None] // block_size)
         batch = ForwardBatch(
-            token_ids=ids.astype(np.int32), positions=positions.astype(np.int32), slots=slots.astype(np.int32),
+            token_ids=ids.astype(np.int32),
+            positions=positions.astype(np.int32),
+            slots=slots.astype(np.int32),
             query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-            context_lens=context_lens, block_tables=np.where(in_use, tables[live], -1).astype(np.int32),
-            logit_rows=np.arange(len(ids), dtype=np.int32), block_size=block_size,
-        )  # fmt: skip
+            context_lens=context_lens,
+            block_tables=np.where(in_use, tables[live], -1).astype(np.int32),
+            logit_rows=np.arange(len(ids), dtype=np.int32),
+            block_size=block_size,
+        )
         batch.validate(cached_lens=done[live], num_slots=num_blocks * block_size, vocab_size=config.vocab_size)
         result = ops.read(model.forward(ops.begin(batch), cache))
         for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):

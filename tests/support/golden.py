@@ -23,21 +23,39 @@ from tests.support.parallel import config_of
 from tests.support.weights import weight_of
 
 COMPUTED_AS_STORED = (
-    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "F32",
+    "F16",
+    "BF16",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q8_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
     "IQ4_XS",
-)  # fmt: skip
+)
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"attention_bias": False},
     "llama": {
-        "mlp_bias": True, "attention_bias": True, "tie_word_embeddings": False,
+        "mlp_bias": True,
+        "attention_bias": True,
+        "tie_word_embeddings": False,
         "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
     },
     "mistral": {"sliding_window": 20},
-}  # fmt: skip
+}
 PROMPT_LENS = (70, 9, 1)
 
 
@@ -53,14 +71,27 @@ def cases() -> Iterator[tuple[str, str]]:
 
 def digest_of(family: str, stored: str, *, threads: int = 1) -> str:
     """The digest of the logits of three prompts, computed together in chunks of 33 with a float16 cache."""
-    config = read_config(config_of(
-        family, vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, **FAMILIES[family],
-    ))  # fmt: skip
-    return _digest(*run(
-        build(config, registry.create("native", "float32", threads), _weights(config, stored), num_positions=128),
-        _prompts(config.vocab_size), chunk=33, kv_dtype="float16",
-    ))  # fmt: skip
+    config = read_config(
+        config_of(
+            family,
+            vocab_size=300,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            **FAMILIES[family],
+        )
+    )
+    return _digest(
+        *run(
+            build(config, registry.create("native", "float32", threads), _weights(config, stored), num_positions=128),
+            _prompts(config.vocab_size),
+            chunk=33,
+            kv_dtype="float16",
+        )
+    )
 
 
 def embedded_digest() -> str:

@@ -30,9 +30,11 @@ from karat.ranks.group import SINGLE, Group
 from karat.text.placeholder import placeholder_tokenizer
 
 ARCHITECTURES = {
-    "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
-}  # fmt: skip
+}
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SCALES_AT = {
     "Q8_0": (0,),
@@ -47,11 +49,23 @@ _SCALES_AT = {
 def config_of(family: str, **changes: Any) -> dict[str, Any]:
     """A config.json with sizes that any power of two up to 8 divides the tree by, in any stored type."""
     config = {
-        "model_type": family, "architectures": [ARCHITECTURES[family]], "vocab_size": 601, "hidden_size": 256,
-        "intermediate_size": 2304, "num_hidden_layers": 1, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
+        "vocab_size": 601,
+        "hidden_size": 256,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     return config | changes
 
 
@@ -131,15 +145,27 @@ def logits_of(
 def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
     num_blocks = sum(-(-len(text) // BLOCK_SIZE) for text in texts)
     return EngineConfig(
-        vocab_size=vocab_size, max_model_len=max(map(len, texts)), num_blocks=num_blocks,
-        block_size=BLOCK_SIZE, max_num_seqs=min(len(texts), chunk), max_num_batched_tokens=chunk,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        max_model_len=max(map(len, texts)),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=min(len(texts), chunk),
+        max_num_batched_tokens=chunk,
+    )
 
 
 def single(
-    path: Path, texts: Sequence[Sequence[int]], *, chunk: int, executor: str = "native", threads: int = 1,
-    dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True, group: Group = SINGLE,
-) -> list[NDArray[np.floating]]:  # fmt: skip
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    chunk: int,
+    executor: str = "native",
+    threads: int = 1,
+    dtype: FloatName = "float32",
+    kv_dtype: FloatName = "float16",
+    together: bool = True,
+    group: Group = SINGLE,
+) -> list[NDArray[np.floating]]:
     """Logits of the texts in this process, or of a rank of `group` in it."""
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
@@ -151,24 +177,55 @@ def single(
 
 
 def parallel(
-    ranks: ParallelModel, path: Path, texts: Sequence[Sequence[int]], *, chunk: int, executor: str = "native",
-    threads: int = 1, dtype: FloatName = "float32", kv_dtype: FloatName = "float16", together: bool = True,
-    isa: str | None = None, guard: bool = False,
-) -> list[NDArray[np.floating]]:  # fmt: skip
+    ranks: ParallelModel,
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    chunk: int,
+    executor: str = "native",
+    threads: int = 1,
+    dtype: FloatName = "float32",
+    kv_dtype: FloatName = "float16",
+    together: bool = True,
+    isa: str | None = None,
+    guard: bool = False,
+) -> list[NDArray[np.floating]]:
     """Logits of the texts, computed by ranks."""
     config = read_config(open_model(path).config)
-    ranks.load(load_of(path, config.vocab_size, texts, chunk=chunk, executor=executor, threads=threads, dtype=dtype,
-                       kv_dtype=kv_dtype, isa=isa, guard=guard), config)  # fmt: skip
+    ranks.load(
+        load_of(
+            path,
+            config.vocab_size,
+            texts,
+            chunk=chunk,
+            executor=executor,
+            threads=threads,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            isa=isa,
+            guard=guard,
+        ),
+        config,
+    )
     return logits_of(ranks, config.vocab_size, texts, chunk=chunk, together=together)
 
 
 def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> Load:
     sizes = sizes_for(vocab_size, texts, chunk)
     given: dict[str, Any] = {
-        "executor": "native", "dtype": "float32", "isa": None, "threads": 1, "kv_dtype": "float16", "quantize": None,
+        "executor": "native",
+        "dtype": "float32",
+        "isa": None,
+        "threads": 1,
+        "kv_dtype": "float16",
+        "quantize": None,
         "guard": False,
-    } | changes  # fmt: skip
+    } | changes
     return Load(
-        path=str(path), num_positions=sizes.max_model_len, num_blocks=sizes.num_blocks, block_size=BLOCK_SIZE,
-        limits=sizes.step_limits, **given,
-    )  # fmt: skip
+        path=str(path),
+        num_positions=sizes.max_model_len,
+        num_blocks=sizes.num_blocks,
+        block_size=BLOCK_SIZE,
+        limits=sizes.step_limits,
+        **given,
+    )

@@ -72,14 +72,20 @@ def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any
             return {"rope_type": "linear", "rope_theta": theta, "factor": rng.choice([2.0, 3.5])}
         case "llama3":
             return {
-                "rope_type": "llama3", "rope_theta": theta, "factor": rng.choice([8.0, 32.0]),
-                "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 96,
-            }  # fmt: skip
+                "rope_type": "llama3",
+                "rope_theta": theta,
+                "factor": rng.choice([8.0, 32.0]),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 96,
+            }
         case "yarn":
             rope = {
-                "rope_type": "yarn", "rope_theta": theta, "factor": rng.choice([1.5, 4.0]),
+                "rope_type": "yarn",
+                "rope_theta": theta,
+                "factor": rng.choice([1.5, 4.0]),
                 "original_max_position_embeddings": rng.choice([64, 128]),
-            }  # fmt: skip
+            }
             extras = {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}
             return rope | {key: value for key, value in extras.items() if rng.random() < 0.4}
     return {"rope_type": "default", "rope_theta": theta}

@@ -32,12 +32,25 @@ def random_strings(num: int) -> list[str]:
     """Strings of words, spaces, digits, scripts, marks and emoji; every plane, no surrogates."""
     print(f"KARAT_SEED={SEED}")
     rng = random.Random(SEED)
-    pieces = ["the", " of", "I'll", "DON'T", "\n", "\r\n", "\t", "  ", "   ", " ", "1", "2024", "3.14", "é", "e\u0301",
-              "ﬁ", "中文", "日本", "한국", "русский", "ไทย", "हिन्दी", "🙂", "\u200b", "\u3000", "…", "!?", "()", "/*",
-              "==", "²", "Ⅷ", "ǅ", "ß", "İ", "\x00", "\x7f", "\u0300", "<0x41>", "▁"]  # fmt: skip
-    ranges = [(0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xDFF),
-                        (0x2000, 0x2BFF), (0x3000, 0x9FFF), (0xAC00, 0xD7A3), (0xE000, 0xFFFD), (0x10000, 0x1FFFF),
-                        (0x20000, 0x10FFFF)]  # fmt: skip
+    words = (
+        "the I'll DON'T 1 2024 3.14 é e\u0301 ﬁ 中文 日本 한국 русский ไทย हिन्दी 🙂 … !? () /* == ² Ⅷ ǅ ß İ <0x41> ▁"
+    )
+    spaces = [" of", "\n", "\r\n", "\t", "  ", "   ", " ", "\u200b", "\u3000", "\x00", "\x7f", "\u0300"]
+    pieces = words.split() + spaces
+    ranges = [
+        (0x20, 0x7E),
+        (0xA0, 0x24F),
+        (0x300, 0x36F),
+        (0x370, 0x52F),
+        (0x590, 0x6FF),
+        (0x900, 0xDFF),
+        (0x2000, 0x2BFF),
+        (0x3000, 0x9FFF),
+        (0xAC00, 0xD7A3),
+        (0xE000, 0xFFFD),
+        (0x10000, 0x1FFFF),
+        (0x20000, 0x10FFFF),
+    ]
 
     def piece() -> str:
         return rng.choice(pieces) if rng.random() < 0.6 else chr(rng.randint(*rng.choice(ranges)))
@@ -172,9 +185,15 @@ def differs_in_llama_cpp(path: Path) -> Callable[[str], bool]:
 @pytest.mark.peers
 @pytest.mark.parametrize(
     ("name", "vocabulary"),
-    [("dbrx", "llama-bpe"), ("smaug-bpe", "llama-bpe"), ("deepseek-r1-qwen", "qwen2"), ("refact", "gpt-2"),
-     ("starcoder", "gpt-2"), ("smollm", "gpt-2")],
-)  # fmt: skip
+    [
+        ("dbrx", "llama-bpe"),
+        ("smaug-bpe", "llama-bpe"),
+        ("deepseek-r1-qwen", "qwen2"),
+        ("refact", "gpt-2"),
+        ("starcoder", "gpt-2"),
+        ("smollm", "gpt-2"),
+    ],
+)
 def test_other_names_on_a_vocabulary_that_is_here(name: str, vocabulary: str, data_dir: Path, tmp_path: Path) -> None:
     """Live: llama.cpp cuts as we do under names of which no vocabulary is here."""
     source = read_header(data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf").metadata
@@ -284,8 +303,13 @@ class TestRules:
             (BPE | {"tokenizer.ggml.merges": None}, "has no tokenizer.ggml.merges"),
             (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["a c"]))}, "has the merge 'a c'"),
             (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "has the merge 'ab'"),
-            ({"tokenizer.ggml.tokens": (ARRAY, (STRING, ["a", "a", "b", "c", "d", "e"])),
-              "tokenizer.ggml.token_type": None}, "has the token 'a' twice"),
+            (
+                {
+                    "tokenizer.ggml.tokens": (ARRAY, (STRING, ["a", "a", "b", "c", "d", "e"])),
+                    "tokenizer.ggml.token_type": None,
+                },
+                "has the token 'a' twice",
+            ),
             ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
             ({"tokenizer.ggml.tokens": (ARRAY, (STRING, []))}, "has no tokenizer.ggml.tokens"),
             ({"tokenizer.ggml.tokens": (ARRAY, (STRING, [b"\xff", "a", "b", "c", "d", "e"]))}, "is not UTF-8"),
@@ -299,7 +323,7 @@ class TestRules:
             ({"tokenizer.ggml.scores": None}, "has no tokenizer.ggml.scores for 6 tokens"),
             ({"tokenizer.ggml.precompiled_charsmap": (ARRAY, (I32, [1]))}, "has a tokenizer.ggml.precompiled_charsmap"),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_refused(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:
         assert expected in refused(tmp_path, changes)
 

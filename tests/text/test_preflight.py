@@ -22,10 +22,18 @@ BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # a class in a class
 @pytest.mark.parametrize(
     "pattern",
     [
-        O200K, BLOOM, " {2,}", r"(?=(\d{3})+(?!\d))", r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))", r"[)(|*+]+[]a]+",
-        r"\(\|+", r"(?#a|b)+", "", *(pattern for kind in PRE_TOKENIZERS.values() for pattern in kind.patterns),
+        O200K,
+        BLOOM,
+        " {2,}",
+        r"(?=(\d{3})+(?!\d))",
+        r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))",
+        r"[)(|*+]+[]a]+",
+        r"\(\|+",
+        r"(?#a|b)+",
+        "",
+        *(pattern for kind in PRE_TOKENIZERS.values() for pattern in kind.patterns),
     ],
-)  # fmt: skip
+)
 def test_the_expressions_of_models_do_not_give_up(pattern: str) -> None:
     assert not may_give_up(pattern)
 
@@ -33,10 +41,18 @@ def test_the_expressions_of_models_do_not_give_up(pattern: str) -> None:
 @pytest.mark.parametrize(
     "pattern",
     [
-        "(a+)+$", "(a|a)*$", "(?:x{2,})+", "((a|b)c)*", "([a-z]*[0-9])+", "a*a*a*a*b", "(?:a|b){1,100}", "(?>a+)*?",
-        r"(\p{L}+)*+", "[]a](b+)+",
+        "(a+)+$",
+        "(a|a)*$",
+        "(?:x{2,})+",
+        "((a|b)c)*",
+        "([a-z]*[0-9])+",
+        "a*a*a*a*b",
+        "(?:a|b){1,100}",
+        "(?>a+)*?",
+        r"(\p{L}+)*+",
+        "[]a](b+)+",
     ],
-)  # fmt: skip
+)
 def test_repeats_of_repeats_may(pattern: str) -> None:
     assert may_give_up(pattern)
 
@@ -63,8 +79,9 @@ def test_a_right_table_is_taken_and_one_that_leads_out_is_damaged() -> None:
         small_table(right, "é\0".encode()[1:]),  # the middle of a character
         small_table(right | {NODE: node(ord("A"), 256, has_leaf=True)}),
         small_table({0: node(0, 1 << 20)}),
-        base64.b64encode(b"\x10\0\0\0abc").decode(), "",
-    ):  # fmt: skip
+        base64.b64encode(b"\x10\0\0\0abc").decode(),
+        "",
+    ):
         assert is_damaged(wrong)
     assert is_damaged(None)
 

@@ -320,15 +320,34 @@ def outcome(source: str) -> str:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ raise_exception }}", "{{ range }}", "{{ dict }}", "{{ 'a'.upper }}", "{{ messages.append }}",
-        "{{ messages | map('upper') }}", "{{ range ~ 'a' }}", "{{ range | string }}", "{{ range | safe }}",
-        "{{ '%s' % range }}", "{{ '%s' | format(range) }}", "{{ '{}'.format(range) }}", "{{ '{a}'.format(a=range) }}",
-        "{{ [1, [range]] }}", "{{ {'a': range} }}", "{{ {'a': range}.items() }}", "{{ [range] | join }}",
-        "{{ [range] | map('string') | list }}", "{{ namespace(a=range) }}", "{{ cycler(range).next() }}",
-        "{{ joiner }}{{ joiner() }}", "{{ self }}", "{% macro m() %}{{ range }}{% endmacro %}{{ m() }}",
-        "{% set s %}{{ range }}{% endset %}{{ s }}", "{{ range | upper }}", "{{ strftime_now }}",
+        "{{ raise_exception }}",
+        "{{ range }}",
+        "{{ dict }}",
+        "{{ 'a'.upper }}",
+        "{{ messages.append }}",
+        "{{ messages | map('upper') }}",
+        "{{ range ~ 'a' }}",
+        "{{ range | string }}",
+        "{{ range | safe }}",
+        "{{ '%s' % range }}",
+        "{{ '%s' | format(range) }}",
+        "{{ '{}'.format(range) }}",
+        "{{ '{a}'.format(a=range) }}",
+        "{{ [1, [range]] }}",
+        "{{ {'a': range} }}",
+        "{{ {'a': range}.items() }}",
+        "{{ [range] | join }}",
+        "{{ [range] | map('string') | list }}",
+        "{{ namespace(a=range) }}",
+        "{{ cycler(range).next() }}",
+        "{{ joiner }}{{ joiner() }}",
+        "{{ self }}",
+        "{% macro m() %}{{ range }}{% endmacro %}{{ m() }}",
+        "{% set s %}{{ range }}{% endset %}{{ s }}",
+        "{{ range | upper }}",
+        "{{ strftime_now }}",
     ],
-)  # fmt: skip
+)
 def test_no_address_is_printed(source: str) -> None:
     """`<function ... at 0x...>` would be another prompt in each run."""
     assert " at 0x" not in outcome(source)

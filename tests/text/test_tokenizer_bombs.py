@@ -106,9 +106,12 @@ def run(folder: Path, content: dict[str, Any]) -> str:
         resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, timeout=40 * MAX_SECONDS,
+        [sys.executable, "-c", PROGRAM, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=40 * MAX_SECONDS,
         preexec_fn=limits,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert not done.stderr, "the library panicked, and said so on stderr"
     return done.stdout
@@ -130,10 +133,18 @@ def test_refused_soon_and_in_little_memory(name: str, plain: dict[str, Any], tmp
 
 def test_what_models_have_is_served(plain: dict[str, Any], tmp_path: Path) -> None:
     assert run(tmp_path, plain).startswith("served")
-    plain = plain | {"normalizer": sequence(
-        [{"type": "NFKC"}, {"type": "Prepend", "prepend": "▁"}, replace({"String": " "}, "▁"),
-         replace({"Regex": " {2,}"}, " ")], "normalizers",
-    ), "post_processor": frame(2, 1)}  # fmt: skip
+    plain = plain | {
+        "normalizer": sequence(
+            [
+                {"type": "NFKC"},
+                {"type": "Prepend", "prepend": "▁"},
+                replace({"String": " "}, "▁"),
+                replace({"Regex": " {2,}"}, " "),
+            ],
+            "normalizers",
+        ),
+        "post_processor": frame(2, 1),
+    }
     assert run(tmp_path, plain).startswith("served")
 
 

@@ -274,9 +274,16 @@ def test_corrupt_files_are_named(
 
 @pytest.mark.parametrize(
     "name",
-    ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-     "chat_template.json", "additional_chat_templates/rag.jinja"],
-)  # fmt: skip
+    [
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/rag.jinja",
+    ],
+)
 def test_links_out_of_the_folder_are_refused(name: str, byte_level: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -80,8 +80,10 @@ def _case(outcome: str) -> Case:
     return Case("bias-missing", "s", outcome, ("bias-missing",), (), 1e3)
 
 
-@pytest.mark.parametrize(("outcome", "count", "code"), [("right", 10, 0), ("right", 2, 2), ("silent", 10, 1),
-                                                        ("unseen", 10, 2), ("wrong", 1, 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("outcome", "count", "code"),
+    [("right", 10, 0), ("right", 2, 2), ("silent", 10, 1), ("unseen", 10, 2), ("wrong", 1, 1)],
+)
 def test_the_command_ends_as_its_goals_say(
     outcome: str, count: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

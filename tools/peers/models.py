@@ -25,12 +25,15 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True, "rms_norm_eps": 1e-6},
     "llama": {
         "rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
     },
     "mistral": {"sliding_window": None, "rope_theta": 1000000.0},
-}  # fmt: skip
+}
 _PRE_TOKENIZER: Mapping[str, str] = {"qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe", "mistral": "tekken"}
 _CHARACTERS = (*string.ascii_lowercase, "Ġ", "Ċ", ".", ",")
 _SPECIAL = ("<|bos|>", "<|eos|>")
@@ -38,17 +41,25 @@ VOCABULARY = 40
 
 # Rows of 256 take every block format; those of down_proj, and of most families' o_proj, fall back to smaller blocks.
 SMALL: Mapping[str, Any] = {
-    "hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 _SMALL_QWEN2 = SMALL | {
     "num_hidden_layers": 1,
     "num_attention_heads": 16,
 }  # llama.cpp wants heads to fill the hidden size
 MEDIUM: Mapping[str, Any] = {
-    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 32,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
 
 
 def make_folder(path: Path, family: str, size: Mapping[str, Any] = SMALL, seed: int = 0) -> Path:
@@ -66,11 +77,17 @@ def make_folder(path: Path, family: str, size: Mapping[str, Any] = SMALL, seed: 
 def make_config(family: str, size: Mapping[str, Any] = SMALL) -> dict[str, Any]:
     """The config.json of a model of this family and size."""
     return {
-        "model_type": family, "vocab_size": VOCABULARY, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "tie_word_embeddings": False, "bos_token_id": len(_CHARACTERS),
-        "eos_token_id": len(_CHARACTERS) + 1, **FAMILIES[family],
+        "model_type": family,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": len(_CHARACTERS),
+        "eos_token_id": len(_CHARACTERS) + 1,
+        **FAMILIES[family],
         **(_SMALL_QWEN2 if family == "qwen2" and size is SMALL else size),
-    }  # fmt: skip
+    }
 
 
 def prompt(num_tokens: int = 28, seed: int = 1) -> list[int]:

@@ -54,11 +54,13 @@ def _likely(llm: LLM, peer: LlamaCpp) -> list[dict[str, Any]]:
     found = []
     for row, next_id in enumerate(ids[1:]):
         tokens = [next_id, *(int(token) for token in np.argsort(-theirs[row])[:NUM_LIKELY])]
-        found.append({
-            "tokens": tokens,
-            "llama.cpp": _rounded(theirs[row, tokens]),
-            "float64": _rounded(exact[row, tokens]),
-        })  # fmt: skip
+        found.append(
+            {
+                "tokens": tokens,
+                "llama.cpp": _rounded(theirs[row, tokens]),
+                "float64": _rounded(exact[row, tokens]),
+            }
+        )
     return found
 
 
@@ -73,9 +75,11 @@ def _as_text(found: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             parts.append(f" {json.dumps(name)}: {json.dumps(value)}")
             continue
-        pairs = ((f"{json.dumps(key)}: ", each) for key, each in value.items()) if isinstance(value, dict) else (
-            ("", each) for each in value
-        )  # fmt: skip
+        pairs = (
+            ((f"{json.dumps(key)}: ", each) for key, each in value.items())
+            if isinstance(value, dict)
+            else (("", each) for each in value)
+        )
         opening, closing = "{}" if isinstance(value, dict) else "[]"
         lines = ",\n".join(f"  {key}{json.dumps(each)}" for key, each in pairs)
         parts.append(f" {json.dumps(name)}: {opening}\n{lines}\n {closing}")

@@ -37,7 +37,7 @@ from tools.peers.recorded import (
     by_type,
     digest_of,
     tensor_types,
-)  # fmt: skip
+)
 
 
 def f32_file(folder: Path, name: str, family: str, *size: Mapping[str, Any]) -> Path:

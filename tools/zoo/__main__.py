@@ -37,10 +37,14 @@ def rows_of(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Cas
     """Cases row by row. Bugs of tokens are told from ids, of which every trace has all: they are in `full` only."""
     for row in ROWS:
         if not args.only or row.bug in args.only:
-            yield row.bug, cases_of(
-                args.cases, lambda seed, row=row: run_case([row], seed, kind=kind, seconds=args.seconds),
-                f"{args.seed}-{kind}-{row.bug}",
-            )  # fmt: skip
+            yield (
+                row.bug,
+                cases_of(
+                    args.cases,
+                    lambda seed, row=row: run_case([row], seed, kind=kind, seconds=args.seconds),
+                    f"{args.seed}-{kind}-{row.bug}",
+                ),
+            )
     for bug in TOKEN_BUGS if kind == "full" else ():
         if not args.only or bug in args.only:
             yield bug, cases_of(args.cases, lambda seed, bug=bug: token_case(bug, seed), f"{args.seed}-{bug}")

@@ -13,10 +13,19 @@ UNSET: Any = object()
 
 
 def patch_attention(
-    subject: Subject, stack: ExitStack, *, mask: str = "causal", diagonal: int = 0, hidden: str = "inf",
-    window: Any = UNSET, axis: int = -1, tile: bool = False, order: bool = False, cap: float | None = None,
+    subject: Subject,
+    stack: ExitStack,
+    *,
+    mask: str = "causal",
+    diagonal: int = 0,
+    hidden: str = "inf",
+    window: Any = UNSET,
+    axis: int = -1,
+    tile: bool = False,
+    order: bool = False,
+    cap: float | None = None,
     rope_v: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Every layer of the model attends in this way until the stack closes."""
     source = sys.modules[type(subject.hf.model).__module__]
     rotary: dict[str, torch.Tensor] = {}
@@ -31,9 +40,14 @@ def patch_attention(
         stack.callback(setattr, source, "apply_rotary_pos_emb", right)
 
     def attend(
-        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, scaling: float,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: float,
         **rest: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         groups = query.shape[1] // key.shape[1]
         if rope_v:
             a, b = value.chunk(2, dim=-1)

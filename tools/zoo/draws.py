@@ -10,16 +10,35 @@ TRIES = 20  # draws for each case that is wanted
 _BY_BUG = {row.bug: row for row in ROWS}
 # Two faults of one op that do not undo each other and do not patch the same function.
 ONE_OP = (
-    ("rope-theta", "rope-pairing"), ("rope-position", "rope-pairing"), ("rope-theta", "rope-position"),
-    ("scale-missing", "gqa-tile"), ("scale-twice", "gqa-tile"), ("scale-missing", "mask-off-by-one"),
-    ("scale-twice", "mask-missing"), ("norm-offset", "norm-eps-outside"), ("norm-offset", "norm-eps"),
-    ("activation", "gate-up-swapped"), ("embed-scale", "embed-row"), ("tie-wrong", "logit-scale"),
-    ("bias-missing", "transposed"), ("bias-missing", "dtype-trunc"), ("tie-wrong", "softcap"),
-)  # fmt: skip
+    ("rope-theta", "rope-pairing"),
+    ("rope-position", "rope-pairing"),
+    ("rope-theta", "rope-position"),
+    ("scale-missing", "gqa-tile"),
+    ("scale-twice", "gqa-tile"),
+    ("scale-missing", "mask-off-by-one"),
+    ("scale-twice", "mask-missing"),
+    ("norm-offset", "norm-eps-outside"),
+    ("norm-offset", "norm-eps"),
+    ("activation", "gate-up-swapped"),
+    ("embed-scale", "embed-row"),
+    ("tie-wrong", "logit-scale"),
+    ("bias-missing", "transposed"),
+    ("bias-missing", "dtype-trunc"),
+    ("tie-wrong", "softcap"),
+)
 _ALONE = {"kv-stale", "overflow-fp16", "byte-order", "dtype-misread", "mask-nan"}
 # Faults that replace one and the same part of the model.
-_ATTENTION = {"mask-off-by-one", "mask-missing", "mask-misaligned", "mask-window", "softmax-axis", "gqa-tile",
-              "heads-order", "rope-on-v", "softcap"}  # fmt: skip
+_ATTENTION = {
+    "mask-off-by-one",
+    "mask-missing",
+    "mask-misaligned",
+    "mask-window",
+    "softmax-axis",
+    "gqa-tile",
+    "heads-order",
+    "rope-on-v",
+    "softcap",
+}
 _ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
 _SHARDS = {"shard-dim", "reduce-missing"}
 _REPLACING = (_ATTENTION, _ROTARY, _SHARDS)

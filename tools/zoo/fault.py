@@ -39,8 +39,15 @@ def layers(subject: Subject) -> list[Any]:
 
 def linears(layer: Any) -> dict[str, nn.Linear]:
     a, m = layer.self_attn, layer.mlp
-    return {"q": a.q_proj, "k": a.k_proj, "v": a.v_proj, "o": a.o_proj, "gate": m.gate_proj, "up": m.up_proj,
-            "down": m.down_proj}  # fmt: skip
+    return {
+        "q": a.q_proj,
+        "k": a.k_proj,
+        "v": a.v_proj,
+        "o": a.o_proj,
+        "gate": m.gate_proj,
+        "up": m.up_proj,
+        "down": m.down_proj,
+    }
 
 
 def replace_linear(layer: Any, name: str, module: nn.Module) -> None:

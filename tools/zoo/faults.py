@@ -75,8 +75,16 @@ _GROUPED = {"changes": {"num_attention_heads": 6, "num_key_value_heads": 3, "hid
 
 ROWS: tuple[Row, ...] = (
     Row("mask-nan", _attention(mask="nan"), {}),
-    Row("mask-off-by-one", _one_of(_attention(diagonal=-1), _attention(diagonal=-1, hidden="min"),
-                                   _attention(diagonal=-1, hidden="alone"), _attention(diagonal=1)), {}),
+    Row(
+        "mask-off-by-one",
+        _one_of(
+            _attention(diagonal=-1),
+            _attention(diagonal=-1, hidden="min"),
+            _attention(diagonal=-1, hidden="alone"),
+            _attention(diagonal=1),
+        ),
+        {},
+    ),
     Row("mask-missing", _attention(mask="none"), _WHOLE),
     Row("mask-misaligned", _attention(mask="top-left"), {"steps": "chunks", **_NO_WINDOW}),
     Row("mask-window", _one_of(_attention(window=None), _attention(window=6), _attention(window=8)), _WINDOW),
@@ -109,8 +117,18 @@ ROWS: tuple[Row, ...] = (
     Row("norm-offset", norm_offset, {}),
     Row("norm-swapped", norm_swapped, {}),
     Row("norm-missing", norm_missing, {}),
-    Row("residual-missing", residual("attention-missing", "attention-after-norm", "mlp-missing", "mlp-from-input",
-                                      "mlp-after-norm", "mlp-reads-input"), {}),
+    Row(
+        "residual-missing",
+        residual(
+            "attention-missing",
+            "attention-after-norm",
+            "mlp-missing",
+            "mlp-from-input",
+            "mlp-after-norm",
+            "mlp-reads-input",
+        ),
+        {},
+    ),
     Row("residual-twice", residual("attention-twice", "attention-output-twice", "mlp-twice"), {}),
     Row("embed-scale", embed_scale, {}),
     Row("embed-row", embed_row, {}),
@@ -126,4 +144,4 @@ ROWS: tuple[Row, ...] = (
     Row("quant-scale", quant(SCALES), {"stored": tuple(SCALES)}),
     Row("softcap", softcap, {}),
     Row("logit-scale", logit_scale, {}),
-)  # fmt: skip
+)

@@ -16,8 +16,11 @@ from tools.zoo.models import Subject
 
 def _norms(subject: Subject) -> list[Any]:
     model = subject.hf.model
-    groups = [[layer.input_layernorm for layer in model.layers],
-              [layer.post_attention_layernorm for layer in model.layers], [model.norm]]  # fmt: skip
+    groups = [
+        [layer.input_layernorm for layer in model.layers],
+        [layer.post_attention_layernorm for layer in model.layers],
+        [model.norm],
+    ]
     return groups[subject.rng.randrange(3)]
 
 

@@ -42,13 +42,24 @@ _CUT = [{"whole": False}]
 _UNPACKED = [*_CUT, {"less": 0}]
 
 NIBBLES: Mistakes = {
-    "Q4_0": _ORDERS, "Q4_1": _ORDERS, "Q5_0": _ORDERS + _UPPER, "Q5_1": _ORDERS + _UPPER, "IQ4_NL": _ORDERS,
-    "IQ4_XS": _ORDERS, "Q3_K": _UPPER, "Q4_K": _ORDERS, "Q5_K": _ORDERS + _UPPER, "Q6_K": _UPPER,
-}  # fmt: skip
+    "Q4_0": _ORDERS,
+    "Q4_1": _ORDERS,
+    "Q5_0": _ORDERS + _UPPER,
+    "Q5_1": _ORDERS + _UPPER,
+    "IQ4_NL": _ORDERS,
+    "IQ4_XS": _ORDERS,
+    "Q3_K": _UPPER,
+    "Q4_K": _ORDERS,
+    "Q5_K": _ORDERS + _UPPER,
+    "Q6_K": _UPPER,
+}
 ZERO: Mistakes = {
-    "Q4_0": [{"offset": 0}, {"offset": 7}], "Q5_0": [{"offset": 0}, {"offset": 15}], "Q8_0": [{"signed": False}],
-    "Q3_K": [{"offset": 0}, {"offset": 3}], "Q6_K": [{"offset": 0}, {"offset": 31}],
-}  # fmt: skip
+    "Q4_0": [{"offset": 0}, {"offset": 7}],
+    "Q5_0": [{"offset": 0}, {"offset": 15}],
+    "Q8_0": [{"signed": False}],
+    "Q3_K": [{"offset": 0}, {"offset": 3}],
+    "Q6_K": [{"offset": 0}, {"offset": 31}],
+}
 MINIMA: Mistakes = dict.fromkeys(("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"), _SIGNS)
 SCALES: Mistakes = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"), _SHIFTS),

@@ -32,8 +32,14 @@ def rope_pairing(subject: Subject, stack: ExitStack) -> None:
 
 def rope_missing(subject: Subject, stack: ExitStack) -> None:
     which = subject.rng.choice(["q", "k", "qk"])
-    rotary_by(subject, stack, lambda q, k, cos, sin, **_: (
-        q if "q" in which else half_turned(q, cos, sin), k if "k" in which else half_turned(k, cos, sin)))  # fmt: skip
+    rotary_by(
+        subject,
+        stack,
+        lambda q, k, cos, sin, **_: (
+            q if "q" in which else half_turned(q, cos, sin),
+            k if "k" in which else half_turned(k, cos, sin),
+        ),
+    )
 
 
 def rope_twice(subject: Subject, stack: ExitStack) -> bool:

@@ -118,9 +118,12 @@ def token_run(bug: str | None, seed: str) -> TokenRun | None:
         cuts = (0, *range(len(prompt), len(prompt) + len(generated)))
         made = record_hf(model, Steps((*prompt, *generated), cuts))
         info = replace(
-            made.info, prompt=None if reader.messages else reader.text, messages=reader.messages,
-            generated=tuple(generated), sampling={"temperature": 0},
-        )  # fmt: skip
+            made.info,
+            prompt=None if reader.messages else reader.text,
+            messages=reader.messages,
+            generated=tuple(generated),
+            sampling={"temperature": 0},
+        )
         opened, trace = open_model(name), Trace(info, made.arrays)
         said = tuple(" = ".join(finding.bugs) or "unexplained" for finding in findings_of_model(opened, trace))
         diagnosis = Diagnoser(opened.graph, opened.weights(), trace, seconds=1).run()
@@ -201,7 +204,7 @@ def _write(folder: Path, rng: random.Random) -> Any:
             "single": [{"SpecialToken": {"id": _BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
             "special_tokens": {_BOS: {"id": _BOS, "ids": [0], "tokens": [_BOS]}},
-        }  # fmt: skip
+        }
     (folder / "tokenizer.json").write_text(json.dumps(backend), encoding="utf-8")
     config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"bos_token": _BOS}))

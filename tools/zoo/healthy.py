@@ -33,10 +33,17 @@ from tools.zoo.faults_tokens import token_run
 from tools.zoo.models import Subject, draw
 
 KINDS = (
-    "transformers", "transformers bfloat16", "reference", "native", "float16 cache", "sums in order", "shards",
-    "ranks", "prompt and generation",
+    "transformers",
+    "transformers bfloat16",
+    "reference",
+    "native",
+    "float16 cache",
+    "sums in order",
+    "shards",
+    "ranks",
+    "prompt and generation",
     *(f"{name} {side}" for name in FORMATS for side in ("native", "transformers")),
-)  # fmt: skip
+)
 
 
 def subject_of(kind: str, seed: str) -> Subject:
@@ -46,8 +53,10 @@ def subject_of(kind: str, seed: str) -> Subject:
     if kind == "transformers bfloat16":
         return draw(seed, stored="BF16", dtype=torch.bfloat16)
     if kind == "ranks":  # sizes that two ranks share
-        return draw(seed, changes={"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48,
-                                   "intermediate_size": 64})  # fmt: skip
+        return draw(
+            seed,
+            changes={"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48, "intermediate_size": 64},
+        )
     return draw(seed)
 
 
@@ -102,10 +111,14 @@ def shard(subject: Subject) -> None:
 
 def in_ranks(trace: Trace, subject: Subject) -> Trace:
     """The same run as two ranks would have written it: heads and inner features split, the rest whole on each."""
-    axes = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "q_norm": 1, "k_norm": 1, "q_rope": 1, "k_rope": 1, "scores": 0,
-            "weights": 0, "attention": 1, "gate_proj": 1, "up_proj": 1, "act": 1}  # fmt: skip
-    heads = {"q": subject.graph.config.num_heads, "k": subject.graph.config.num_kv_heads,
-             "v": subject.graph.config.num_kv_heads}  # fmt: skip
+    split_by_columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "act")
+    split_by_heads = ("q_norm", "k_norm", "q_rope", "k_rope", "attention")
+    axes = dict.fromkeys((*split_by_columns, *split_by_heads), 1) | {"scores": 0, "weights": 0}
+    heads = {
+        "q": subject.graph.config.num_heads,
+        "k": subject.graph.config.num_kv_heads,
+        "v": subject.graph.config.num_kv_heads,
+    }
     arrays: dict[str, Any] = {}
     for name, array in trace.arrays.items():
         part = name.rpartition(".")[2]

@@ -19,8 +19,14 @@ from tests.support import random_models
 from tools.zoo.placeholder_blocks import placeholder
 
 # Rows of whole blocks of every format.
-_WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
-                 "head_dim": 32, "num_hidden_layers": 1}  # fmt: skip
+_WHOLE_BLOCKS = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 1,
+}
 _BYTES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -68,10 +74,16 @@ def _blocks(name: str, tensor: torch.Tensor, stored: str, path: Path) -> Weight:
 
 
 def draw(
-    seed: str, *, family: str | None = None, stored: str | tuple[str, ...] = "F32", dtype: torch.dtype = torch.float32,
-    steps: str | None = None, changes: Mapping[str, Any] | None = None, gain: float = 1.0,
+    seed: str,
+    *,
+    family: str | None = None,
+    stored: str | tuple[str, ...] = "F32",
+    dtype: torch.dtype = torch.float32,
+    steps: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    gain: float = 1.0,
     lengths: tuple[int, int] | None = None,
-) -> Subject:  # fmt: skip
+) -> Subject:
     """A model and a prompt. steps: "whole", "chunks", "decode" or None for any of them; stored: one type, or one of."""
     rng = random.Random(seed)
     if isinstance(stored, tuple):

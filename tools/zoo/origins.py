@@ -19,11 +19,22 @@ from karat.check.trace.writing import write_trace
 from tests.support import random_models
 
 CONFIG = {
-    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 4096, "hidden_size": 896,
-    "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-    "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
-    "rope_theta": 1000000.0, "use_sliding_window": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 4096,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "torch_dtype": "bfloat16",
+}
 
 
 def main(folder: Path, num_layers: int) -> None:

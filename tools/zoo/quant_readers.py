@@ -99,9 +99,15 @@ def _scales_of_k(packed: NDArray[np.int64], j: int, whole: bool) -> tuple[NDArra
 
 
 def q4_k(
-    b: Blocks, order: str = "halves", sign: float = 1, shift: int = 0, whole: bool = True, sub_shift: int = 0,
-    upper: bool | None = None, at: int = 16,
-) -> Values:  # fmt: skip
+    b: Blocks,
+    order: str = "halves",
+    sign: float = 1,
+    shift: int = 0,
+    whole: bool = True,
+    sub_shift: int = 0,
+    upper: bool | None = None,
+    at: int = 16,
+) -> Values:
     """Eight sub-blocks of 32; sub-blocks 2j and 2j + 1 are the low and the high nibbles of 32 bytes.
 
     upper: whether fifth bits, bit j of 32 bytes from byte 16 on, are heeded; None: there are none.
@@ -135,9 +141,14 @@ def q2_k(b: Blocks, sign: float = 1, shift: int = 0, sub_shift: int = 0) -> Valu
 
 
 def q3_k(
-    b: Blocks, offset: float = 4, shift: int = 0, sub_shift: int = 0, upper: bool = True, whole: bool = True,
+    b: Blocks,
+    offset: float = 4,
+    shift: int = 0,
+    sub_shift: int = 0,
+    upper: bool = True,
+    whole: bool = True,
     less: int = 32,
-) -> Values:  # fmt: skip
+) -> Values:
     """Sixteen sub-blocks of 16; the scales as ggml's C takes them out of three 32-bit words."""
     words = b[:, 96:108].copy().view("<u4").astype(np.int64)
     high = words[:, 2] if whole else np.zeros(len(b), np.int64)
@@ -174,6 +185,16 @@ def q6_k(
 
 
 READERS: dict[str, Callable[..., Values]] = {
-    "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "IQ4_NL": iq4_nl, "IQ4_XS": iq4_xs,
-    "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
-}  # fmt: skip
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q5_0": q5_0,
+    "Q5_1": q5_1,
+    "Q8_0": q8_0,
+    "IQ4_NL": iq4_nl,
+    "IQ4_XS": iq4_xs,
+    "Q2_K": q2_k,
+    "Q3_K": q3_k,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}

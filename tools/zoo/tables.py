@@ -25,8 +25,11 @@ def rows_table(results: Iterable[tuple[str, list[Case]]]) -> dict[str, Counter[s
         classes = Counter(said for case in cases if case.outcome == "class" for said in case.said if " = " in said)
         said = ", ".join(f"{name} ({n})" for name, n in wrong.items())
         in_class = ", ".join(f"{name} ({n})" for name, n in classes.items())
-        print(f"| {bug} | {counted(counts)} | {counts['right']} | {in_class} | {counts['unseen']} | {said} | "
-              f"{counts['missed'] or ''} |", flush=True)  # fmt: skip
+        print(
+            f"| {bug} | {counted(counts)} | {counts['right']} | {in_class} | {counts['unseen']} | {said} | "
+            f"{counts['missed'] or ''} |",
+            flush=True,
+        )
         odd += [case for case in cases if case.outcome in _ODD or (case.counts and case.unexplained)]
     _remark(odd)
     if beside:

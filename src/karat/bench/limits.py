@@ -90,11 +90,15 @@ class LimitMeter:
         assert self._peak_of_runs, "nothing was measured"
         pattern = max(self._bandwidths, key=self._bandwidths.__getitem__)
         return Limits(
-            num_threads=self.num_threads, bandwidth=self._bandwidths[pattern], pattern=pattern,
-            fma_peak=max(self._peaks.values()), fma_by_isa=dict(self._peaks),
-            bandwidth_median=median(self._bandwidth_of_runs), fma_median=median(self._peak_of_runs),
+            num_threads=self.num_threads,
+            bandwidth=self._bandwidths[pattern],
+            pattern=pattern,
+            fma_peak=max(self._peaks.values()),
+            fma_by_isa=dict(self._peaks),
+            bandwidth_median=median(self._bandwidth_of_runs),
+            fma_median=median(self._peak_of_runs),
             num_runs=len(self._peak_of_runs),
-        )  # fmt: skip
+        )
 
     def _read_rate(self, pattern: Pattern) -> float:
         """Bytes/s of reading the buffer once."""

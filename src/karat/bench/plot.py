@@ -27,8 +27,9 @@ def roofline(result: Mapping[str, Any]) -> str:
     ridge = peak / bandwidth
     x = _Axis(
         [ridge / 4, ridge * 4, *(intensity / 1.5 for intensity, _, _ in points), *(i * 1.5 for i, _, _ in points)],
-        _LEFT, _WIDTH - _RIGHT,
-    )  # fmt: skip
+        _LEFT,
+        _WIDTH - _RIGHT,
+    )
     y = _Axis([peak * 1.5, *(rate / 2 for _, rate, _ in points), bandwidth * x.low], _HEIGHT - _BOTTOM, _TOP)
     parts = [*_frame(result, x, y), *_grid(x, y)]
     roof = [(x.low, bandwidth * x.low), (ridge, peak), (x.high, peak)]

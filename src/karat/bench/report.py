@@ -76,10 +76,13 @@ def limits_object(limits: Limits) -> dict[str, Any]:
         "bandwidth_median_bytes_per_s": limits.bandwidth_median,
         "fma_median_flops_per_s": limits.fma_median,
         "best_pattern": {
-            "build": pattern.isa, "streams": pattern.streams, "ahead": pattern.ahead, "chunk": pattern.chunk
+            "build": pattern.isa,
+            "streams": pattern.streams,
+            "ahead": pattern.ahead,
+            "chunk": pattern.chunk,
         },
         "runs": limits.num_runs,
-    }  # fmt: skip
+    }
 
 
 def side_object(side: Side) -> dict[str, Any]:

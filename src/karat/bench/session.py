@@ -75,11 +75,15 @@ def run_bench(
     try:
         records = [
             measure(
-                workload, session.sides, repeat=options.repeat, vocab_size=session.config.vocab_size, meter=meter,
+                workload,
+                session.sides,
+                repeat=options.repeat,
+                vocab_size=session.config.vocab_size,
+                meter=meter,
                 progress=progress,
             )
             for workload in session.workloads
-        ]  # fmt: skip
+        ]
     finally:
         session.close()
     limits = meter.limits() if meter else None  # the best of the whole session, for all rows
@@ -122,18 +126,26 @@ class _Session:
         weights = find_weights(self.config, checkpoint)
         budget = options.max_num_batched_tokens or max(_DEFAULT_BUDGET, 2 * options.batch)
         self.workloads = plan(
-            longest=self.config.max_position_embeddings, prompt_tokens=options.prompt_tokens,
-            gen_tokens=options.gen_tokens, batch=options.batch, context=options.context, repeat=options.repeat,
+            longest=self.config.max_position_embeddings,
+            prompt_tokens=options.prompt_tokens,
+            gen_tokens=options.gen_tokens,
+            batch=options.batch,
+            context=options.context,
+            repeat=options.repeat,
             max_num_batched_tokens=budget,
-        )  # fmt: skip
+        )
         lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
         blocks = (w.batch * (-(-n // _CACHE_BLOCK) + 2) for w, n in zip(self.workloads, lengths, strict=True))
         given = {"quantize": options.quantize, "threads": options.num_threads, **options.loading}
         sizes: dict[str, Any] = {
-            "tokenizer": tokenizer, "max_model_len": max(lengths), "max_num_seqs": options.batch,
-            "max_num_batched_tokens": budget, "num_blocks": max(blocks), "generation_config": "none",
+            "tokenizer": tokenizer,
+            "max_model_len": max(lengths),
+            "max_num_seqs": options.batch,
+            "max_num_batched_tokens": budget,
+            "num_blocks": max(blocks),
+            "generation_config": "none",
             "enable_prefix_caching": False,  # a turn measures the same prompt as the one before
-        }  # fmt: skip
+        }
         ranks = options.tensor_parallel_size
         progress("loading the model")
         self.exchange: dict[str, Any] | None = None
@@ -168,11 +180,17 @@ class _Session:
             self.sides.append(side)
         if options.peer is not None:
             progress(f"loading the model into {options.peer}")
-            peer = PeerProcess(LOADER, {
-                "model": None if options.model is None else str(options.model), "shape": options.shape,
-                "stored": options.stored, "quantize": options.quantize, "peer": options.peer,
-                "num_threads": options.num_threads,
-            })  # fmt: skip
+            peer = PeerProcess(
+                LOADER,
+                {
+                    "model": None if options.model is None else str(options.model),
+                    "shape": options.shape,
+                    "stored": options.stored,
+                    "quantize": options.quantize,
+                    "peer": options.peer,
+                    "num_threads": options.num_threads,
+                },
+            )
             self.sides.append(peer)
             peer.details["logits_deviation"] = _deviation(llm, peer)
 
@@ -190,9 +208,16 @@ def load_beside(
     checkpoint, _ = _open(None if model is None else Path(model), shape, stored, lambda _: None)
     config = read_config(checkpoint.config)
     weights = {weight.name: weight for weight in _each_once(find_weights(config, checkpoint))}
-    return load_peer(peer, PeerModel(
-        raw_config=checkpoint.config, config=config, weights=weights, quantize=quantize, num_threads=num_threads,
-    ))  # fmt: skip
+    return load_peer(
+        peer,
+        PeerModel(
+            raw_config=checkpoint.config,
+            config=config,
+            weights=weights,
+            quantize=quantize,
+            num_threads=num_threads,
+        ),
+    )
 
 
 def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:

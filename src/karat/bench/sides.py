@@ -89,11 +89,14 @@ class KaratSide:
         self.name = name
         self.version = version
         self.details: dict[str, object] = {
-            "executor": llm.executor, "dtype": llm.dtype, "kv_dtype": llm.kv_dtype, "threads": num_threads,
+            "executor": llm.executor,
+            "dtype": llm.dtype,
+            "kv_dtype": llm.kv_dtype,
+            "threads": num_threads,
             "isa": (Settings.from_env().isa or supported_isas()[-1]) if llm.executor == "native" else None,
             "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,
             "tensor_parallel_size": llm.tensor_parallel_size,
-        }  # fmt: skip
+        }
         self._llm = llm
         self._engine = llm.engine
         self._account = account

@@ -60,18 +60,27 @@ class Series:
 
 
 def plan(
-    *, longest: int, prompt_tokens: Sequence[int] = (), gen_tokens: int = 32, batch: int = 16,
-    context: int | None = None, repeat: int = 3, max_num_batched_tokens: int = 512,
-) -> list[Workload]:  # fmt: skip
+    *,
+    longest: int,
+    prompt_tokens: Sequence[int] = (),
+    gen_tokens: int = 32,
+    batch: int = 16,
+    context: int | None = None,
+    repeat: int = 3,
+    max_num_batched_tokens: int = 512,
+) -> list[Workload]:
     """The workloads for a model of at most `longest` tokens: prefills, decode, batched and long-context decode.
 
     No prompt_tokens: 512 or as many as fit; context None: 4096, or nothing where a model does not reach twice the
     short one; batch 1 and context 0 leave their rows out. UsageError for what does not fit.
     """
     for name, value, least in (
-        ("--gen-tokens", gen_tokens, 1), ("--batch", batch, 1), ("--repeat", repeat, 1),
-        ("--prompt-tokens", min(prompt_tokens, default=1), 1), ("--context", context or 0, 0),
-    ):  # fmt: skip
+        ("--gen-tokens", gen_tokens, 1),
+        ("--batch", batch, 1),
+        ("--repeat", repeat, 1),
+        ("--prompt-tokens", min(prompt_tokens, default=1), 1),
+        ("--context", context or 0, 0),
+    ):
         if value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
 
@@ -108,9 +117,14 @@ def plan(
 
 
 def measure(
-    workload: Workload, sides: Sequence[Side], *, repeat: int, vocab_size: int, meter: LimitMeter | None,
+    workload: Workload,
+    sides: Sequence[Side],
+    *,
+    repeat: int,
+    vocab_size: int,
+    meter: LimitMeter | None,
     progress: Callable[[str], None],
-) -> list[Series]:  # fmt: skip
+) -> list[Series]:
     """`repeat` turns of each side, after a warm-up, limits between them; who begins a round changes with each."""
     rng = np.random.default_rng(workload.prompt_tokens * 1000 + workload.batch)
     prompts: list[Prompt] = rng.integers(0, vocab_size, (workload.batch, workload.prompt_tokens)).tolist()

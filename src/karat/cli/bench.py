@@ -112,13 +112,21 @@ def bench(
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
     loading = {"kv_dtype": kv_dtype, "executor": executor}
     options = BenchOptions(
-        model=folder, shape=shape, threads=threads,
-        stored=weights or quantize or "bf16", quantize=quantize if shape is None else None,
-        prompt_tokens=tuple(prompt_tokens or ()), gen_tokens=gen_tokens, batch=batch,
-        context=context, repeat=repeat, max_num_batched_tokens=max_num_batched_tokens, peer=peer,
+        model=folder,
+        shape=shape,
+        threads=threads,
+        stored=weights or quantize or "bf16",
+        quantize=quantize if shape is None else None,
+        prompt_tokens=tuple(prompt_tokens or ()),
+        gen_tokens=gen_tokens,
+        batch=batch,
+        context=context,
+        repeat=repeat,
+        max_num_batched_tokens=max_num_batched_tokens,
+        peer=peer,
         tensor_parallel_size=tensor_parallel_size or 1,
         loading={name: value for name, value in loading.items() if value is not None},
-    )  # fmt: skip
+    )
     progress = Progress(quiet=quiet)
     try:
         measured = run_bench(options, progress)
@@ -192,9 +200,14 @@ def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
         for bound, share in (("bandwidth", row["of_bandwidth"]), ("fma", row["of_fma_peak"]))
     ]
     cells = [
-        row["name"], f"{row['tokens_per_s']:.1f}", f"{row['bytes_per_s'] / 1e9:.2f}", shares[0],
-        f"{row['flops_per_s'] / 1e9:.1f}", shares[1], f"{row['overhead']:.1%}",
-    ]  # fmt: skip
+        row["name"],
+        f"{row['tokens_per_s']:.1f}",
+        f"{row['bytes_per_s'] / 1e9:.2f}",
+        shares[0],
+        f"{row['flops_per_s'] / 1e9:.1f}",
+        shares[1],
+        f"{row['overhead']:.1%}",
+    ]
     if with_peer:
         peer = row["peer"]
         spread = f"{peer['ratio_min']:.2f} – {peer['ratio_max']:.2f}"

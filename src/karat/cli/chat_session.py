@@ -129,9 +129,11 @@ class Session:
     def _task(self, question: str) -> Task:
         """The question after all before it, with room for an answer; CapacityError if there is none."""
         task = Task(
-            self._llm, self._conversation.messages(question), self._conversation.settings,
+            self._llm,
+            self._conversation.messages(question),
+            self._conversation.settings,
             sanitize_control_tokens=self._sanitize_control_tokens,
-        )  # fmt: skip
+        )
         longest = self._llm.max_model_len
         if len(task.prompt_ids) >= longest:
             raise CapacityError(

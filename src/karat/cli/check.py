@@ -113,10 +113,17 @@ def check(
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
     if size is not None or invariance:
         others = {
-            "--against": against, "--prompt": prompt, "--stories": stories, "--layers": layers, "--stages": stages,
-            "--original": original, "--hybrid": hybrid, "--seed": seed, "--report": report,
+            "--against": against,
+            "--prompt": prompt,
+            "--stories": stories,
+            "--layers": layers,
+            "--stages": stages,
+            "--original": original,
+            "--hybrid": hybrid,
+            "--seed": seed,
+            "--report": report,
             "--invariance": (invariance and size is not None) or None,
-        }  # fmt: skip
+        }
         if ignored := next((name for name, value in others.items() if value is not None), None):
             alone = "--invariance" if size is None else "--tensor-parallel-size"
             raise UsageError(f"{ignored} says nothing to {alone}, which compares bits over random tokens; leave it out")

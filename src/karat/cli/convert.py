@@ -78,10 +78,17 @@ def convert(
 
 def _as_text(tensors: Iterable["TensorReport"], out: Path) -> str:
     rows = [
-        (t.name, t.source_dtype, t.dtype, " × ".join(map(str, t.shape)), bytes_text(t.num_bytes), _percent(t.error),
-         t.reason or "")
+        (
+            t.name,
+            t.source_dtype,
+            t.dtype,
+            " × ".join(map(str, t.shape)),
+            bytes_text(t.num_bytes),
+            _percent(t.error),
+            t.reason or "",
+        )
         for t in tensors
-    ]  # fmt: skip
+    ]
     by_type: dict[str, list[Any]] = defaultdict(list)
     for tensor in tensors:
         by_type[tensor.dtype].append(tensor)

@@ -81,9 +81,14 @@ def diagnose(
         note(text)
 
     diagnoser = Diagnoser(
-        opened.graph, opened.weights(trace.info.dtype), trace,
-        seconds=seconds / 3, budget=seconds, progress=progress, say=say,
-    )  # fmt: skip
+        opened.graph,
+        opened.weights(trace.info.dtype),
+        trace,
+        seconds=seconds / 3,
+        budget=seconds,
+        progress=progress,
+        say=say,
+    )
     for misnamed in misnamed_of(opened.graph, trace)[0]:
         note(f"not used: {misnamed.name}: {misnamed.why}" + (f"; is it {misnamed.meant}?" if misnamed.meant else ""))
     tokens = findings_of_model(opened, trace)

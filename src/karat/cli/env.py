@@ -119,8 +119,12 @@ def as_text(facts: dict[str, Any]) -> str:
         ("executors", ", ".join(facts["executors"])),
         ("native extension", "yes" if native["available"] else f"no: {native['reason']}"),
         ("kernel builds", native["fault"] or kernels or "none"),
-        ("embedded model", f"{model['path']} ({bytes_text(model['weight_bytes'])})" if model["available"]
-         else f"missing: {model['reason']}"),
+        (
+            "embedded model",
+            f"{model['path']} ({bytes_text(model['weight_bytes'])})"
+            if model["available"]
+            else f"missing: {model['reason']}",
+        ),
         *((name, value) for name, value in facts["settings"].items()),
-    ]  # fmt: skip
+    ]
     return columns(rows) + "\n"

@@ -42,17 +42,19 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
             for spec in rank_specs(config, units, seat)
         ]
         kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, seat))
-        ranks.append({
-            "rank": rank,
-            "heads": own_heads(config.num_heads, units.heads, seat),
-            "kv_heads": list(kv_heads),
-            "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
-            "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
-            "kv_bytes_per_token": {
-                dtype: config.kv_bytes_per_token(dtype, len(kv_heads)) for dtype in ("float16", "float32")
-            },
-            "tensors": tensors,
-        })  # fmt: skip
+        ranks.append(
+            {
+                "rank": rank,
+                "heads": own_heads(config.num_heads, units.heads, seat),
+                "kv_heads": list(kv_heads),
+                "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
+                "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
+                "kv_bytes_per_token": {
+                    dtype: config.kv_bytes_per_token(dtype, len(kv_heads)) for dtype in ("float16", "float32")
+                },
+                "tensors": tensors,
+            }
+        )
     return ranks
 
 

@@ -25,9 +25,10 @@ def _remember_debug(ctx: typer.Context, value: bool) -> None:
 
 Debug = Annotated[
     bool,
-    typer.Option("--debug", help="Show the Python traceback of an error, too (or KARAT_DEBUG=1).",
-                 callback=_remember_debug),
-]  # fmt: skip
+    typer.Option(
+        "--debug", help="Show the Python traceback of an error, too (or KARAT_DEBUG=1).", callback=_remember_debug
+    ),
+]
 
 
 def _option(panel: str, metavar: str, text: str) -> Any:

@@ -67,10 +67,18 @@ def perplexity(
     assert score is not None
     progress.clear()
     facts = {
-        "model": str(llm.path), "file": str(file), "executor": llm.executor, "dtype": llm.dtype,
-        "kv_dtype": llm.kv_dtype, "window": size, "stride": stride or size // 2, "tokens": len(ids),
-        "scored": score.num_scored, "nats_per_token": score.nats / score.num_scored, "perplexity": score.perplexity,
-    }  # fmt: skip
+        "model": str(llm.path),
+        "file": str(file),
+        "executor": llm.executor,
+        "dtype": llm.dtype,
+        "kv_dtype": llm.kv_dtype,
+        "window": size,
+        "stride": stride or size // 2,
+        "tokens": len(ids),
+        "scored": score.num_scored,
+        "nats_per_token": score.nats / score.num_scored,
+        "perplexity": score.perplexity,
+    }
     if as_json:
         emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
     else:

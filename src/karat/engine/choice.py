@@ -71,9 +71,14 @@ class Choice:
     def read_last(self, row: NDArray[np.floating]) -> bool:
         params, token_ids = self._request.params, self.sequence.token_ids
         token_id = choose(
-            row, params, token_ids=token_ids, prompt_len=self.sequence.prompt_len, seed=self._request.seed,
-            choice=self.index, barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
-        )  # fmt: skip
+            row,
+            params,
+            token_ids=token_ids,
+            prompt_len=self.sequence.prompt_len,
+            seed=self._request.seed,
+            choice=self.index,
+            barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
+        )
         reported = None
         if params.logprobs is not None:
             reported = token_logprobs(row, token_id, params.logprobs, self._decode_one)
@@ -115,18 +120,27 @@ class Choice:
         if not token_ids and ended == carried.end:
             return None, carried
         chunk = StreamChunk(
-            index=self.index, text="".join(self._text[carried.pieces :]), token_ids=token_ids,
-            finish_reason=self.finish_reason, stop_reason=self._stop_reason, logprobs=self._reported(carried.tokens),
-            error=self._error, prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
-        )  # fmt: skip
+            index=self.index,
+            text="".join(self._text[carried.pieces :]),
+            token_ids=token_ids,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            logprobs=self._reported(carried.tokens),
+            error=self._error,
+            prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
+        )
         return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
 
     def output(self) -> CompletionOutput:
         return CompletionOutput(
-            index=self.index, text="".join(self._text),
-            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len :]), finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason, logprobs=self._reported(0), error=self._error,
-        )  # fmt: skip
+            index=self.index,
+            text="".join(self._text),
+            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len :]),
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            logprobs=self._reported(0),
+            error=self._error,
+        )
 
     def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:
         return (

@@ -271,9 +271,13 @@ class Engine:
         self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool, salt: str | None = None
     ) -> Sequence:
         return Sequence(
-            next(self._seq_ids), list(prompt), len(prompt), max_len=len(prompt) + max_new,
-            prompt_logits=prompt_logits, salt=salt,
-        )  # fmt: skip
+            next(self._seq_ids),
+            list(prompt),
+            len(prompt),
+            max_len=len(prompt) + max_new,
+            prompt_logits=prompt_logits,
+            salt=salt,
+        )
 
     def _entry(self, request_id: str) -> _Entry:
         entry = self._entries.get(request_id)

@@ -91,11 +91,22 @@ class LLM:
                 f"tokenizer={shown(tokenizer)}: expected a folder, a GGUF file, org/name, or a karat.text.Tokenizer"
             )
         options = Options(
-            dtype=dtype, kv_dtype=kv_dtype, executor=executor, max_model_len=max_model_len, seed=seed,
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, kv_cache_bytes=kv_cache_bytes,
-            num_blocks=num_blocks, enable_prefix_caching=enable_prefix_caching, generation_config=generation_config,
-            quantize=quantize, threads=threads, guard=guard, tensor_parallel_size=tensor_parallel_size,
-        )  # fmt: skip
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            executor=executor,
+            max_model_len=max_model_len,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_bytes=kv_cache_bytes,
+            num_blocks=num_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            generation_config=generation_config,
+            quantize=quantize,
+            threads=threads,
+            guard=guard,
+            tensor_parallel_size=tensor_parallel_size,
+        )
         ops = registry.create(executor, options.compute_dtype, threads)
         checkpoint = _opened(model)
         self.path = checkpoint.path
@@ -340,8 +351,11 @@ def _text_side(
 
 
 def _chat_options(
-    tools: Sequence[Message] | None, add_generation_prompt: bool, now: datetime | None,
-    variables: Mapping[str, Any] | None, sanitize_control_tokens: bool,
-) -> dict[str, Any]:  # fmt: skip
+    tools: Sequence[Message] | None,
+    add_generation_prompt: bool,
+    now: datetime | None,
+    variables: Mapping[str, Any] | None,
+    sanitize_control_tokens: bool,
+) -> dict[str, Any]:
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
     return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}

@@ -38,9 +38,14 @@ class Preparation:
 
 
 def open_runner(
-    model: Model, kv_dtype: FloatName, num_blocks: int, limits: StepLimits, *, block_size: int = BLOCK_SIZE,
+    model: Model,
+    kv_dtype: FloatName,
+    num_blocks: int,
+    limits: StepLimits,
+    *,
+    block_size: int = BLOCK_SIZE,
     guard: bool = False,
-) -> Runner:  # fmt: skip
+) -> Runner:
     """What computes the model's steps, over a KV cache of its own; `guard` looks at every result (karat.ops.guard)."""
     ops = model.ops
     cache = new_cache(ops, model.config, kv_dtype, num_blocks, block_size=block_size, num_kv_heads=model.num_kv_heads)

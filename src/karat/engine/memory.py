@@ -18,10 +18,18 @@ def require_room(weight_bytes: int, available: int) -> None:
 
 
 def num_cache_blocks(
-    config: ModelConfig, kv_dtype: FloatName, *, block_size: int, max_model_len: int, max_num_seqs: int,
-    num_bytes: int | None, num_blocks: int | None, num_kv_heads: int | None = None, weight_bytes: int = 0,
+    config: ModelConfig,
+    kv_dtype: FloatName,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    num_bytes: int | None,
+    num_blocks: int | None,
+    num_kv_heads: int | None = None,
+    weight_bytes: int = 0,
     rope_bytes: int = 0,
-) -> int:  # fmt: skip
+) -> int:
     """Blocks for the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
     num_kv_heads counts KV heads as often as ranks hold them (None: once); weight_bytes and rope_bytes (the tables of

@@ -121,9 +121,14 @@ class ParallelModel:
         self._end()
 
     def _exchange(
-        self, commands: Sequence[msgspec.Struct], answer: type[Answer], watcher: Watcher, number: int = 0,
-        patience: Patience | None = None, on_look: Callable[[], None] = lambda: None,
-    ) -> list[Answer]:  # fmt: skip
+        self,
+        commands: Sequence[msgspec.Struct],
+        answer: type[Answer],
+        watcher: Watcher,
+        number: int = 0,
+        patience: Patience | None = None,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:
         decoder = _decoder(answer)
 
         def give_up(reply: bytes) -> None:
@@ -152,15 +157,31 @@ def _decoder(answer: type[msgspec.Struct]) -> Any:
 
 
 def load_command(
-    checkpoint: ModelCheckpoint, sizes: EngineConfig, *, executor: str, kv_dtype: FloatName, threads: int | None,
-    dtype: FloatName = "float32", quantize: str | None = None, guard: bool = False,
-) -> Load:  # fmt: skip
+    checkpoint: ModelCheckpoint,
+    sizes: EngineConfig,
+    *,
+    executor: str,
+    kv_dtype: FloatName,
+    threads: int | None,
+    dtype: FloatName = "float32",
+    quantize: str | None = None,
+    guard: bool = False,
+) -> Load:
     """What ranks are told to load for an engine of these sizes."""
     return Load(
-        path=str(checkpoint.path.absolute()), executor=executor, dtype=dtype, isa=None, threads=threads,
-        kv_dtype=kv_dtype, quantize=quantize, guard=guard, num_positions=sizes.max_model_len,
-        num_blocks=sizes.num_blocks, block_size=sizes.block_size, limits=sizes.step_limits,
-    )  # fmt: skip
+        path=str(checkpoint.path.absolute()),
+        executor=executor,
+        dtype=dtype,
+        isa=None,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        quantize=quantize,
+        guard=guard,
+        num_positions=sizes.max_model_len,
+        num_blocks=sizes.num_blocks,
+        block_size=sizes.block_size,
+        limits=sizes.step_limits,
+    )
 
 
 def _close(ranks: Ranks, file: int) -> None:

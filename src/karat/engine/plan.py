@@ -40,9 +40,13 @@ class LoadPlan:
     def runner(self, progress: Progress) -> Runner:
         """The model, loaded into this process."""
         model = build(
-            self.config, self.ops, self.checkpoint, num_positions=self.sizes.max_model_len,
-            prepare=Preparation(self.options.quantize), progress=progress,
-        )  # fmt: skip
+            self.config,
+            self.ops,
+            self.checkpoint,
+            num_positions=self.sizes.max_model_len,
+            prepare=Preparation(self.options.quantize),
+            progress=progress,
+        )
         return open_runner(
             model, self.kv_dtype, self.sizes.num_blocks, self.sizes.step_limits, guard=self.options.guard
         )
@@ -53,9 +57,15 @@ class LoadPlan:
 
         options = self.options
         command = load_command(
-            self.checkpoint, self.sizes, executor=self.ops.executor, dtype=options.compute_dtype,
-            threads=options.threads, kv_dtype=self.kv_dtype, quantize=options.quantize, guard=options.guard,
-        )  # fmt: skip
+            self.checkpoint,
+            self.sizes,
+            executor=self.ops.executor,
+            dtype=options.compute_dtype,
+            threads=options.threads,
+            kv_dtype=self.kv_dtype,
+            quantize=options.quantize,
+            guard=options.guard,
+        )
         ranks = ParallelModel(options.tensor_parallel_size)
         try:
             ranks.load(command, self.config, lambda done: progress(min(done, self.num_bytes), self.num_bytes))
@@ -86,16 +96,26 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     require_room(weight_bytes, available_bytes())
     num_blocks = num_cache_blocks(
-        config, kv_dtype, block_size=BLOCK_SIZE, max_model_len=max_model_len, max_num_seqs=options.max_num_seqs,
-        num_bytes=options.kv_cache_bytes, num_blocks=options.num_blocks,
-        num_kv_heads=num_kv_heads_held(config, units, num_ranks), weight_bytes=weight_bytes,
+        config,
+        kv_dtype,
+        block_size=BLOCK_SIZE,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        num_bytes=options.kv_cache_bytes,
+        num_blocks=options.num_blocks,
+        num_kv_heads=num_kv_heads_held(config, units, num_ranks),
+        weight_bytes=weight_bytes,
         rope_bytes=num_ranks * table_bytes(config.head_dim, max_model_len, FLOAT_BYTES[options.compute_dtype]),
-    )  # fmt: skip
+    )
     sizes = EngineConfig(
-        vocab_size=config.vocab_size, max_model_len=max_model_len, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-        max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching,
-    )  # fmt: skip
+    )
     return LoadPlan(
         checkpoint, config, ops, options, kv_dtype, sizes, num_bytes=sum(weight.num_bytes for weight in each_once)
     )

@@ -87,9 +87,13 @@ class Rank:
             os.sched_setaffinity(0, load.cpus or self._all_cpus)
         with _warnings() as warnings:
             self._group = group = SharedMemoryGroup(
-                self._descriptor, self.rank, self.size, slot_bytes=load.slot_bytes, whole_bytes=load.whole_bytes,
+                self._descriptor,
+                self.rank,
+                self.size,
+                slot_bytes=load.slot_bytes,
+                whole_bytes=load.whole_bytes,
                 spins=bool(load.cpus),
-            )  # fmt: skip
+            )
             tally = Tally(self._descriptor)
 
             def progress(done: int, total: int) -> None:
@@ -100,9 +104,14 @@ class Rank:
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
             model = build(
-                config, ops, checkpoint, num_positions=load.num_positions, prepare=Preparation(load.quantize),
-                group=group, progress=progress,
-            )  # fmt: skip
+                config,
+                ops,
+                checkpoint,
+                num_positions=load.num_positions,
+                prepare=Preparation(load.quantize),
+                group=group,
+                progress=progress,
+            )
             self._run = open_runner(
                 model, load.kv_dtype, load.num_blocks, load.limits, block_size=load.block_size, guard=load.guard
             )

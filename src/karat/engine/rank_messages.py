@@ -54,11 +54,16 @@ class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     @classmethod
     def of(cls, number: int, batch: ForwardBatch) -> "Step":
         return cls(
-            number=number, token_ids=batch.token_ids.tobytes(), positions=batch.positions.tobytes(),
-            slots=batch.slots.tobytes(), query_starts=batch.query_starts.tobytes(),
-            context_lens=batch.context_lens.tobytes(), block_tables=batch.block_tables.tobytes(),
-            logit_rows=batch.logit_rows.tobytes(), block_size=batch.block_size,
-        )  # fmt: skip
+            number=number,
+            token_ids=batch.token_ids.tobytes(),
+            positions=batch.positions.tobytes(),
+            slots=batch.slots.tobytes(),
+            query_starts=batch.query_starts.tobytes(),
+            context_lens=batch.context_lens.tobytes(),
+            block_tables=batch.block_tables.tobytes(),
+            logit_rows=batch.logit_rows.tobytes(),
+            block_size=batch.block_size,
+        )
 
     def batch(self) -> ForwardBatch:
         return ForwardBatch(

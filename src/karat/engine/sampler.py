@@ -32,9 +32,15 @@ def finite_argmax(logits: NDArray[np.floating], position: int) -> int:
 
 
 def choose(
-    logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int, seed: int,
-    choice: int, barred: Collection[int] = (),
-) -> int:  # fmt: skip
+    logits: NDArray[np.floating],
+    params: SamplingParams,
+    *,
+    token_ids: Sequence[int],
+    prompt_len: int,
+    seed: int,
+    choice: int,
+    barred: Collection[int] = (),
+) -> int:
     """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
 
     `logits` [vocab] are the model's own; `barred` tokens are never chosen. NumericsError unless all logits are finite,
@@ -59,9 +65,13 @@ def _adjusts(params: SamplingParams) -> bool:
 
 
 def adjusted(
-    logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int,
+    logits: NDArray[np.floating],
+    params: SamplingParams,
+    *,
+    token_ids: Sequence[int],
+    prompt_len: int,
     barred: Collection[int] = (),
-) -> Float64:  # fmt: skip
+) -> Float64:
     """Scores [vocab]: bias, then the three penalties; tokens that are barred or not allowed are -inf.
 
     NumericsError for a repetition penalty that is so small or large that a score overflows.

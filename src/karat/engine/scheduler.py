@@ -49,9 +49,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, blocks: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, max_prompt_logits: int,
+        self,
+        blocks: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_prompt_logits: int,
         share_prefixes: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`max_prompt_logits` bounds the prompt positions of a step whose logits are wanted (see Sequence).
 
         Unless share_prefixes every sequence computes all of its tokens, into blocks of its own.

@@ -10,8 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-FORMS = {U8: "<B", I8: "<b", U16: "<H", I16: "<h", U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", I64: "<q",
-         F64: "<d"}  # fmt: skip
+FORMS = {
+    U8: "<B",
+    I8: "<b",
+    U16: "<H",
+    I16: "<h",
+    U32: "<I",
+    I32: "<i",
+    F32: "<f",
+    BOOL: "<B",
+    U64: "<Q",
+    I64: "<q",
+    F64: "<d",
+}
 
 Pair = tuple[str, int, Any]  # an array's value is (kind, items)
 Tensor = tuple[str, Sequence[int], int, bytes]  # name, dimensions as the file has them, type, data

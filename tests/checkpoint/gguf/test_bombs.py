@@ -34,7 +34,7 @@ from tests.checkpoint.gguf.builders import (
     pairs,
     tensors,
     text,
-)  # fmt: skip
+)
 from tests.checkpoint.memory import refused_within_limit
 
 
@@ -67,12 +67,22 @@ def test_small(content: bytes, tmp_path: Path) -> None:
         (kv(array(STRING, MAX_ITEMS - 1)), "expected a header of at most"),  # empty strings all along
         (header(0, MAX_PAIRS) + array(U8, 1 << 40), f"expected a header of at most {MAX_HEADER_BYTES} bytes"),
         (header(0, MAX_PAIRS) + array(STRING, 1 << 23, struct.pack("<Q", 1 << 39)), "expected a header of at most"),
-        (build(pairs({"llama.attention.head_count": (U32, 1 << 31), "llama.attention.key_length": (U32, 64)}),
-               [("blk.0.attn_q.weight", [1, 1 << 37], 0, b"")]), ""),
-        (build(pairs({"llama.attention.key_length": (U32, 1 << 31)}),
-               [tensors()[-1], ("rope_freqs.weight", [1 << 30], 0, b"")]), "expected at most 65536"),
+        (
+            build(
+                pairs({"llama.attention.head_count": (U32, 1 << 31), "llama.attention.key_length": (U32, 64)}),
+                [("blk.0.attn_q.weight", [1, 1 << 37], 0, b"")],
+            ),
+            "",
+        ),
+        (
+            build(
+                pairs({"llama.attention.key_length": (U32, 1 << 31)}),
+                [tensors()[-1], ("rope_freqs.weight", [1 << 30], 0, b"")],
+            ),
+            "expected at most 65536",
+        ),
     ],
-)  # fmt: skip
+)
 def test_sparse(head: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     with path.open("wb") as file:

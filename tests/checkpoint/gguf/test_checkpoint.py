@@ -40,7 +40,7 @@ from tests.checkpoint.gguf.builders import (
     tensors,
     tiny,
     write_model,
-)  # fmt: skip
+)
 from tests.support.calls import count_calls
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -139,9 +139,21 @@ class TestSameModel:
             path = min(tmp_path.glob("model-00001-of-*.gguf"))
         checkpoint = open_model(path)
         config = read_config(checkpoint.config)
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
-                     "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "layer_windows",
-                     "bos_token_id", "eos_token_ids"):  # fmt: skip
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "rms_norm_eps",
+            "max_position_embeddings",
+            "tie_word_embeddings",
+            "layer_windows",
+            "bos_token_id",
+            "eos_token_ids",
+        ):
             assert getattr(config, name) == getattr(expected, name), name
         assert weight_specs(config) == weight_specs(expected)
         assert config.model_type == ("llama" if family == "mistral" else family)
@@ -268,10 +280,14 @@ class TestWarnings:
     def test_a_mistral_under_another_name(self, tmp_path: Path) -> None:
         """What its origin or its sizes give away; Llama 3 8B and later Mistrals differ in the base of RoPE."""
         sizes: dict[str, tuple[int, Any]] = {
-            "general.name": (STRING, "Zephyr"), "llama.block_count": (U32, 32), "llama.embedding_length": (U32, 4096),
-            "llama.feed_forward_length": (U32, 14336), "llama.attention.head_count": (U32, 32),
-            "llama.attention.head_count_kv": (U32, 8), "llama.rope.freq_base": (F32, 10000.0),
-        }  # fmt: skip
+            "general.name": (STRING, "Zephyr"),
+            "llama.block_count": (U32, 32),
+            "llama.embedding_length": (U32, 4096),
+            "llama.feed_forward_length": (U32, 14336),
+            "llama.attention.head_count": (U32, 32),
+            "llama.attention.head_count_kv": (U32, 8),
+            "llama.rope.freq_base": (F32, 10000.0),
+        }
         origin = {"general.base_model.0.repo_url": (STRING, "https://huggingface.co/mistralai/Mistral-7B-v0.1")}
         forms = {name: family.gguf for name, family in FAMILIES.items()}
         for changes, warned in [

@@ -27,9 +27,20 @@ def test_every_name_and_back(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "blk.0", "blk.00.attn_q.weight", "blk.x.attn_q.weight", "blk.0.attn_q.scale", "blk.0.ffn_x.weight",
-             "output.bias", "blk.1e3.attn_q.weight", "blk.٣.attn_q.weight", "model.norm.weight"]
-)  # fmt: skip
+    "name",
+    [
+        "",
+        "blk.0",
+        "blk.00.attn_q.weight",
+        "blk.x.attn_q.weight",
+        "blk.0.attn_q.scale",
+        "blk.0.ffn_x.weight",
+        "output.bias",
+        "blk.1e3.attn_q.weight",
+        "blk.٣.attn_q.weight",
+        "model.norm.weight",
+    ],
+)
 def test_other_names_have_none(name: str) -> None:
     assert FAMILIES["qwen3"].gguf.canonical_name(name) is None
 

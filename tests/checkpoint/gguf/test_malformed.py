@@ -44,7 +44,7 @@ from tests.checkpoint.gguf.builders import (
     tensors,
     text,
     tiny,
-)  # fmt: skip
+)
 
 TINY = tiny()
 HUGE = (1 << 64) - 1
@@ -173,7 +173,8 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "heads that do not divide": (tiny({"llama.attention.head_count": (U32, 3)}), "does not divide by"),
     "no heads": (tiny({"llama.attention.head_count": (U32, 0)}), "does not divide by"),
     "heads that differ": (
-        tiny({"llama.attention.head_count": (ARRAY, (I32, [1, 2]))}), "is 1, 2; expected one number for all layers"
+        tiny({"llama.attention.head_count": (ARRAY, (I32, [1, 2]))}),
+        "is 1, 2; expected one number for all layers",
     ),
     "heads for no layer": (tiny({"llama.attention.head_count": (ARRAY, (I32, []))}), "expected one number for all"),
     "odd heads": (tiny({"llama.attention.key_length": (U32, 3)}), "a head of 3 values; expected an even number"),
@@ -182,8 +183,10 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "experts": (tiny({"llama.expert_count": (U32, 8)}), "llama.expert_count=8 is not supported"),
     "a window in words": (tiny({"llama.attention.sliding_window": (STRING, "9")}), "llama.attention.sliding_window"),
     "no context": (tiny({"llama.context_length": (U32, 0)}), "llama.context_length=0: expected a number above 0"),
-    "eps of NaN": (tiny({"llama.attention.layer_norm_rms_epsilon": (F32, math.nan)}),
-                   "llama.attention.layer_norm_rms_epsilon=nan: expected a finite number above 0"),
+    "eps of NaN": (
+        tiny({"llama.attention.layer_norm_rms_epsilon": (F32, math.nan)}),
+        "llama.attention.layer_norm_rms_epsilon=nan: expected a finite number above 0",
+    ),
     "a base of infinity": (tiny({"llama.rope.freq_base": (F32, math.inf)}), "llama.rope.freq_base=inf: expected"),
     "an unknown key": (tiny({"llama.attention.frob": (F32, 0.5)}), "1 unknown key (llama.attention.frob=0.5)"),
     "an unknown array": (tiny({"llama.frob": (ARRAY, (F32, [1, 2]))}), "llama.frob=[2 FLOAT32]"),
@@ -201,13 +204,15 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         "rope_freqs.weight has values from 0.9; expected finite ones of at least 1",
     ),
     "factors of another size": (
-        build(pairs(), [*tensors(), ("rope_freqs.weight", [8], 0, bytes(32))]), "rope_freqs.weight has the shape [8]"
+        build(pairs(), [*tensors(), ("rope_freqs.weight", [8], 0, bytes(32))]),
+        "rope_freqs.weight has the shape [8]",
     ),
     "part 2 of a split": (
-        tiny({"split.no": (U32, 1), "split.count": (U32, 2)}), "is part 2 of 2 of a split; expected the first part"
+        tiny({"split.no": (U32, 1), "split.count": (U32, 2)}),
+        "is part 2 of 2 of a split; expected the first part",
     ),
     "a split of 65535 parts": (tiny({"split.count": (U32, 65535)}), "is part 1 of 65535 of a split"),
-}  # fmt: skip
+}
 # Read as a model, these miss or misshape what the metadata announces.
 UNFIT: dict[str, tuple[bytes, str]] = {
     "a tensor too few": (build(pairs(), tensors()[:-1]), "1 missing"),

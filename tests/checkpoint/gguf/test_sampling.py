@@ -21,9 +21,11 @@ from tools.peers.models import make_folder
 def defaults_of(path: Path) -> GenerationDefaults:
     checkpoint = open_model(path)
     return read_defaults(
-        checkpoint.generation_config, read_config(checkpoint.config), Tokenizer.of(checkpoint),
+        checkpoint.generation_config,
+        read_config(checkpoint.config),
+        Tokenizer.of(checkpoint),
         checkpoint.generation_source,
-    )  # fmt: skip
+    )
 
 
 def defaults_with(tmp_path: Path, **stated: tuple[int, Any]) -> GenerationDefaults:
@@ -34,9 +36,14 @@ def defaults_with(tmp_path: Path, **stated: tuple[int, Any]) -> GenerationDefaul
 
 def test_what_a_file_says(tmp_path: Path) -> None:
     found = defaults_with(
-        tmp_path, temp=(F32, 0.7), top_k=(I32, 20), top_p=(F32, 0.8), min_p=(F32, 0.05), penalty_repeat=(F32, 1.05),
+        tmp_path,
+        temp=(F32, 0.7),
+        top_k=(I32, 20),
+        top_p=(F32, 0.8),
+        min_p=(F32, 0.05),
+        penalty_repeat=(F32, 1.05),
         sequence=(STRING, "penalties;top_k;temperature"),
-    )  # fmt: skip
+    )
     params = found.params
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.7, 20, 0.8, 0.05)
     assert params.repetition_penalty == 1.05
@@ -52,9 +59,15 @@ def test_nothing_and_zero_are_greedy(tmp_path: Path) -> None:
 
 def test_what_is_not_applied_is_told(tmp_path: Path) -> None:
     found = defaults_with(
-        tmp_path, temp=(F32, 0.6), xtc_probability=(F32, 0.5), xtc_threshold=(F32, 0.1), mirostat=(I32, 2),
-        penalty_repeat=(F32, 1.1), penalty_last_n=(I32, 64), new_thing=(F32, 3.0),
-    )  # fmt: skip
+        tmp_path,
+        temp=(F32, 0.6),
+        xtc_probability=(F32, 0.5),
+        xtc_threshold=(F32, 0.1),
+        mirostat=(I32, 2),
+        penalty_repeat=(F32, 1.1),
+        penalty_last_n=(I32, 64),
+        new_thing=(F32, 3.0),
+    )
     assert found.notice is not None
     for name in ("mirostat", "xtc_probability", "penalty_last_n", "new_thing"):
         assert name in found.notice.partition("not applied: ")[2]

@@ -4,9 +4,21 @@ import pytest
 
 from karat.checkpoint.gguf.select import SelectionError, select
 
-FILES = ["README.md", "fox-Q4_K_M.gguf", "fox-Q8_0.gguf", "fox.IQ4_XS.gguf", "mmproj-fox-Q8_0.gguf", "fox-f16.gguf",
-         "big/fox-Q6_K-00001-of-00002.gguf", "big/fox-Q6_K-00002-of-00002.gguf", "Q5_K_M/fox-x-00001-of-00001.gguf",
-         "fox-Q2_K-00001-of-00003.gguf", "fox-Q2_K-00003-of-00003.gguf", "a-Q3_K_S.gguf", "b-Q3_K_S.gguf"]  # fmt: skip
+FILES = [
+    "README.md",
+    "fox-Q4_K_M.gguf",
+    "fox-Q8_0.gguf",
+    "fox.IQ4_XS.gguf",
+    "mmproj-fox-Q8_0.gguf",
+    "fox-f16.gguf",
+    "big/fox-Q6_K-00001-of-00002.gguf",
+    "big/fox-Q6_K-00002-of-00002.gguf",
+    "Q5_K_M/fox-x-00001-of-00001.gguf",
+    "fox-Q2_K-00001-of-00003.gguf",
+    "fox-Q2_K-00003-of-00003.gguf",
+    "a-Q3_K_S.gguf",
+    "b-Q3_K_S.gguf",
+]
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ class Transformers:
                 parameter.copy_(torch.from_numpy(values))
         self._cache: Any = None
         self.details: dict[str, object] = {
-            "threads": model.num_threads, "dtype": str(dtype).removeprefix("torch."),
+            "threads": model.num_threads,
+            "dtype": str(dtype).removeprefix("torch."),
             "attention": config._attn_implementation,
-        }  # fmt: skip
+        }
 
     def prefill(self, prompt: Prompt) -> Sample:
         ids = torch.tensor([list(prompt)])

@@ -35,7 +35,7 @@ from karat.bench.peers.messages import (
     Start,
     Steps,
     Stop,
-)  # fmt: skip
+)
 from karat.bench.sides import Prompt, Sample
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
