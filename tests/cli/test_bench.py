@@ -229,7 +229,7 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--shape", "tiny", "--tensor-parallel-size", "1"), 2, "--tensor-parallel-size 1: expected 2, 4 or 8"),
         (("--shape", "tiny", "--tensor-parallel-size", "8", *QUICK, "-p", "20"), 2, "this model works with 1, 2"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
-        (("/no/such/folder",), 6, "/no/such/folder"),
+        (("/no/such/folder",), 4, "/no/such/folder"),
         (("--shape", "tiny", "--executor", "gpu"), 9, "gpu"),
     ],
 )

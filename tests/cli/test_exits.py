@@ -138,7 +138,7 @@ def test_a_command_line_that_cannot_be_understood(args: list[str], line: str, ka
 
 def test_the_process_ends_with_the_code(karat: Karat) -> None:
     done = karat("inspect", "/no/such/folder")
-    assert (done.returncode, done.stdout) == (errors.HubError.exit_code, "")
+    assert (done.returncode, done.stdout) == (errors.CheckpointError.exit_code, "")
     assert done.stderr.startswith("karat: error: '/no/such/folder'") and done.stderr.count("\n") == 1
 
 
