@@ -1,0 +1,90 @@
+"""Bodies of requests: read as JSON and judged by a table of fields, before any work."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from karat.request import shown
+from karat.server.errors import invalid
+from karat.server.fields import Field
+
+_AT = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
+_WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "null": "null"}
+_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The honoured fields that a request gives, by name, and the names of those without effect."""
+
+    values: Mapping[str, Any]
+    without_effect: tuple[str, ...] = ()
+
+
+def read_json(content: bytes) -> dict[str, Any]:
+    """The object that a body is; 400 for anything else: no JSON, no UTF-8, too deep."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"the body is no JSON: {str(error)[:200]}; send a JSON object", "invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(None, f"the body is a JSON {_kind(value)}; expected an object", "invalid_json")
+    return value
+
+
+def read_body(content: bytes, fields: Mapping[str, Field]) -> Body:
+    """What a request gives; 400 naming the first field that is unknown, refused or wrong."""
+    return judge(read_json(content), fields)
+
+
+def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "") -> Body:
+    """The same of an object that was read; `within` stands before names of fields, as in `stream_options.`"""
+    values, harmless = {}, []
+    for name, value in given.items():
+        field = fields.get(name)
+        if field is None:
+            raise invalid(within + name[:80], _unknown(name, fields), "unknown_field")
+        if value is None:
+            continue
+        if field.kind == "refused":
+            if not any(type(value) is type(off) and value == off for off in field.off):
+                raise invalid(within + name, f"{within}{name}={shown(value)}: {field.text}", "unsupported_field")
+            harmless.append(name)
+            continue
+        converted = converted_to(field.type, value, within + name)
+        if field.kind == "honoured":
+            values[name] = converted
+        else:
+            harmless.append(name)
+    for field in fields.values():
+        if field.required and field.name not in values:
+            raise invalid(within + field.name, f"{within}{field.name} is missing: {field.text}", "missing_field")
+    return Body(values, tuple(harmless))
+
+
+def converted_to(kind: Any, value: Any, name: str) -> Any:
+    """`value` as the type `kind`; 400 that names the field `name`, what came and what was expected."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        reason = str(error)
+        place = _AT.search(reason)
+        expected = _AT.sub("", reason).replace("`", "")
+        where = name + (place[1] if place else "")
+        expected = _WORD.sub(lambda found: _WORDS[found[1]], expected[:1].lower() + expected[1:])
+        raise invalid(where[:200], f"{where[:200]}: {expected}; what came is {shown(value)}", "invalid_value") from None
+
+
+def _unknown(name: str, fields: Mapping[str, Field]) -> str:
+    close = get_close_matches(name[:80], [f.name for f in fields.values() if f.kind != "refused"], 1)
+    advice = f"did you mean {close[0]}?" if close else "leave it out; docs/serving.md lists the fields"
+    return f"there is no field {shown(name)}; {advice}"
+
+
+def _kind(value: object) -> str:
+    names = {str: "string", list: "array", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names[type(value)]

@@ -1,0 +1,59 @@
+"""Errors as clients see them: a status, and a body in OpenAI's form.
+
+4xx is the client's fault, 503 is load or the end of the server, 500 is a bug or a model whose numbers went wrong.
+"""
+
+import re
+
+import msgspec
+
+from karat.errors import CapacityError, KaratError, RequestError, TemplateError
+
+_PARAM = re.compile(r"([a-z_]+)=")
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` is the field at fault, `code` a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def body(self) -> bytes:
+        """OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """What a request's field `param` makes wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def of_karat(error: KaratError) -> ApiError:
+    """What a typed error of Karat's is to a client."""
+    message = str(error)
+    if isinstance(error, CapacityError):
+        return ApiError(400, message, code="context_length_exceeded")
+    if isinstance(error, RequestError | TemplateError):
+        found = _PARAM.match(message)
+        return ApiError(400, message, param=found[1] if found else None)
+    return ApiError(500, message, code=type(error).__name__)

@@ -1,0 +1,213 @@
+"""The one table of the fields of requests. Validation, the OpenAPI document, the page and the tests are made from it.
+
+A field is of one of three classes:
+
+honoured        does what it says
+without effect  could not change the answer: accepted, and named in the header `karat-without-effect`
+refused         anything else: 400 that names it and says what to do, unless its value switches it off
+
+A value of null is that of a field left out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS
+
+FieldClass = Literal["honoured", "without effect", "refused"]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BOTH = (CHAT, TEXT)
+TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/render"
+
+MAX_PROMPTS = 128  # of a request to /v1/completions
+MAX_TEXT = 512  # characters of names, keys and the like
+
+Flag = bool
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_IDS)]
+Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Names = Annotated[dict[str, Any], Meta(max_length=64)]
+Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A row of the table.
+
+    `type` is what msgspec converts a value to. `samples`: it is the field of SamplingParams of the same name. `off` are
+    the values with which a refused field asks for nothing. `text` is what the page says: what it does, or why it has no
+    effect, or what to do instead.
+    """
+
+    name: str
+    routes: tuple[str, ...]
+    kind: FieldClass
+    text: str
+    type: Any = Any
+    samples: bool = False
+    off: tuple[Any, ...] = ()
+    required: bool = False
+
+
+def _honoured(name: str, routes: tuple[str, ...], kind: Any, text: str, *, required: bool = False) -> Field:
+    return Field(name, routes, "honoured", text, kind, required=required)
+
+
+def _sampling(name: str, kind: Any, text: str, routes: tuple[str, ...] = BOTH) -> Field:
+    return Field(name, routes, "honoured", text, kind, samples=True)
+
+
+def _harmless(name: str, routes: tuple[str, ...], kind: Any, text: str) -> Field:
+    return Field(name, routes, "without effect", text, kind)
+
+
+def _refused(name: str, routes: tuple[str, ...], text: str, *off: Any) -> Field:
+    return Field(name, routes, "refused", text, off=off)
+
+
+_NO_TOOLS = "Karat calls no tools yet; leave it out and describe the tools in a message"
+_NO_SCHEMA = "Karat has no structured output yet; ask for the form in a message"
+_NO_SOUND = "Karat has text alone; leave it out"
+
+TABLE: tuple[Field, ...] = (
+    _honoured("model", (*BOTH, TOKENIZE, DETOKENIZE, RENDER), Text, "One that /v1/models lists (default: the first)."),
+    _honoured(
+        "messages", (CHAT, RENDER), Messages,
+        "The conversation. Roles: system, developer (the same), user, assistant. Contents are text, or text parts.",
+        required=True,
+    ),
+    _honoured(
+        "prompt", (TEXT,), Prompt,
+        f"A text, token ids, or a list of up to {MAX_PROMPTS} texts or lists of ids. Control tokens in it count.",
+        required=True,
+    ),
+    # how tokens are chosen
+    _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt."),
+    _sampling("temperature", Annotated[float, Meta(ge=0, le=100)], "0 is greedy."),
+    _sampling("top_p", Annotated[float, Meta(gt=0, le=1)], "Draw from the likeliest tokens that make up this share."),
+    _sampling("top_k", Annotated[int, Meta(ge=-1, le=MAX_COUNT)], "Draw from so many tokens; 0 and -1: from all."),
+    _sampling("min_p", Annotated[float, Meta(ge=0, le=1)], "Drop tokens less likely than this part of the likeliest."),
+    _sampling("repetition_penalty", Annotated[float, Meta(gt=0, le=100)], "Of tokens in prompt and answer (CTRL's)."),
+    _sampling("presence_penalty", Penalty, "Taken once from the score of tokens that the answer has."),
+    _sampling("frequency_penalty", Penalty, "Taken once for each time the answer has the token."),
+    _sampling(
+        "logit_bias", Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_IDS)],
+        "Added to the scores of tokens, by id.",
+    ),
+    _sampling(
+        "allowed_token_ids", Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_IDS)],
+        "No other token is chosen.",
+    ),
+    _sampling(
+        "seed", Annotated[int, Meta(ge=0, le=MAX_SEED)],
+        "Keys the draws; left out, one is drawn from the system's randomness. The answer says which it was.",
+    ),
+    # when an answer ends
+    _sampling(
+        "max_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)],
+        "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes. 0 only with echo.",
+        (TEXT,),
+    ),
+    _sampling("max_tokens", Count, "As max_completion_tokens, its newer name.", (CHAT,)),
+    _honoured(
+        "max_completion_tokens", (CHAT,), Count,
+        "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes.",
+    ),
+    _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before so many tokens."),
+    _sampling(
+        "stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer."
+    ),
+    _sampling("stop_token_ids", TokenIds, "Tokens that end an answer."),
+    _sampling("include_stop_str_in_output", Flag, "The text of stop stays in the answer."),
+    _sampling("ignore_eos", Flag, "The model's end tokens end nothing."),
+    _sampling("skip_special_tokens", Flag, "Special tokens are left out of the text (default) or shown."),
+    # what is reported
+    _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
+    _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: so many alternatives of each token."),
+    _sampling("logprobs", Alternatives, "Log-probabilities of tokens, and so many alternatives.", (TEXT,)),
+    _sampling("prompt_logprobs", Alternatives, "The same of the prompt, as vLLM gives them."),
+    _honoured("echo", (TEXT,), Flag, "The prompt comes first in the answer, with logprobs if these are asked for."),
+    _honoured("stream", BOTH, Flag, "Server-sent events."),
+    _honoured("stream_options", BOTH, dict[str, Any], "include_usage, continuous_usage_stats."),
+    _honoured("return_token_ids", BOTH, Flag, "prompt_token_ids, and token_ids of each choice (vLLM's)."),
+    _honoured("return_tokens_as_token_ids", BOTH, Flag, "Tokens of logprobs are written token_id:N (vLLM's)."),
+    _honoured("return_progress", BOTH, Flag, "With stream: prompt_progress while a prompt is computed (llama.cpp's)."),
+    _honoured("timings_per_token", BOTH, Flag, "With stream: timings in every event, not only in the last."),
+    # how the prompt is made, and where it waits
+    _honoured("chat_template_kwargs", (CHAT, RENDER), Names, "Variables of the chat template, enable_thinking say."),
+    _honoured("add_generation_prompt", (CHAT, RENDER), Flag, "Whether the template opens an answer (default)."),
+    _honoured("add_special_tokens", (TEXT, TOKENIZE), Flag, "Whether the tokenizer adds BOS and the like (default)."),
+    _honoured("priority", BOTH, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."),
+    _honoured("cache_salt", BOTH, Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)],
+              "Only requests of the same salt share cached prefixes."),
+    # /tokenize and /detokenize, in vLLM's form
+    _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count.", required=True),
+    _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
+    _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
+    # without effect on the answer
+    _harmless("user", BOTH, Text, "Nothing is kept about users."),
+    _harmless("safety_identifier", BOTH, Text, "Nothing is kept about users."),
+    _harmless("metadata", BOTH, Names, "Nothing is kept."),
+    _harmless("client_metadata", BOTH, Names, "Nothing is kept."),
+    _harmless("store", BOTH, Literal[False] | None, "Nothing is kept; true is refused."),
+    _harmless("service_tier", BOTH, Literal["auto", "default"], "There is one tier; others are refused."),
+    _harmless("prompt_cache_key", BOTH, Text, "Prefixes are found by their tokens."),
+    _harmless("prompt_cache_retention", BOTH, Literal["in_memory", "24h"], "Prefixes stay as long as there is room."),
+    _harmless("prompt_cache_options", BOTH, Names, "Prefixes are found by their tokens."),
+    _harmless("cache_prompt", BOTH, Literal[True], "Prefixes are always kept (llama.cpp's)."),
+    _harmless("include", BOTH, Annotated[list[Text], Meta(max_length=64)], "There is nothing to include."),
+    _harmless("modalities", (CHAT,), list[Literal["text"]], "Answers are text."),
+    _harmless("parallel_tool_calls", (CHAT,), Flag, "There are no tools to call."),
+    _harmless("spaces_between_special_tokens", BOTH, Flag, "Tokens are never parted by spaces."),
+    _harmless("request_id", BOTH, Text, "Requests are numbered here; the answer's id is new."),
+    # refused
+    _refused("tools", (CHAT,), _NO_TOOLS, []),
+    _refused("tool_choice", (CHAT,), _NO_TOOLS, "none", "auto"),
+    _refused("functions", (CHAT,), _NO_TOOLS, []),
+    _refused("function_call", (CHAT,), _NO_TOOLS, "none", "auto"),
+    _refused("response_format", BOTH, _NO_SCHEMA, {"type": "text"}),
+    _refused("structured_outputs", BOTH, _NO_SCHEMA),
+    _refused("guided_json", BOTH, _NO_SCHEMA),
+    _refused("guided_regex", BOTH, _NO_SCHEMA),
+    _refused("guided_choice", BOTH, _NO_SCHEMA),
+    _refused("guided_grammar", BOTH, _NO_SCHEMA),
+    _refused("grammar", BOTH, _NO_SCHEMA, ""),
+    _refused("json_schema", BOTH, _NO_SCHEMA),
+    _refused("verbosity", (CHAT,), "say in a message how long the answer is to be", "medium"),
+    _refused("reasoning_effort", (CHAT,), "use chat_template_kwargs, if the model's template has such a variable"),
+    _refused("reasoning", BOTH, "use chat_template_kwargs, if the model's template has such a variable"),
+    _refused("audio", (CHAT,), _NO_SOUND),
+    _refused("prediction", (CHAT,), "there is no speculative decoding yet; leave it out"),
+    _refused("moderation", (CHAT,), "nothing is moderated here; leave it out"),
+    _refused("web_search_options", (CHAT,), "nothing is searched; leave it out"),
+    _refused("suffix", (TEXT,), "a text is continued at its end alone; leave it out", ""),
+    _refused("best_of", BOTH, "ask for n choices with logprobs, and take the best", 1),
+    _refused("use_beam_search", BOTH, "ask for n choices with logprobs, and take the best", False),
+    _refused("length_penalty", BOTH, "it belongs to beam search, which there is none of", 1.0, 1),
+    _refused("early_stopping", BOTH, "it belongs to beam search, which there is none of", False),
+    _refused("bad_words", BOTH, "logit_bias with -100 bars single tokens", []),
+    _refused("logits_processors", BOTH, "logit_bias adds to the scores of tokens", []),
+    _refused("truncate_prompt_tokens", BOTH, "shorten the prompt; /tokenize counts its tokens"),
+    _refused("chat_template", (CHAT,), "templates come from the operator alone; chat_template_kwargs sets variables"),
+    _refused("documents", (CHAT,), "put the documents into a message", []),
+    _refused("continue_final_message", (CHAT,), "use /render and /v1/completions to go on with a text", False),
+    _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
+    _refused("n_predict", BOTH, "use max_tokens"),
+    _refused("max_new_tokens", BOTH, "use max_tokens"),
+    _refused("num_ctx", BOTH, "the context is the server's: --max-model-len"),
+    _refused("options", BOTH, "give its fields by themselves: temperature, top_k, …", {}),
+    _refused("keep_alive", BOTH, "the model stays; leave it out"),
+)  # fmt: skip
+
+
+def fields_of(route: str) -> Mapping[str, Field]:
+    """The table's rows for a route, by name."""
+    return {field.name: field for field in TABLE if route in field.routes}

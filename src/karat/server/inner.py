@@ -1,0 +1,69 @@
+"""What every protocol is converted to: prompts, parameters, and how the answer is watched."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from karat.errors import CapacityError
+from karat.request import SamplingParams
+from karat.text.chat_prompt import ChatPrompt
+
+MAX_DRAWN_SEED = 2**53  # every JSON reader keeps integers below it
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt for the engine, as token ids or a rendered conversation, with everything resolved."""
+
+    prompt: tuple[int, ...] | ChatPrompt
+    params: SamplingParams
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.prompt.token_ids if isinstance(self.prompt, ChatPrompt) else self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one HTTP request asks of the engine: its prompts share the seed, the priority and the salt."""
+
+    asks: tuple[Ask, ...]
+    seed: int
+    priority: int = 0
+    salt: str | None = None
+
+
+def drawn_seed() -> int:
+    """From the system's randomness."""
+    return secrets.randbelow(MAX_DRAWN_SEED)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What bounds an answer: the context, and what one may have whose length was left out."""
+
+    max_model_len: int
+    default_max_tokens: int
+
+    def params(self, defaults: SamplingParams, given: Mapping[str, Any], prompt_len: int) -> SamplingParams:
+        """`given` over the model's defaults, for a prompt of so many tokens.
+
+        CapacityError for a prompt that leaves no room; RequestError for values that contradict each other.
+        """
+        room = self.max_model_len - prompt_len
+        if room < 1:
+            raise CapacityError(
+                f"the prompt has {prompt_len} tokens, and the context {self.max_model_len}, of which one is for the "
+                "answer at least; shorten the prompt"
+            )
+        asked = given.get("max_tokens")
+        if asked is not None and asked > room:
+            raise CapacityError(
+                f"the prompt has {prompt_len} tokens and the answer may have {asked}, together more than the context "
+                f"of {self.max_model_len}; ask for at most {room}, or shorten the prompt"
+            )
+        usual = min(room, self.default_max_tokens, defaults.max_tokens or room)
+        least = min(defaults.min_tokens, usual if asked is None else asked)
+        bounded = replace(defaults, max_tokens=None, min_tokens=least)
+        return replace(bounded, **{"max_tokens": usual, **given})

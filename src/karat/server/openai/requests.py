@@ -1,0 +1,203 @@
+"""Requests of OpenAI's protocol, judged and made into the inner form. Nothing here computes or waits."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from karat.request import shown
+from karat.server.bodies import Body, judge
+from karat.server.errors import invalid
+from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
+
+_SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
+# What the template is called with, which its variables may not replace.
+_RESERVED = frozenset(
+    "messages tools documents add_generation_prompt now sanitize_control_tokens max_tokens self "
+    "chat_template tokenize continue_final_message".split()
+)
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_NO_TOOLS = "Karat calls no tools yet"
+
+STREAM_OPTIONS: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("include_usage", (), "honoured", "The last event has the usage.", Flag),
+        Field("continuous_usage_stats", (), "honoured", "Every event has the usage so far (vLLM's).", Flag),
+        Field("include_obfuscation", (), "without effect", "Events are not padded.", Flag),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an answer looks."""
+
+    model: str | None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    progress: bool = False
+    timings_per_token: bool = False
+    echo: bool = False
+    no_answer: bool = False  # max_tokens 0: the echo alone
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation; `given` are fields of SamplingParams, `variables` those of the template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]
+    given: Mapping[str, Any]
+    form: Form
+    priority: int
+    cache_salt: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Texts, or token ids, to be continued."""
+
+    prompts: Sequence[str | tuple[int, ...]]
+    add_special_tokens: bool
+    given: Mapping[str, Any]
+    form: Form
+    priority: int
+    cache_salt: str | None
+
+
+def read_chat(body: Body) -> ChatRequest:
+    """400 for what contradicts itself, and for messages that are no text."""
+    values = body.values
+    given = _sampling(values, CHAT)
+    if "max_completion_tokens" in values:
+        if given.get("max_tokens", values["max_completion_tokens"]) != values["max_completion_tokens"]:
+            raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give the latter alone")
+        given["max_tokens"] = values["max_completion_tokens"]
+    if values.get("logprobs"):
+        given["logprobs"] = values.get("top_logprobs", 0)
+    elif values.get("top_logprobs"):
+        raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
+    return ChatRequest(
+        read_messages(values["messages"]), read_variables(values), given, _form(values),
+        values.get("priority", 0), values.get("cache_salt"),
+    )  # fmt: skip
+
+
+def read_text(body: Body) -> TextRequest:
+    """400 for what contradicts itself."""
+    values = body.values
+    given, form = _sampling(values, TEXT), _form(values)
+    prompts = _prompts(values["prompt"])
+    if given.get("max_tokens") == 0:
+        if not form.echo:
+            raise invalid("max_tokens", "max_tokens=0: expected 1 or more, or echo: true, which gives the prompt back")
+        given["max_tokens"] = 1
+        given.pop("min_tokens", None)
+    if form.echo and form.stream and "logprobs" in given and given.get("n", 1) > 1:
+        raise invalid("echo", "echo with logprobs and n > 1 cannot stream; leave out one of them")
+    if form.echo and "logprobs" in given:
+        given["prompt_logprobs"] = max(given["logprobs"], given.get("prompt_logprobs", 0))
+    return TextRequest(
+        prompts, values.get("add_special_tokens", True), given, form, values.get("priority", 0),
+        values.get("cache_salt"),
+    )  # fmt: skip
+
+
+def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the chat template gets beside the messages."""
+    variables = dict(values.get("chat_template_kwargs", {}))
+    for name in variables:
+        if name in _RESERVED or not name.isidentifier():
+            raise invalid(
+                "chat_template_kwargs",
+                f"chat_template_kwargs has {shown(name)}, which is no variable to set; take it out",
+            )
+    return variables | {"add_generation_prompt": values.get("add_generation_prompt", True)}
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation as templates take it: known roles, contents of text."""
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {_NO_TOOLS}; tell the result in a user's message")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
+    plain: dict[str, Any] = {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
+    for name, value in message.items():
+        if name in ("role", "content") or value is None:
+            continue
+        if name == "name" or (name == "reasoning_content" and role == "assistant"):
+            if not isinstance(value, str):
+                raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
+            plain[name] = value
+        elif name in ("tool_calls", "function_call", "tool_call_id") and value not in ([], ""):
+            raise invalid(f"{where}.{name}", f"{where}.{name}: {_NO_TOOLS}; take it out", "unsupported_field")
+        elif name not in ("annotations", "refusal", "audio", "tool_calls", "id") or value not in ([], "", {}):
+            raise invalid(
+                f"{where}.{name}"[:200], f"{where} has {shown(name)}={shown(value)}; expected role, content and name",
+                "unknown_field",
+            )  # fmt: skip
+    return plain
+
+
+def _content(content: object, where: str) -> str:
+    """A text, or parts of text, joined by line breaks as vLLM joins them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise invalid(where, f"{where}={shown(content)}: expected a text, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(part, dict) and kind != "text":
+            raise invalid(f"{where}[{index}].type", f"{where}[{index}].type={shown(kind)}: Karat reads text alone")
+        if not isinstance(text, str) or (isinstance(part, dict) and part.keys() - {"type", "text", "cache_control"}):
+            raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [tuple(prompt)]
+    if kinds not in ({str}, {list}):
+        raise invalid("prompt", "prompt mixes texts, token ids and lists; expected one kind")
+    if len(prompt) > MAX_PROMPTS:
+        raise invalid(
+            "prompt", f"prompt has {len(prompt)} prompts; expected at most {MAX_PROMPTS}; send several requests"
+        )
+    return [item if isinstance(item, str) else tuple(item) for item in prompt]
+
+
+def _sampling(values: Mapping[str, Any], route: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in _SAMPLED[route]}
+
+
+def _form(values: Mapping[str, Any]) -> Form:
+    stream = values.get("stream", False)
+    options = judge(values.get("stream_options", {}), STREAM_OPTIONS, "stream_options.").values
+    if "stream_options" in values and not stream:
+        raise invalid("stream_options", "stream_options without stream: true; leave it out, or stream")
+    return Form(
+        model=values.get("model"),
+        stream=stream,
+        include_usage=options.get("include_usage", False) or options.get("continuous_usage_stats", False),
+        continuous_usage=options.get("continuous_usage_stats", False),
+        token_ids=values.get("return_token_ids", False),
+        tokens_as_ids=values.get("return_tokens_as_token_ids", False),
+        progress=values.get("return_progress", False),
+        timings_per_token=values.get("timings_per_token", False),
+        echo=values.get("echo", False),
+        no_answer=values.get("max_tokens") == 0,
+    )

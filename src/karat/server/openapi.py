@@ -1,0 +1,93 @@
+"""The OpenAPI document, made from the table of fields and the structs of answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from karat import __version__
+from karat.server import schema
+from karat.server.fields import CHAT, TEXT, Field, fields_of
+
+_REF = "#/components/schemas/{name}"
+ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
+    CHAT: ("post", schema.ChatCompletion),
+    TEXT: ("post", schema.TextCompletion),
+    "/v1/models": ("get", schema.Models),
+    "/v1/models/{model}": ("get", schema.Model),
+    "/tokenize": ("post", schema.Tokenized),
+    "/detokenize": ("post", schema.Detokenized),
+    "/render": ("post", schema.Rendered),
+    "/health": ("get", schema.Health),
+    "/ready": ("get", schema.Health),
+    "/version": ("get", schema.Version),
+}
+_EVENTS: Mapping[str, type] = {CHAT: schema.ChatChunk, TEXT: schema.TextCompletion}
+_ERRORS = {
+    "400": "A request that cannot be served as asked", "401": "No key, or a wrong one",
+    "403": "A foreign Host or Origin", "404": "No such model or route", "405": "Another method",
+    "408": "The body did not come in time", "413": "The body is too large", "500": "A bug, or numbers that went wrong",
+    "503": "Too much load, or the server is ending",
+}  # fmt: skip
+
+
+def document() -> dict[str, Any]:
+    """The document as JSON values."""
+    structs = [*(answer for _, answer in ANSWERS.values()), *_EVENTS.values(), schema.ErrorBody]
+    _, components = msgspec.json.schema_components(structs, ref_template=_REF)
+    paths: dict[str, Any] = {}
+    for route, (method, answer) in ANSWERS.items():
+        content = {"application/json": {"schema": _ref(answer)}}
+        if route in _EVENTS:
+            content["text/event-stream"] = {"schema": _ref(_EVENTS[route])}
+        operation: dict[str, Any] = {
+            "operationId": f"{method} {route}",
+            "responses": {"200": {"description": "The answer", "content": content}} | _errors(),
+        }
+        if method == "post":
+            body = {"application/json": {"schema": request_schema(route)}}
+            operation["requestBody"] = {"required": True, "content": body}
+        if "{model}" in route:
+            place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [place]
+        paths[route] = {method: operation}
+    paths["/metrics"] = {"get": {"operationId": "get /metrics", "responses": {"200": {"description": "Prometheus"}}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Karat", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def request_schema(route: str) -> dict[str, Any]:
+    """JSON Schema of a route's body: what is refused is not in it, and nothing else may be."""
+    fields = fields_of(route)
+    taken = [field for field in fields.values() if field.kind != "refused"]
+    return {
+        "type": "object",
+        "properties": {field.name: _property(field) for field in taken},
+        "required": [field.name for field in taken if field.required],
+        "additionalProperties": False,
+    }
+
+
+def _property(field: Field) -> dict[str, Any]:
+    kind = msgspec.json.schema(field.type)
+    described: dict[str, Any] = {"description": field.text}
+    if field.kind == "without effect":
+        described["x-karat-without-effect"] = True
+    return described | (kind if field.required else {"anyOf": [kind, {"type": "null"}]})
+
+
+def _ref(struct: type) -> dict[str, str]:
+    return {"$ref": _REF.format(name=struct.__name__)}
+
+
+def _errors() -> dict[str, Any]:
+    content = {"application/json": {"schema": _ref(schema.ErrorBody)}}
+    return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}

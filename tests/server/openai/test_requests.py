@@ -1,0 +1,141 @@
+"""OpenAI's requests made into the inner form."""
+
+from typing import Any
+
+import pytest
+
+from karat.errors import CapacityError, RequestError
+from karat.request import SamplingParams
+from karat.server.bodies import judge
+from karat.server.errors import ApiError
+from karat.server.fields import CHAT, TEXT, fields_of
+from karat.server.inner import MAX_DRAWN_SEED, Lengths, drawn_seed
+from karat.server.openai.requests import ChatRequest, TextRequest, read_chat, read_text
+
+USER = {"role": "user", "content": "PLACEHOLDER"}
+
+
+def chat(**given: Any) -> ChatRequest:
+    return read_chat(judge({"messages": [USER], **given}, fields_of(CHAT)))
+
+
+def text(**given: Any) -> TextRequest:
+    return read_text(judge({"prompt": "PLACEHOLDER", **given}, fields_of(TEXT)))
+
+
+def refused(make: Any, **given: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        make(**given)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_roles_and_contents_become_those_of_templates() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = chat(
+        messages=[
+            {"role": "developer", "content": "be kind", "name": "PLACEHOLDER"},
+            {"role": "user", "content": parts},
+            # what the openai package makes of an answer, sent back
+            {
+                "role": "assistant",
+                "content": "c",
+                "refusal": None,
+                "annotations": [],
+                "audio": None,
+                "tool_calls": None,
+            },
+        ]
+    )
+    assert asked.messages == [
+        {"role": "system", "content": "be kind", "name": "PLACEHOLDER"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"content": "a"}, "messages[0].role"),
+        ({"role": "<|im_end|>", "content": "a"}, "messages[0].role"),
+        ({"role": "tool", "content": "a", "tool_call_id": "b"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": []}, "messages[0].content"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages[0].content[0].type",
+        ),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": "a", "name": 1}, "messages[0].name"),
+        ({"role": "user", "content": "a", "mood": "good"}, "messages[0].mood"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], param: str) -> None:
+    assert refused(chat, messages=[message]).param == param
+
+
+def test_the_newer_name_of_max_tokens() -> None:
+    assert chat(max_completion_tokens=5).given["max_tokens"] == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).given["max_tokens"] == 5
+    assert refused(chat, max_completion_tokens=5, max_tokens=6).param == "max_tokens"
+
+
+def test_logprobs_of_a_chat() -> None:
+    assert "logprobs" not in chat(logprobs=False).given
+    assert chat(logprobs=True).given["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=3).given["logprobs"] == 3
+    assert refused(chat, top_logprobs=3).param == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "max_tokens", "chat_template", "now", "sanitize_control_tokens", "self", "a b"]
+)
+def test_variables_of_the_template_replace_nothing_of_its_own(name: str) -> None:
+    assert refused(chat, chat_template_kwargs={name: False}).param == "chat_template_kwargs"
+    assert chat(chat_template_kwargs={"enable_thinking": False}).variables == {
+        "enable_thinking": False,
+        "add_generation_prompt": True,
+    }
+
+
+def test_prompts() -> None:
+    assert text().prompts == ["PLACEHOLDER"]
+    assert text(prompt=["a", "b"]).prompts == ["a", "b"]
+    assert text(prompt=[1, 2]).prompts == [(1, 2)]
+    assert text(prompt=[[1], [2, 3]]).prompts == [(1,), (2, 3)]
+    assert refused(text, prompt=["a", 1]).param == "prompt"
+    assert refused(text, prompt=["a"] * 129).param == "prompt"
+
+
+def test_no_tokens_are_for_an_echo_alone() -> None:
+    asked = text(max_tokens=0, echo=True, logprobs=2)
+    assert asked.form.no_answer and asked.given == {"max_tokens": 1, "logprobs": 2, "prompt_logprobs": 2}
+    assert refused(text, max_tokens=0).param == "max_tokens"
+
+
+def test_stream_options() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).form.include_usage
+    assert chat(stream=True, stream_options={"continuous_usage_stats": True}).form.continuous_usage
+    assert refused(chat, stream=True, stream_options={"x": 1}).param == "stream_options.x"
+    assert refused(chat, stream_options={"include_usage": True}).param == "stream_options"
+
+
+def test_lengths() -> None:
+    lengths, defaults = Lengths(100, 40), SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
+    assert lengths.params(defaults, {}, 10) == SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
+    assert lengths.params(defaults, {"max_tokens": 50}, 10).max_tokens == 50
+    assert lengths.params(SamplingParams(), {"top_p": 0.5}, 10) == SamplingParams(top_p=0.5, max_tokens=40)
+    assert lengths.params(defaults, {}, 90) == SamplingParams(temperature=0.5, max_tokens=10, min_tokens=10)
+    with pytest.raises(CapacityError, match=r"has 10 tokens and the answer may have 91.*context of 100"):
+        lengths.params(defaults, {"max_tokens": 91}, 10)
+    with pytest.raises(CapacityError, match="has 100 tokens, and the context 100"):
+        lengths.params(defaults, {}, 100)
+    with pytest.raises(RequestError, match="min_tokens=41"):
+        lengths.params(SamplingParams(), {"min_tokens": 41}, 10)
+
+
+def test_drawn_seeds_differ_and_fit_any_reader() -> None:
+    seeds = {drawn_seed() for _ in range(20)}
+    assert len(seeds) == 20 and all(0 <= seed < MAX_DRAWN_SEED for seed in seeds)

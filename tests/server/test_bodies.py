@@ -1,0 +1,97 @@
+"""Bodies: what is no JSON object, unknown, refused or wrong is a 400 that names it."""
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.server.bodies import read_body, read_json
+from karat.server.errors import ApiError
+from karat.server.fields import CHAT, TABLE, TEXT, fields_of
+
+MESSAGES = [{"role": "user", "content": "PLACEHOLDER"}]
+
+
+def refusal(content: bytes, route: str = CHAT) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read_body(content, fields_of(route))
+    error = caught.value
+    assert error.status == 400
+    body = json.loads(error.body)["error"]
+    assert body.keys() == {"message", "type", "param", "code"} and body["type"] == "invalid_request_error"
+    return error
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"null", b"[]", b"1", b'"text"', b"{", b"[" * 100_000, b'{"a":' * 100_000, b'{"n": NaN}', b'{"n": 1e999}',
+        b'{"n": %s}' % (b"9" * 5000), b'{"user": "\xff"}', b'{"user": "\\ud800"}', b"\x00\x01\x02", b"{}{}",
+    ],
+)  # fmt: skip
+def test_what_is_no_object_is_refused(content: bytes) -> None:
+    assert refusal(content).code == "invalid_json"
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_an_object_or_a_400(content: bytes) -> None:
+    with suppress(ApiError):
+        assert isinstance(read_json(content), dict)
+
+
+def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
+    error = refusal(json.dumps({"messages": MESSAGES, "temprature": 1}).encode())
+    assert error.param == "temprature" and "did you mean temperature?" in error.message
+    assert refusal(b'{"prompt": "a", "messages": []}', TEXT).param == "messages"
+
+
+@pytest.mark.parametrize("field", [f for f in TABLE if f.kind == "refused"], ids=lambda field: field.name)
+def test_a_refused_field_says_what_to_do_and_is_taken_where_it_asks_nothing(field: Any) -> None:
+    route = field.routes[0]
+    needed = {"messages": MESSAGES} if route == CHAT else {"prompt": "a"}
+    error = refusal(json.dumps(needed | {field.name: "something"}).encode(), route)
+    assert error.param == field.name and field.text in error.message and error.code == "unsupported_field"
+    for off in field.off:
+        assert read_body(json.dumps(needed | {field.name: off}).encode(), fields_of(route)).without_effect == (
+            field.name,
+        )
+    assert read_body(json.dumps(needed | {field.name: None}).encode(), fields_of(route)).without_effect == ()
+
+
+def test_false_is_not_zero_and_one_is_not_true() -> None:
+    assert refusal(b'{"prompt": "a", "use_beam_search": 0}', TEXT).param == "use_beam_search"
+    assert refusal(b'{"prompt": "a", "best_of": true}', TEXT).param == "best_of"
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "said"),
+    [
+        ({"n": 65}, "n", "expected an integer <= 64; what came is 65"),
+        ({"n": True}, "n", "expected an integer, got true or false"),
+        ({"temperature": "hot"}, "temperature", "expected a number, got a string"),
+        ({"stop": ["a", ""]}, "stop[1]", "length >= 1"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "expected an integer"),
+        ({"messages": []}, "messages", "length >= 1"),
+        ({"messages": [1]}, "messages[0]", "expected object, got an integer"),
+        ({"store": True}, "store", "what came is True"),
+        ({"service_tier": "flex"}, "service_tier", "what came is 'flex'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_came_and_what_was_expected(
+    given: dict[str, Any], param: str, said: str
+) -> None:
+    error = refusal(json.dumps({"messages": MESSAGES} | given).encode())
+    assert error.param == param and said in error.message
+
+
+def test_what_is_without_effect_is_listed() -> None:
+    body = read_body(
+        json.dumps({"messages": MESSAGES, "user": "PLACEHOLDER", "store": False, "metadata": {}, "seed": 3}).encode(),
+        fields_of(CHAT),
+    )
+    assert body.without_effect == ("user", "store", "metadata")
+    assert body.values == {"messages": MESSAGES, "seed": 3}
+    assert refusal(b"{}").param == "messages"

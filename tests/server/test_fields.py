@@ -1,0 +1,75 @@
+"""The table of fields: whole, in agreement with SamplingParams, and knowing every field of the openai package."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from karat.errors import RequestError
+from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
+from karat.server.fields import BOTH, CHAT, TABLE, TEXT, fields_of
+
+
+def test_a_name_has_one_row_a_route() -> None:
+    rows = [(route, field.name) for field in TABLE for route in field.routes]
+    assert len(rows) == len(set(rows))
+    for field in TABLE:
+        assert field.text and field.routes
+        assert not field.off or field.kind == "refused"
+
+
+def test_every_sampling_parameter_is_honoured() -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)}
+    for route in BOTH:
+        honoured = {field.name for field in fields_of(route).values() if field.kind == "honoured"}
+        assert names <= honoured
+    assert {field.name for field in TABLE if field.samples} <= names
+
+
+EDGES: list[tuple[str, list[Any], list[Any]]] = [  # values that are taken, and their neighbours that are not
+    ("n", [1, MAX_CHOICES], [0, MAX_CHOICES + 1, 1.5]),
+    ("temperature", [0, 100], [-0.1, 100.1]),
+    ("top_p", [0.01, 1], [0, 1.01]),
+    ("top_k", [-1, 0, MAX_COUNT], [-2, MAX_COUNT + 1]),
+    ("min_p", [0, 1], [-0.1, 1.1]),
+    ("repetition_penalty", [0.1, 100], [0, 100.1]),
+    ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+    ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+    ("logit_bias", [{}, {0: -100, 5: 100}], [{-1: 0}, {0: 101}, dict.fromkeys(range(MAX_IDS + 1), 0)]),
+    ("allowed_token_ids", [[0], [0] * MAX_IDS], [[], [-1], [0] * (MAX_IDS + 1)]),
+    ("seed", [0, MAX_SEED], [-1, MAX_SEED + 1]),
+    ("max_tokens", [1, MAX_COUNT], [-1, MAX_COUNT + 1]),
+    ("min_tokens", [0, MAX_COUNT], [-1, MAX_COUNT + 1]),
+    ("stop", ["a", [], ["a"] * MAX_STOPS], ["", [""], ["a"] * (MAX_STOPS + 1), "a" * 2000]),
+    ("stop_token_ids", [[], [0]], [[-1], [0] * (MAX_IDS + 1)]),
+    ("prompt_logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+    ("ignore_eos", [True], [1, "yes"]),
+    ("skip_special_tokens", [False], [0]),
+    ("include_stop_str_in_output", [True], [1]),
+]
+
+
+@pytest.mark.parametrize(("name", "taken", "refused"), EDGES, ids=[edge[0] for edge in EDGES])
+def test_the_table_takes_what_sampling_params_take(name: str, taken: list[Any], refused: list[Any]) -> None:
+    kind = fields_of(TEXT)[name].type
+    for value in taken:
+        SamplingParams(**{name: value})
+        msgspec.convert(value, kind)
+    for value in refused:
+        with pytest.raises(RequestError):
+            SamplingParams(**{name: value})
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(value, kind)
+
+
+def test_every_field_of_the_openai_package_has_a_row() -> None:
+    pytest.importorskip("openai", reason="the openai package is not installed (requirements/clients.txt)")
+    from openai.types import completion_create_params as text
+    from openai.types.chat import completion_create_params as chat
+
+    for route, params in (
+        (CHAT, chat.CompletionCreateParamsStreaming),
+        (TEXT, text.CompletionCreateParamsStreaming),
+    ):
+        assert params.__required_keys__ | params.__optional_keys__ <= fields_of(route).keys()
