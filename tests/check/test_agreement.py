@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.check import agreement
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.session import Plan, Session
 
 BAD = (np.nan, np.inf, -np.inf)

@@ -10,14 +10,14 @@ import pytest
 
 from karat import LLM
 from karat.check.catalogue import Variant
-from karat.check.compute import Context, evaluate, rounded
 from karat.check.diagnose import Diagnoser
 from karat.check.explain import Explainer
-from karat.check.model import CheckedModel, open_model
+from karat.check.model.checked import CheckedModel, open_model
+from karat.check.model.ops import Context, evaluate, rounded
+from karat.check.model.tokens import Tokens
 from karat.check.named import Diagnosis, Explanation
 from karat.check.record import Steps, record
 from karat.check.replay import F64, Finding
-from karat.check.tokens import Tokens
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.wording import diagnosis_lines
 from karat.ops.native import NativeOps

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat.check.block_errors import judges_values, strange_block
 from karat.check.block_levels import LAYOUTS, step_sizes
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.quantised import distances
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS

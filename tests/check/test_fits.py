@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.check.compute import Context, evaluate
 from karat.check.fits import fits
-from karat.check.graph import Node
-from karat.check.tokens import Tokens
+from karat.check.model.graph import Node
+from karat.check.model.ops import Context, evaluate
+from karat.check.model.tokens import Tokens
 from karat.check.trace.format import TraceInfo
 from karat.config import RopeConfig
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.check.inputs import _num_not_finite, weights_stage
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 from karat.quant import FORMATS
 

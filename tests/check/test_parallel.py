@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check.graph import build_graph
 from karat.check.invariance import invariance_of
-from karat.check.model import CheckedModel, open_model
+from karat.check.model.checked import CheckedModel, open_model
+from karat.check.model.graph import build_graph
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
 from karat.check.rank import HeldPart

@@ -10,7 +10,7 @@ import pytest
 
 from karat.check import generation, llamacpp, session, token_stage
 from karat.check.llamacpp import LlamaTokens, llamacpp_ids
-from karat.check.model import CheckedModel, open_model
+from karat.check.model.checked import CheckedModel, open_model
 from karat.check.peers import graph_of, known_difference, known_ids
 from karat.check.record import Steps, record
 from karat.check.reference import departure, departure_lines

@@ -12,16 +12,16 @@ from karat.check.trace.format import Array, Trace, make_info
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.compare import compare  # noqa: E402
-from karat.check.compute import Context, evaluate  # noqa: E402
 from karat.check.effective import Effective  # noqa: E402
-from karat.check.graph import build_graph  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
-from karat.check.model import open_model  # noqa: E402
+from karat.check.model.checked import open_model  # noqa: E402
+from karat.check.model.graph import build_graph  # noqa: E402
+from karat.check.model.ops import Context, evaluate  # noqa: E402
+from karat.check.model.tokens import Tokens  # noqa: E402
+from karat.check.model.weights import CheckpointWeights  # noqa: E402
 from karat.check.noise import PRECISION  # noqa: E402
 from karat.check.record import record_model  # noqa: E402
-from karat.check.tokens import Tokens  # noqa: E402
 from karat.check.trace.selection import Selection  # noqa: E402
-from karat.check.weights import CheckpointWeights  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import TraceError, UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402

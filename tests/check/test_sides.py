@@ -10,7 +10,7 @@ import pytest
 
 from karat.check import llamacpp, session
 from karat.check.agreement import greedy_difference, has_transformers
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.record import Steps, record
 from karat.check.session import Plan, Session
 from karat.check.stage import Stage

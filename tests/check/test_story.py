@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat import LLM
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.session import PROMPT, Plan, Session
 from karat.check.stage import Stage, overall
 from karat.check.story import READING, WORDS, Answer, has, loop, reading, red_flags, story_stage

@@ -12,7 +12,7 @@ from tokenizers import models, processors
 
 from karat.check import token_stage
 from karat.check.chat_audit import audit_chat
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.session import PROMPT
 from karat.check.stage import Stage
 from karat.check.token_audit import MARKER, Audit, FileAudit, Stated

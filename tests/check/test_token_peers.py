@@ -8,7 +8,7 @@ import pytest
 
 from karat.check import agreement, llamacpp, token_stage
 from karat.check.llamacpp import LlamaTokens, llamacpp_tokens
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.session import PROMPT
 from karat.check.stage import Stage
 from karat.check.token_stage import tokens_stage

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from karat import LLM
 from karat.check.health import signs
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.perplexity import perplexity, windows
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.record import Steps, record
 from karat.check.trace.writing import write_trace
 from karat.convert import MIXES, convert

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check import llamacpp, model
+from karat.check import llamacpp
+from karat.check.model import checked
 from karat.check.trace.format import Trace, make_info
 from karat.check.trace.writing import write_trace
 from karat.cli import exits
@@ -149,7 +150,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def raise_it(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr(model, "open_model", raise_it)
+    monkeypatch.setattr(checked, "open_model", raise_it)
     monkeypatch.setattr("karat.check.trace.reading.read_trace", raise_it)
     monkeypatch.setattr("karat.checkpoint.resolve", raise_it)
 
@@ -158,7 +159,7 @@ def test_a_question_that_decides_is_no_verdict(tmp_path: Path, karat_here: Karat
     """It ended with 0 while it asked; the trace answers it, and then there is a verdict."""
     gguf = write(tmp_path / "m", config_of("llama") | CONFIG, "Q8_0")
     path = tmp_path / "engine.trace"
-    arrays = layer_outputs(ggml_run(model.open_model(str(gguf))))
+    arrays = layer_outputs(ggml_run(checked.open_model(str(gguf))))
     for activations, code, verdict in ((None, 2, "undecided"), ("ggml", 0, "numerics"), ("none", 1, "bug")):
         info = make_info(IDS, **({} if activations is None else {"activations": activations}))
         write_trace(path, Trace(info, arrays))

@@ -17,7 +17,7 @@ import transformers
 
 from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
-from karat.check.model import open_model
+from karat.check.model.checked import open_model
 from karat.check.prompt import findings_of_model
 from karat.check.record import Steps
 from karat.check.trace.format import Trace

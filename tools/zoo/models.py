@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from karat.check.graph import Graph, build_graph
+from karat.check.model.graph import Graph, build_graph
+from karat.check.model.weights import CheckpointWeights
 from karat.check.record import Steps
-from karat.check.weights import CheckpointWeights
 from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS

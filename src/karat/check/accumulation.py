@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.compute import Context, kv_head_of
 from karat.check.effective import Effective
-from karat.check.graph import Node
+from karat.check.model.graph import Node
+from karat.check.model.ops import Context, kv_head_of
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)

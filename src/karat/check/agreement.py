@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.compute import evaluate
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
+from karat.check.model.ops import evaluate
 from karat.check.replay import F64, Replay
 from karat.check.trace.format import Trace, TraceInfo
 

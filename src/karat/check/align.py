@@ -7,9 +7,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Node
-from karat.check.kept import Kept
-from karat.check.tokens import Tokens
+from karat.check.model.byte_lru import ByteLRU
+from karat.check.model.graph import Node
+from karat.check.model.tokens import Tokens
 from karat.check.trace.format import MASKED, Trace
 from karat.errors import TraceError
 
@@ -47,7 +47,7 @@ class Recordings(Mapping[str, Recorded]):
         self._trace, self._tokens, self._num_heads = trace, tokens, num_heads
         self._places = {name: place for name, place in places.items() if name in trace.arrays}
         self._shapes = {name: _shape(trace, name, place, num_heads) for name, place in self._places.items()}
-        self._kept: Kept[str, Recorded] = Kept(budget)
+        self._kept: ByteLRU[str, Recorded] = ByteLRU(budget)
         self._masks: dict[str, NDArray[np.bool_]] = {}
 
     def __getitem__(self, name: str) -> Recorded:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.compute import evaluate
 from karat.check.distances import distance, pooled
+from karat.check.model.ops import evaluate
 from karat.check.noise import PRECISION
 from karat.check.replay import F32, F64, MANY, Array, Finding, Replay
 from karat.check.trace.format import LazyArrays, Trace, TraceInfo

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.compute import Weights, rounded
+from karat.check.model.ops import Weights, rounded
 from karat.check.quant_mistakes import misread
 
 Array = NDArray[np.floating]

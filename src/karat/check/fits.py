@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.catalogue import Variant
-from karat.check.compute import Context, evaluate, position_map, visible
-from karat.check.graph import Node
+from karat.check.model.graph import Node
+from karat.check.model.ops import Context, evaluate, position_map, visible
 from karat.config import RopeConfig
 from karat.ops.rope_table import inverse_frequencies
 

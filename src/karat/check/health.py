@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 from karat.check.trace.format import Array, Trace, TraceInfo
 
 _DECISIVE = ("no NaN and no infinity", "attention weights sum to 1")

@@ -144,7 +144,7 @@ def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int
     model: whatever is to be looked into, a wrong one included (karat.check.hf.load_hf loads a right one). Raises
     UsageError for a part that there is none of.
     """
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
     from karat.ops.reference import ReferenceOps
 
     opened = open_model(folder)

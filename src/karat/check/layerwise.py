@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from karat.check.forced import ForcedTap
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 from karat.check.record import Steps, joined, one_sequence
 from karat.check.trace.format import Array, TraceInfo, make_info
 from karat.check.trace.selection import EVERYTHING

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.record import Steps
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.trace.reading import read_trace

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 
 _SHOWN = 8
 

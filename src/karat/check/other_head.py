@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from karat.check.compute import evaluate
+from karat.check.model.ops import evaluate
 from karat.check.replay import F64, Finding, Replay
 
 _TESTED = 4  # tokens at least, on which a map that was fitted to the others is tried

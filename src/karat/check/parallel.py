@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 from karat.check.rank import HeldPart, Hold, Holds, Record
 from karat.check.ranks import gathered, merged
 from karat.check.record import Steps

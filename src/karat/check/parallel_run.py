@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.invariance import digest
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.rank import HeldPart
 from karat.check.record import Steps, record_model

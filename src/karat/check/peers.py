@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Graph, build_graph
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
+from karat.check.model.graph import Graph, build_graph
 from karat.check.replay import Replay
 from karat.check.trace.format import TraceInfo
 from karat.checkpoint import GgufCheckpoint

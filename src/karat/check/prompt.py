@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.trace.format import Trace
 from karat.engine.defaults import read_defaults, turn_end_ids
 from karat.errors import TemplateError

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from karat.check.block_errors import judges_values, strange_block
-from karat.check.model import CheckedModel
-from karat.check.weights import CheckpointWeights
+from karat.check.model.checked import CheckedModel
+from karat.check.model.weights import CheckpointWeights
 from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from karat.check.graph import Graph, Node
+from karat.check.model.graph import Graph, Node
 from karat.check.trace.format import Array, LazyArrays, Trace
 from karat.errors import TraceError
 

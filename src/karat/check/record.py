@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
+from karat.check.model.weights import digest
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
-from karat.check.weights import digest
 from karat.checkpoint.weights import Checkpoint
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.align import Place, Recordings
-from karat.check.compute import Context, Weights, evaluate
 from karat.check.distances import distance, gap, largest_finite, pooled
-from karat.check.graph import Graph, Node
-from karat.check.kept import Kept
+from karat.check.model.byte_lru import ByteLRU
+from karat.check.model.graph import Graph, Node
+from karat.check.model.ops import Context, Weights, evaluate
+from karat.check.model.tokens import Tokens
 from karat.check.noise import PRECISION, Noise
 from karat.check.segments import Segments
-from karat.check.tokens import Tokens
 from karat.check.trace.format import Trace
 from karat.config import FloatName
 from karat.errors import TraceError
@@ -97,7 +97,7 @@ class Replay:
         self._wrong: dict[str, NDArray[np.uint8]] = {}  # bits: the values of a result that are beyond the limit
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
-        self._computed: Kept[str, Array] = Kept(_BUDGET)  # what the next node reads, where it is not recorded
+        self._computed: ByteLRU[str, Array] = ByteLRU(_BUDGET)  # what the next node reads, where it is not recorded
         self.floors: dict[str, Array] = {}  # of the results judged so far, the largest of each row [..., 1]
 
     def domain(self, node: Node) -> NDArray[np.int64]:

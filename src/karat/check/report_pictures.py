@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 from karat.check.replay import LIMIT, Finding
 from karat.check.streamed import AttentionMap
 from karat.check.wording import times

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Graph, Node
-from karat.check.tokens import Tokens
+from karat.check.model.graph import Graph, Node
+from karat.check.model.tokens import Tokens
 
 Mask = NDArray[np.bool_]  # [tokens]; of scores and weights [heads, tokens]
 

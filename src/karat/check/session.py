@@ -13,7 +13,7 @@ from karat import LLM
 from karat.check import agreement
 from karat.check.layerwise import LayerwiseRun
 from karat.check.llamacpp import record_llamacpp
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.ranks import gathered
 from karat.check.record import Steps
 from karat.check.replay import Replay

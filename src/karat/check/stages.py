@@ -14,6 +14,7 @@ from karat.check.generation import generation_stage
 from karat.check.health import signs
 from karat.check.inputs import weights_stage
 from karat.check.invariance import Row, invariance_of
+from karat.check.model.weights import digest
 from karat.check.noise import PRECISION
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.peers import graph_of, known_difference
@@ -23,7 +24,6 @@ from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage
 from karat.check.token_stage import tokens_stage
 from karat.check.trace.format import Array, Trace, rows_of
-from karat.check.weights import digest
 from karat.check.wording import diagnosis_lines, times
 from karat.errors import NumericsError
 from karat.models.opening import open_model

@@ -15,7 +15,7 @@ from karat.check.diagnose import Diagnoser
 from karat.check.forced import Local, local_errors
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
 from karat.check.noise import PRECISION
 from karat.check.peers import Known, known_difference

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from karat.check import agreement
 from karat.check.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.llamacpp import llamacpp_tokens
-from karat.check.model import CheckedModel
+from karat.check.model.checked import CheckedModel
 from karat.check.peers import known_ids
 from karat.check.prompt import TokenFinding, token_lines
 from karat.check.stage import Stage, Verdict

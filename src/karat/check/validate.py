@@ -5,12 +5,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
+from karat.check.model.weights import CheckpointWeights
 from karat.check.ranks import gathered, is_part
 from karat.check.reach import reach
 from karat.check.replay import Replay
 from karat.check.trace.format import Trace
-from karat.check.weights import CheckpointWeights
 
 # Beside the graph's nodes.
 KNOWN_EXTRAS = ("model.rotary_emb.inv_freq", "model.rotary_emb.cos", "model.rotary_emb.sin")

@@ -11,10 +11,10 @@ from karat.check import variants_block as blocks
 from karat.check import variants_weights as weights_of
 from karat.check.catalogue import Variant
 from karat.check.effective import Effective
-from karat.check.graph import Graph
-from karat.check.tokens import Tokens
+from karat.check.model.graph import Graph
+from karat.check.model.tokens import Tokens
+from karat.check.model.weights import CheckpointWeights
 from karat.check.variants_scope import CAPS, LINEARS, Layer, Params, Scope
-from karat.check.weights import CheckpointWeights
 
 _OF_LAYER = (
     attention.masks, attention.scales, attention.heads, attention.caches, attention.ropes, attention.qk_norms,

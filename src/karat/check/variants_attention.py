@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from karat.check.tokens import CACHE_FAULTS
+from karat.check.model.tokens import CACHE_FAULTS
 from karat.check.variants_scope import CAPS, Layer, Params, Scope
 from karat.config import RopeConfig
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from karat.check.graph import Node
+from karat.check.model.graph import Node
 from karat.check.variants_scope import LINEARS, Layer, Params, Scope
 from karat.check.variants_weights import other_layers
 

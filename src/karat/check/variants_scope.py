@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from karat.check.graph import Graph, Node
-from karat.check.tokens import Tokens
-from karat.check.weights import CheckpointWeights
+from karat.check.model.graph import Graph, Node
+from karat.check.model.tokens import Tokens
+from karat.check.model.weights import CheckpointWeights
 from karat.config import ModelConfig
 
 Params = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from karat.check.catalogue import Variant
 from karat.check.effective import Effective
-from karat.check.graph import Node
+from karat.check.model.graph import Node
 from karat.check.quant_mistakes import mistakes
 from karat.check.variants_scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.checkpoint.weights import PLAIN_BYTES

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from karat.check.catalogue import BUGS
 from karat.check.explain import EVERYTHING
-from karat.check.graph import Graph
+from karat.check.model.graph import Graph
 from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.names import shortened
 from karat.check.replay import Finding

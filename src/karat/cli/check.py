@@ -92,7 +92,7 @@ def check(
 
     from karat.check import llamacpp
     from karat.check.agreement import has_transformers
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
     from karat.check.session import STAGES, Plan, Session
     from karat.check.stage import meaning, overall
     from karat.check.stages import run_stages

@@ -24,7 +24,7 @@ _PACKAGES = ("tokenizers", "jinja2", "safetensors", "torch", "transformers", "ll
 
 def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Sequence[str]) -> dict[str, Any]:
     """All facts; `args` are the words behind `karat`."""
-    from karat.check.weights import digest
+    from karat.check.model.weights import digest
 
     results, plan = session.results, session.plan
     return {

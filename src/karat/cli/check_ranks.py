@@ -11,7 +11,7 @@ def show_ranks(
     model: str | None, size: int, num_tokens: int, options: dict[str, Any], *, trace: Path | None, as_json: bool
 ) -> int:
     """Show each stage as it is done; the exit code."""
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
     from karat.check.parallel_run import ParallelPlan, check_parallel, overall
 
     plan = ParallelPlan(model=open_model(model), size=size, num_tokens=num_tokens, trace=trace, **options)

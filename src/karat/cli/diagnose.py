@@ -14,7 +14,7 @@ from karat.cli.traced_model import model_named_by
 from karat.errors import TraceError
 
 if TYPE_CHECKING:
-    from karat.check.model import CheckedModel
+    from karat.check.model.checked import CheckedModel
     from karat.check.named import Diagnosis
     from karat.check.reference import Departure
     from karat.check.trace.format import Trace
@@ -144,10 +144,10 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
 
     None where that is not the traces' either and there is a reference, which does without.
     """
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
+    from karat.check.model.weights import digest
     from karat.check.ranks import gathered
     from karat.check.replay import Replay
-    from karat.check.weights import digest
 
     if model is not None:
         return open_model(model)

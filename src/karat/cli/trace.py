@@ -11,7 +11,7 @@ from karat.cli.traced_model import model_named_by
 from karat.errors import UsageError
 
 if TYPE_CHECKING:
-    from karat.check.model import CheckedModel
+    from karat.check.model.checked import CheckedModel
     from karat.check.trace.format import Trace
 
 EXAMPLES = """
@@ -73,7 +73,7 @@ def trace(
     if validate is not None:
         _validate(model, validate)
         return
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
 
     opened = open_model(model)
     from karat.check.record import Steps
@@ -161,8 +161,8 @@ def _signs(made: "Trace") -> Iterator[str]:
 def _described(made: "Trace", opened: "CheckedModel", prompt: str | None) -> "Trace":
     from dataclasses import replace
 
+    from karat.check.model.weights import digest
     from karat.check.trace.format import Trace
-    from karat.check.weights import digest
 
     info = made.info
     found = info.digest or digest(opened.stored)
@@ -200,7 +200,7 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
 
 
 def _validate(model: str | None, path: Path) -> None:
-    from karat.check.model import open_model
+    from karat.check.model.checked import open_model
     from karat.check.names import shortened
     from karat.check.trace.reading import read_trace
     from karat.check.validate import validate

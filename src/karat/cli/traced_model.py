@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 from karat.cli.terminal import note
 
 if TYPE_CHECKING:
-    from karat.check.model import CheckedModel
+    from karat.check.model.checked import CheckedModel
     from karat.check.trace.format import Trace
 
 
 def model_named_by(*traces: "Trace") -> "CheckedModel | None":
     """The first model that a trace names, if it is here and has the weights that the first trace was made of."""
-    from karat.check.model import open_model
-    from karat.check.weights import digest
+    from karat.check.model.checked import open_model
+    from karat.check.model.weights import digest
 
     for name in dict.fromkeys(trace.info.model for trace in traces if trace.info.model):
         if (Path(name) / "config.json").is_file() or (name.endswith(".gguf") and Path(name).is_file()):

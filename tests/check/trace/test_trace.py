@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from karat.check.tokens import NOBODY, Tokens
+from karat.check.model.tokens import NOBODY, Tokens
 from karat.check.trace.format import Trace, make_info
 from karat.check.trace.reading import read_trace
 from karat.check.trace.writing import write_trace

@@ -16,7 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value", bound=HasBytes)
 
 
-class Kept(Generic[Key, Value]):
+class ByteLRU(Generic[Key, Value]):
     """At most `budget` bytes of values, and at least the one that was asked for last."""
 
     def __init__(self, budget: int) -> None:

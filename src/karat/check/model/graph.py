@@ -19,7 +19,7 @@ Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One named result. `params` are what karat.check.compute.evaluate reads; weights stand in them by name."""
+    """One named result. `params` are what karat.check.model.ops.evaluate reads; weights stand in them by name."""
 
     name: str
     kind: Kind

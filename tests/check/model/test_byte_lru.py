@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.check.kept import Kept
+from karat.check.model.byte_lru import ByteLRU
 
 
 @given(st.integers(0, 400), st.lists(st.integers(0, 9), max_size=60))
 def test_values_are_right_and_fit_the_budget(budget: int, keys: list[int]) -> None:
     """Beside a list of all that was asked for, least recent first."""
-    kept: Kept[int, np.ndarray] = Kept(budget)
+    kept: ByteLRU[int, np.ndarray] = ByteLRU(budget)
     made: list[int] = []
     model: list[int] = []
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from karat.check.graph import Graph, build_graph
-from karat.check.weights import CheckpointWeights
+from karat.check.model.graph import Graph, build_graph
+from karat.check.model.weights import CheckpointWeights
 from karat.checkpoint import ModelCheckpoint, resolve
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, embedded_model_path

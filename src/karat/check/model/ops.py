@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.graph import Node
-from karat.check.tokens import NOBODY, Tokens
+from karat.check.model.graph import Node
+from karat.check.model.tokens import NOBODY, Tokens
 from karat.config import FloatName, RopeConfig
 from karat.ops.rope_table import cos_sin, inverse_frequencies
 

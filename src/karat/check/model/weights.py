@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.compute import rounded
-from karat.check.kept import Kept
+from karat.check.model.byte_lru import ByteLRU
+from karat.check.model.ops import rounded
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 
@@ -18,7 +18,7 @@ _BUDGET = 1 << 29  # bytes of widened tensors that are kept
 
 
 class CheckpointWeights:
-    """karat.check.compute.Weights over assigned weights (source name to stored tensor; see models.find_weights).
+    """karat.check.model.ops.Weights over assigned weights (source name to stored tensor; see models.find_weights).
 
     `narrow` is what the engine under test computes in: a tensor that is stored wider is rounded to it, as the engine
     has to.
@@ -27,7 +27,7 @@ class CheckpointWeights:
     def __init__(self, stored: Mapping[str, Weight], narrow: FloatName | None = None) -> None:
         self.stored = stored
         self._narrow = narrow if narrow in ("float16", "bfloat16") else None
-        self._kept: Kept[tuple[str, str], Array] = Kept(_BUDGET)
+        self._kept: ByteLRU[tuple[str, str], Array] = ByteLRU(_BUDGET)
 
     def array(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """The whole tensor [*shape] in `dtype`; not to be changed."""
