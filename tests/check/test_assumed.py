@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from karat import LLM
-from karat.check.catalogue import Variant
 from karat.check.diagnose import Diagnoser
 from karat.check.explain import Explainer
+from karat.check.mistakes.catalogue import Variant
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.ops import Context, evaluate, rounded
 from karat.check.model.tokens import Tokens

@@ -12,8 +12,8 @@ from karat.check.trace.format import Array, Trace, make_info
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.compare import compare  # noqa: E402
-from karat.check.effective import Effective  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
+from karat.check.mistakes.weight_readings import Effective  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
 from karat.check.model.graph import build_graph  # noqa: E402
 from karat.check.model.ops import Context, evaluate  # noqa: E402

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.effective import Effective
+from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Node
 from karat.check.model.ops import Context, kv_head_of
 

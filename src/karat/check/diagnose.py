@@ -13,6 +13,7 @@ from karat.check.assumed import Assumed, assumptions, explains, info_with, is_th
 from karat.check.budget import Budget
 from karat.check.degenerate import emptiness
 from karat.check.explain import Explainer
+from karat.check.mistakes.enumerate import Enumeration
 from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
@@ -21,7 +22,6 @@ from karat.check.reach import reach
 from karat.check.replay import Finding, Replay
 from karat.check.theory import Theory
 from karat.check.trace.format import Trace
-from karat.check.variants import Enumeration
 from karat.check.wording import located
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from karat.check.assumed import Assumed
-from karat.check.catalogue import Variant
+from karat.check.mistakes.catalogue import Variant
 from karat.check.replay import Finding
 
 

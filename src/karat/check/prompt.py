@@ -181,7 +181,7 @@ def _generated_findings(trace: Trace, num_prompt: int, end_ids: frozenset[int]) 
 
 def token_lines(findings: Sequence[TokenFinding]) -> list[str]:
     """The findings in words."""
-    from karat.check.catalogue import BUGS
+    from karat.check.mistakes.catalogue import BUGS
 
     lines = []
     for finding in findings:

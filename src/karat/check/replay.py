@@ -10,7 +10,6 @@ training). What rounding alone can explain lies within a small multiple of it.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from karat.check.align import Place, Recordings
 from karat.check.distances import distance, gap, largest_finite, pooled
 from karat.check.model.byte_lru import ByteLRU
-from karat.check.model.graph import Graph, Node
+from karat.check.model.graph import Edits, Graph, Node
 from karat.check.model.ops import Context, Weights, evaluate
 from karat.check.model.tokens import Tokens
 from karat.check.noise import PRECISION, Noise
@@ -28,7 +27,6 @@ from karat.config import FloatName
 from karat.errors import TraceError
 
 Array = NDArray[np.floating]
-Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
 F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
 # A row within this multiple of its floor is explained by rounding. On healthy runs the largest ratio stays below 4

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from karat.check.budget import Budget
-from karat.check.catalogue import Variant
 from karat.check.distances import distance
-from karat.check.replay import Edits, Finding, Replay
+from karat.check.mistakes.catalogue import Variant
+from karat.check.model.graph import Edits
+from karat.check.replay import Finding, Replay
 
 _REACHES = (4, 12, 40, 1 << 20)
 

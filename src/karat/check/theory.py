@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from karat.check.catalogue import Variant
-from karat.check.replay import Edits
+from karat.check.mistakes.catalogue import Variant
+from karat.check.model.graph import Edits
 
 Key = tuple[tuple[str, str], ...]
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from karat.check.catalogue import BUGS
 from karat.check.explain import EVERYTHING
+from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
 from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.names import shortened

@@ -15,6 +15,7 @@ from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, St
 from karat.ranks.group import Group, Share
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
+Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Graph:
         self.order = {name: index for index, name in enumerate(nodes)}
         self.by_role = {(node.layer, node.role): node for node in nodes.values()}
 
-    def edited(self, edits: Mapping[str, Mapping[str, Any]]) -> "Graph":
+    def edited(self, edits: Edits) -> "Graph":
         """The graph with the parameters of some nodes replaced."""
         return Graph(self.config, {
             name: node.changed(edits[name]) if name in edits else node for name, node in self.nodes.items()

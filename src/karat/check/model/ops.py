@@ -1,7 +1,7 @@
 """Each kind of node as one obvious function of its inputs, in float64 or float32.
 
 The right computation is what a node says by default. The parameters that a node does not have by default are the ways
-in which engines get it wrong (karat.check.catalogue sets them); so a bug is re-run by the same code as the right op.
+in which engines get it wrong (karat.check.mistakes sets them); so a bug is re-run by the same code as the right op.
 """
 
 # NumPy's stubs lose the type of many expressions.

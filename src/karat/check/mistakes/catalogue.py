@@ -1,9 +1,9 @@
-"""The bugs that the diagnosis knows. A new one is an entry here and a line in variants.py or fits.py."""
+"""The bugs that the diagnosis knows. A new one is an entry here and a line beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from karat.check.replay import Edits
+from karat.check.model.graph import Edits
 
 
 @dataclass(frozen=True, slots=True)

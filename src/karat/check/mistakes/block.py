@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from karat.check.mistakes.scope import LINEARS, Layer, Params, Scope
+from karat.check.mistakes.weights import other_layers
 from karat.check.model.graph import Node
-from karat.check.variants_scope import LINEARS, Layer, Params, Scope
-from karat.check.variants_weights import other_layers
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.catalogue import Variant
+from karat.check.mistakes.catalogue import Variant
 from karat.check.model.graph import Node
 from karat.check.model.ops import Context, evaluate, position_map, visible
 from karat.config import RopeConfig

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from karat.check.mistakes.scope import CAPS, Layer, Params, Scope
 from karat.check.model.tokens import CACHE_FAULTS
-from karat.check.variants_scope import CAPS, Layer, Params, Scope
 from karat.config import RopeConfig
 
 _THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)

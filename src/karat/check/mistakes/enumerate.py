@@ -6,15 +6,15 @@ keeping of an edit only the nodes that stand between recorded results.
 
 from collections.abc import Iterator, Sequence
 
-from karat.check import variants_attention as attention
-from karat.check import variants_block as blocks
-from karat.check import variants_weights as weights_of
-from karat.check.catalogue import Variant
-from karat.check.effective import Effective
+from karat.check.mistakes import attention
+from karat.check.mistakes import block as blocks
+from karat.check.mistakes import weights as weights_of
+from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.scope import CAPS, LINEARS, Layer, Params, Scope
+from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
 from karat.check.model.weights import CheckpointWeights
-from karat.check.variants_scope import CAPS, LINEARS, Layer, Params, Scope
 
 _OF_LAYER = (
     attention.masks, attention.scales, attention.heads, attention.caches, attention.ropes, attention.qk_norms,

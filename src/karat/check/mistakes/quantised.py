@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check import six_bits
+from karat.check.mistakes import six_bits
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.check.fits import fits
+from karat.check.mistakes.fitted import fits
 from karat.check.model.graph import Node
 from karat.check.model.ops import Context, evaluate
 from karat.check.model.tokens import Tokens

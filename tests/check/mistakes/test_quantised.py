@@ -7,9 +7,9 @@ import gguf
 import numpy as np
 import pytest
 
-from karat.check import six_bits
-from karat.check.catalogue import BUGS
-from karat.check.quant_mistakes import misread, mistakes
+from karat.check.mistakes import six_bits
+from karat.check.mistakes.catalogue import BUGS
+from karat.check.mistakes.quantised import misread, mistakes
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 

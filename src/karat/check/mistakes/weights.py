@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
-from karat.check.catalogue import Variant
-from karat.check.effective import Effective
+from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.quantised import mistakes
+from karat.check.mistakes.scope import DEGREES, LINEARS, Layer, Params, Scope
+from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Node
-from karat.check.quant_mistakes import mistakes
-from karat.check.variants_scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.checkpoint.weights import PLAIN_BYTES
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

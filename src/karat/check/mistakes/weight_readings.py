@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.quantised import misread
 from karat.check.model.ops import Weights, rounded
-from karat.check.quant_mistakes import misread
 
 Array = NDArray[np.floating]
 DType = np.dtype[np.floating]
