@@ -12,15 +12,15 @@ from dataclasses import replace
 from karat.check.assumed import Assumed, assumptions, explains, info_with, is_throughout
 from karat.check.budget import Budget
 from karat.check.degenerate import emptiness
+from karat.check.diagnosis.fitted_head import tokens_wanted
+from karat.check.diagnosis.known_mistakes import Theory
 from karat.check.explain import Explainer
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
-from karat.check.other_head import tokens_wanted
 from karat.check.reach import reach
 from karat.check.replay import Finding, Replay
-from karat.check.theory import Theory
 from karat.check.trace.format import Trace
 from karat.check.wording import located
 

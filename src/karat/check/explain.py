@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from karat.check.budget import Budget
+from karat.check.diagnosis.fitted_head import fitted_head
+from karat.check.diagnosis.known_mistakes import merged
+from karat.check.diagnosis.searched import same_by_factor, searched
 from karat.check.distances import distance
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.model.graph import Edits
 from karat.check.named import Explanation
-from karat.check.other_head import fitted_head
 from karat.check.replay import LIMIT, Array, Finding, Replay
-from karat.check.search import same_by_factor, searched
-from karat.check.theory import merged
 
 # A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (see karat.check.replay.LIMIT).
 REPRODUCED = 5.0

@@ -14,9 +14,9 @@ from karat.cli.traced_model import model_named_by
 from karat.errors import TraceError
 
 if TYPE_CHECKING:
+    from karat.check.diagnosis.reference import Departure
     from karat.check.model.checked import CheckedModel
     from karat.check.named import Diagnosis
-    from karat.check.reference import Departure
     from karat.check.trace.format import Trace
 
 EXAMPLES = """
@@ -58,11 +58,11 @@ def diagnose(
     gives the recorded numbers to rounding; what gives them equally well is named with it.
     """
     from karat.check.diagnose import Diagnoser
+    from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
     from karat.check.peers import graph_of, known_difference
     from karat.check.prompt import findings_of_model, token_lines
     from karat.check.ranks import gathered
     from karat.check.reach import reach
-    from karat.check.reference import departure, departure_alone, departure_lines
     from karat.check.replay import Replay
     from karat.check.trace.reading import read_trace
     from karat.check.validate import misnamed_of
@@ -172,7 +172,7 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
 
 def _show_alone(left: "Departure", trace: "Trace", reference: "Trace", *, as_json: bool) -> int:
     """What two traces say without a model; the exit code."""
-    from karat.check.reference import departure_lines
+    from karat.check.diagnosis.reference import departure_lines
 
     exact = all(drift.largest == 0 for drift in left.drift)
     verdict = "bug" if left.first else "exact" if exact else "numerics"

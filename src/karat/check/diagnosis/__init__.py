@@ -1,0 +1,1 @@
+"""From wrong results to the names of mistakes."""
