@@ -101,7 +101,7 @@ class SamplingParams:
         self._require(
             "logit_bias",
             isinstance(bias, Mapping) and len(bias) <= MAX_IDS
-            and all(_is_int(k, 0, MAX_COUNT) and _is_number(v, -100, 100) for k, v in bias.items()),
+            and all(is_int(k, 0, MAX_COUNT) and _is_number(v, -100, 100) for k, v in bias.items()),
             f"at most {MAX_IDS} token ids with numbers from -100 to 100",
         )  # fmt: skip
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
@@ -122,7 +122,7 @@ class SamplingParams:
         self._require(
             "stop_token_ids",
             isinstance(self.stop_token_ids, tuple) and len(self.stop_token_ids) <= MAX_IDS
-            and all(_is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
+            and all(is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
             f"at most {MAX_IDS} token ids",
         )  # fmt: skip
         allowed: object = self.allowed_token_ids
@@ -130,7 +130,7 @@ class SamplingParams:
             "allowed_token_ids",
             allowed is None
             or (isinstance(allowed, tuple) and 0 < len(allowed) <= MAX_IDS
-                and all(_is_int(t, 0, MAX_COUNT) for t in allowed)),
+                and all(is_int(t, 0, MAX_COUNT) for t in allowed)),
             f"None, or 1 to {MAX_IDS} token ids",
         )  # fmt: skip
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -150,7 +150,7 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        if _is_int(self.top_k, -1, -1):
+        if is_int(self.top_k, -1, -1):
             object.__setattr__(self, "top_k", 0)
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
@@ -159,7 +159,7 @@ class SamplingParams:
 
     def _int(self, name: str, least: int, most: int, expected: str | None = None) -> None:
         span = f"an integer from {least} to {most}"
-        self._require(name, _is_int(getattr(self, name), least, most), expected or span)
+        self._require(name, is_int(getattr(self, name), least, most), expected or span)
 
     def _number(self, name: str, least: float, most: float, *, above: bool = False) -> None:
         value = getattr(self, name)
@@ -167,7 +167,7 @@ class SamplingParams:
         self._require(name, _is_number(value, least, most) and not (above and value == least), span)
 
 
-def _is_int(value: object, least: int, most: int) -> bool:
+def is_int(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -199,7 +199,8 @@ class Request:
     """One prompt to be continued, with everything resolved that params leave open.
 
     `seed` is the one that draws are keyed by; `end_token_ids` are the model's own, which ignore_eos ignores. Requests
-    of different `salt` (tenants, adapters, images beside the tokens) share no blocks of the cache.
+    of different `salt` (tenants, adapters, images beside the tokens) share no blocks of the cache. Who waits enters by
+    `priority`, the smaller first, as in vLLM (see karat.engine.scheduler for what it does not do).
     """
 
     request_id: str
@@ -209,6 +210,7 @@ class Request:
     prompt: str | None = None
     end_token_ids: frozenset[int] = frozenset()
     salt: str | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

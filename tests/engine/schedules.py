@@ -24,8 +24,17 @@ def make(
     )
 
 
-def sequence(seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
-    return Sequence(seq_id, [0] * prompt_len, prompt_len, max_len=prompt_len + max_new, prompt_logits=prompt_logits)
+def sequence(
+    seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False, priority: int = 0
+) -> Sequence:
+    return Sequence(
+        seq_id,
+        [0] * prompt_len,
+        prompt_len,
+        max_len=prompt_len + max_new,
+        prompt_logits=prompt_logits,
+        priority=priority,
+    )
 
 
 def text(seq_id: int, tokens: str, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:

@@ -19,6 +19,7 @@ class Traffic:
 
     seed: int
     share_prefixes: bool
+    with_priorities: bool = False
     trace: list[object] = field(default_factory=list)
     num_found: int = 0
 
@@ -40,6 +41,8 @@ class Traffic:
                 prompt_len = rng.randint(1, capacity)
                 max_new = rng.randint(0, capacity - prompt_len)
                 seq = sequence(next_id, prompt_len, max_new, prompt_logits=rng.random() < 0.3)
+                if self.with_priorities:
+                    seq.priority = rng.randint(-2, 2)
                 common = rng.randint(0, prompt_len)
                 seq.token_ids[common:] = [rng.randint(0, 1) for _ in range(prompt_len - common)]
                 scheduler.add(seq)
@@ -56,9 +59,13 @@ class Traffic:
                 continue
             chunks = scheduler.schedule()
             self.trace.append((sizes(chunks), scheduler.num_preemptions))
-            assert [c.seq.seq_id for c in chunks] == sorted({c.seq.seq_id for c in chunks}), "order"
+            assert len({c.seq.seq_id for c in chunks}) == len(chunks)
+            if not self.with_priorities:
+                assert [c.seq.seq_id for c in chunks] == sorted(c.seq.seq_id for c in chunks), "order"
             assert 0 < sum(c.num_tokens for c in chunks) <= budget and len(chunks) <= max_num_seqs
-            assert chunks[0].seq.seq_id == min(live), "the oldest was not served"
+            first = min(scheduler._running, key=lambda seq: (seq.priority, seq.seq_id))
+            assert first in [c.seq for c in chunks], "the first in order was not served"
+            assert self.with_priorities or first.seq_id == min(live), "the oldest does not run"
             assert sum(c.num_tokens for c in chunks if c.seq.reads_prompt) <= max_logits
             for chunk in chunks:
                 assert 1 <= chunk.num_tokens <= chunk.seq.num_pending
@@ -90,10 +97,10 @@ def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[int, tuple[int
     assert [slots.get(place) for place in places] == [tuple(seq.token_ids[: i + 1]) for i in range(stop)], "context"
 
 
-@given(st.integers(0, 2**32), st.booleans())
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
 @settings(max_examples=250, deadline=None)
-def test_random_traffic(seed: int, share_prefixes: bool) -> None:
-    Traffic(seed, share_prefixes).run()
+def test_random_traffic(seed: int, share_prefixes: bool, with_priorities: bool) -> None:
+    Traffic(seed, share_prefixes, with_priorities).run()
 
 
 @pytest.mark.parametrize("share_prefixes", [False, True])

@@ -11,11 +11,12 @@ from karat.engine.choice import Carried, Choice, resolve_max_tokens
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
+from karat.engine.stats import EngineStats
 from karat.engine.step import build_batch
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BLOCK_SIZE, BlockPool
 from karat.ops.api import Runner, StepLimits
-from karat.request import Request, RequestOutput, StreamChunk, shown
+from karat.request import MAX_COUNT, Request, RequestOutput, StreamChunk, is_int, shown
 from karat.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -116,11 +117,28 @@ class Engine:
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id; who is not here has ended
         self._entries: dict[str, _Entry] = {}  # by request_id
+        self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
 
     @property
     def has_work(self) -> bool:
         return bool(self._readers)
+
+    def stats(self) -> EngineStats:
+        """The counts of this moment; cheap, and takes nothing."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=blocks.num_blocks,
+            num_blocks_used=blocks.num_blocks - blocks.num_free,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_queries=scheduler.num_wanted_tokens,
+            prefix_hits=scheduler.num_found_tokens,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+        )
 
     def check_request(self, request: Request) -> int:
         """The number of tokens that each choice may have; RequestError for what can never be served."""
@@ -129,6 +147,10 @@ class Engine:
         self._check_tokens("stop_token_ids", params.stop_token_ids, may_be_empty=True)
         self._check_tokens("allowed_token_ids", params.allowed_token_ids or (), may_be_empty=True)
         self._check_tokens("logit_bias", tuple(params.logit_bias), may_be_empty=True)
+        if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
+            raise RequestError(
+                f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}"
+            )
         max_tokens = resolve_max_tokens(request, self.config.max_model_len)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
         return max_tokens
@@ -146,6 +168,7 @@ class Engine:
                 max_new=max_tokens - 1,
                 prompt_logits=index == 0 and request.params.prompt_logprobs is not None,
                 salt=request.salt,
+                priority=request.priority,
             )
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens))
         self._half_done = True
@@ -188,20 +211,9 @@ class Engine:
     def advance(self) -> None:
         """One forward pass over as many sequences as fit. What became new is there for `take`."""
         self._mend()
-        self._half_done = True
-        chunks = self.scheduler.schedule()
-        self._half_done = False
+        chunks = self._schedule()
         results = self._compute(chunks)
-        self._half_done = True
-        changed: dict[str, None] = {}
-        for chunk, logits in zip(chunks, results, strict=True):
-            reader = self._readers[chunk.seq.seq_id]
-            self._serve(reader, chunk, logits)
-            if isinstance(reader, Choice):
-                changed[reader.request_id] = None
-        for request_id in changed:
-            self._publish(self._entries[request_id])
-        self._half_done = False
+        self._collect(chunks, results)
 
     def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
         """The updates of a request since the last call, in order; it is forgotten with its last one.
@@ -268,7 +280,7 @@ class Engine:
         self._half_done = False
 
     def _sequence(
-        self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool, salt: str | None = None
+        self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool, salt: str | None = None, priority: int = 0
     ) -> Sequence:
         return Sequence(
             next(self._seq_ids),
@@ -277,6 +289,7 @@ class Engine:
             max_len=len(prompt) + max_new,
             prompt_logits=prompt_logits,
             salt=salt,
+            priority=priority,
         )
 
     def _entry(self, request_id: str) -> _Entry:
@@ -288,6 +301,13 @@ class Engine:
     def _drop(self, reader: Reader, *, forget: bool = False) -> None:
         del self._readers[reader.sequence.seq_id]
         self.scheduler.remove(reader.sequence, forget=forget)
+
+    def _schedule(self) -> list[Chunk]:
+        """Who computes how many tokens in this step; their blocks are reserved."""
+        self._half_done = True
+        chunks = self.scheduler.schedule()
+        self._half_done = False
+        return chunks
 
     def _compute(self, chunks: list[Chunk]) -> list[NDArray[np.floating] | NumericsError]:
         """Logits [positions, vocab] for each chunk. A batch that fails for its numbers is run again one by one.
@@ -309,6 +329,20 @@ class Engine:
         counts = (len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks)
         return [logits[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
+    def _collect(self, chunks: list[Chunk], results: list[NDArray[np.floating] | NumericsError]) -> None:
+        """Sample, make text, end what is done, and let all who have something new know."""
+        self._half_done = True
+        changed: dict[str, None] = {}
+        for chunk, logits in zip(chunks, results, strict=True):
+            reader = self._readers[chunk.seq.seq_id]
+            self._serve(reader, chunk, logits)
+            if isinstance(reader, Choice):
+                changed[reader.request_id] = None
+        for request_id in changed:
+            self._publish(self._entries[request_id])
+        self._num_steps += bool(chunks)
+        self._half_done = False
+
     def _serve(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> None:
         """Hand a chunk's logits to who wants them. What goes wrong with that ends this reader alone."""
         try:
@@ -326,13 +360,19 @@ class Engine:
             raise logits
         seq = reader.sequence
         first = seq.wanted(chunk.num_tokens).start
+        if seq.num_pending > 1 or len(seq.token_ids) == seq.prompt_len:
+            self._num_prompt_tokens += chunk.num_tokens
         self.scheduler.advance(chunk)
         is_last = seq.num_pending == 0
         num_prompt = len(logits) - is_last
         if num_prompt:
             reader.read_prompt(first, logits[:num_prompt])
             seq.num_read = first + num_prompt
-        return is_last and reader.read_last(logits[-1])
+        if not is_last:
+            return False
+        ends = reader.read_last(logits[-1])
+        self._num_generated_tokens += isinstance(reader, Choice)
+        return ends
 
     def _publish(self, entry: _Entry) -> None:
         """Add to the news of a request what its choices have that no update has carried."""

@@ -68,30 +68,45 @@ class Intake:
             raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
         return listed
 
-    def request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+    def priorities_for(self, num_prompts: int, priority: int | Sequence[int]) -> Sequence[int]:
+        """A priority for each prompt, of one for all or one for each."""
+        if isinstance(priority, int):
+            return [priority] * num_prompts
+        if not isinstance(priority, Sequence) or len(priority) != num_prompts:
+            raise RequestError(
+                f"priority={shown(priority)} for {num_prompts} prompts: expected an integer, or one for each"
+            )
+        return priority
+
+    def request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
         """To answer a conversation, or to continue a text, which may get a BOS, or token ids, taken as they are."""
         if isinstance(prompt, ChatPrompt):
-            return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids)
+            return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
         if isinstance(prompt, Mapping):
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
-            return self._request(ids, params, prompt, self._defaults.end_token_ids)
-        return self._request(prompt, params, None, self._defaults.end_token_ids)
+            return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
+        return self._request(prompt, params, None, self._defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model gets it; `variables` are what Tokenizer.chat_prompt takes beside the messages."""
         return self._tokenizer.chat_prompt(plain_messages(messages), max_tokens=self._max_model_len, **variables)
 
     def _request(
-        self, token_ids: Sequence[int], params: SamplingParams | None, prompt: str | None, end_token_ids: frozenset[int]
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams | None,
+        prompt: str | None,
+        end_token_ids: frozenset[int],
+        priority: int,
     ) -> Request:
         ids = plain_ids(token_ids)
         if params is None:
             params = self.default_params_after(len(ids))
         number = next(self._numbers)
         seed = derived_seed(self._seed, number) if params.seed is None else params.seed
-        return Request(str(number), ids, params, seed, prompt, end_token_ids)
+        return Request(str(number), ids, params, seed, prompt, end_token_ids, priority=priority)
 
 
 def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -145,6 +145,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
+        priority: int | Sequence[int] = 0,
         **others: object,
     ) -> list[RequestOutput]:
         """Continue one prompt or many; outputs in the order of the prompts.
@@ -152,15 +153,18 @@ class LLM:
         A prompt is a text, which the tokenizer may give a BOS, or token ids, which are taken as they are, or a mapping
         {"prompt": text} or {"prompt_token_ids": ids}, or what `chat_prompt` made of a conversation. sampling_params are
         for all prompts, or one for each; None: the model's defaults. use_tqdm writes to stderr how many requests and
-        tokens are done. RequestError, before any work, for a prompt that is empty or too long, or parameters that do
-        not suit the model. What goes wrong later ends only the choice it concerns, with finish_reason "error".
+        tokens are done. Of the requests that wait, those of other threads too, the one of the smallest priority enters
+        first; it is for all prompts, or one for each. RequestError, before any work, for a prompt that is empty or too
+        long, or parameters that do not suit the model. What goes wrong later ends only the choice it concerns, with
+        finish_reason "error".
         UsageError for any other argument.
         """
         refuse("generate", others, LLM.generate)
         self._turns.require_open()
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), sampling_params)
-        requests = [self._request(prompt, p) for prompt, p in zip(listed, all_params, strict=True)]
+        priorities = self._intake.priorities_for(len(listed), priority)
+        requests = [self._request(*each) for each in zip(listed, all_params, priorities, strict=True)]
         return self._turns.run(requests, show_progress=use_tqdm)
 
     def chat(
@@ -174,6 +178,7 @@ class LLM:
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
+        priority: int | Sequence[int] = 0,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
@@ -182,7 +187,7 @@ class LLM:
         is made by the model's chat template, which also gets `tools`, the time `now` (None: the clock) and
         `chat_template_kwargs`. A control token such as <|im_end|> that a message spells becomes that token, as in
         transformers; with sanitize_control_tokens, which is for text of strangers, it stays text (the prompt of the
-        output shows both alike, its prompt_token_ids do not). sampling_params and use_tqdm as in `generate`.
+        output shows both alike, its prompt_token_ids do not). sampling_params, use_tqdm and priority as in `generate`.
         RequestError for what is no conversation of text, TemplateError if there is no template or it refuses.
         """
         refuse("chat", others, LLM.chat)
@@ -190,23 +195,24 @@ class LLM:
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        priorities = self._intake.priorities_for(len(conversations), priority)
         requests = [
-            self._request(self._intake.chat_prompt(c, options), p)
-            for c, p in zip(conversations, all_params, strict=True)
+            self._request(self._intake.chat_prompt(conversation, options), params, rank)
+            for conversation, params, rank in zip(conversations, all_params, priorities, strict=True)
         ]
         return self._turns.run(requests, show_progress=use_tqdm)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **others: object
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0, **others: object
     ) -> Iterator[StreamChunk]:
         """Continue one prompt, token by token; errors as in `generate`, raised by this call.
 
         Work is done as chunks are asked for. Closing or dropping the iterator ends the request and frees its blocks.
-        Several streams may be open; a step serves all of them.
+        Several streams may be open; a step serves all of them. priority as in `generate`.
         """
         refuse("stream", others, LLM.stream)
         self._turns.require_open()
-        return self._turns.stream(self._request(prompt, self._intake.params_for(1, sampling_params)[0]))
+        return self._turns.stream(self._request(prompt, self._intake.params_for(1, sampling_params)[0], priority))
 
     def stream_chat(
         self,
@@ -218,6 +224,7 @@ class LLM:
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
+        priority: int = 0,
         **others: object,
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
@@ -225,7 +232,7 @@ class LLM:
         self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
         options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
-        return self._turns.stream(self._request(self._intake.chat_prompt(messages, options), params))
+        return self._turns.stream(self._request(self._intake.chat_prompt(messages, options), params, priority))
 
     def chat_prompt(
         self,
@@ -313,8 +320,8 @@ class LLM:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
         return ids
 
-    def _request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
-        request = self._intake.request(prompt, params)
+    def _request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
+        request = self._intake.request(prompt, params, priority)
         self.engine.check_request(request)
         return request
 

@@ -1,16 +1,20 @@
 """Which sequences compute how many tokens in the next step: continuous batching. Pure: no array library, no clock.
 
-Every step serves the running sequences from the oldest to the youngest. Those with one pending token (decode) come
-first in the token budget; what is left goes to prefills, which may be cut into chunks. When blocks run out, the
-youngest gives all of its blocks back and waits to be computed anew. The oldest therefore always gets on, and every
-sequence becomes the oldest: no livelock. Waiting sequences enter in the order of arrival, none overtakes.
+Sequences have an order: the smaller priority first, and of one priority the older. Every step serves the running ones
+in it. Those with one pending token (decode) come first in the token budget; what is left goes to prefills, which may be
+cut into chunks. When blocks run out, the last in order gives all of its blocks back and waits to be computed anew. The
+first in order therefore always gets on, and while nothing comes that goes before, every sequence becomes the first:
+no livelock. Waiting sequences enter in order, none overtakes.
+
+What a priority does not do: whoever runs is not stopped to let in one that goes before (only blocks that run out stop
+it), and who waits does not rise with time. So sequences of a large number wait as long as smaller ones keep coming.
 
 With share_prefixes a sequence begins with the blocks that hold its first tokens already, whoever computed them: another
 with the same beginning, another choice of the same request, or itself before it was preempted. What a running one is
 about to compute is waited for rather than computed twice.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -68,7 +72,7 @@ class Scheduler:
         self._step_tokens = max_num_batched_tokens
         self._max_prompt_logits = max_prompt_logits
         self._share_prefixes = share_prefixes
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[Sequence] = []  # both in order
         self._running: list[Sequence] = []
         self._head: _Head | None = None
         self._num_changes = 0  # of who runs
@@ -98,11 +102,9 @@ class Scheduler:
             )
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence, which must be the youngest; CapacityError if it can never fit."""
+        """Queue a sequence, younger than all before; CapacityError if it can never fit."""
         self.check_fits(seq.max_len)
-        newest = self._waiting[-1] if self._waiting else self._running[-1] if self._running else None
-        assert newest is None or newest.seq_id < seq.seq_id, "sequences arrive in the order of their ids"
-        self._waiting.append(seq)
+        insort(self._waiting, seq, key=_order)
 
     def remove(self, seq: Sequence, *, forget: bool = False) -> None:
         """Take out a sequence that ended or was aborted, whether it runs or waits.
@@ -125,7 +127,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         for seq in list(self._running):
             if seq not in self._running:
-                break  # preempted, and with it all that are younger
+                break  # preempted, and with it all that come after
             decode = seq.num_pending == 1
             chunk = self._reserve(seq, 1 if decode else tokens_left, logits_left)
             if chunk:
@@ -160,19 +162,21 @@ class Scheduler:
             self._preempt(seq)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Begin anew with these sequences, the oldest first, and an empty cache, whatever state all was left in."""
+        """Begin anew with these sequences and an empty cache, whatever state all was left in."""
         self.blocks = BlockPool(self.blocks.num_blocks, self.blocks.block_size)
         self._running = []
         self._head = None
-        self._waiting = deque(sequences)
+        self._waiting = sorted(sequences, key=_order)
         for seq in self._waiting:
             seq.num_computed = 0
 
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences and blocks agree (between cycles)."""
         self.blocks.check()
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=_order), "sequences are out of order"
         ids = [seq.seq_id for seq in (*self._running, *self._waiting)]
-        assert ids == sorted(set(ids)), "every running sequence is older than every waiting one, each there once"
+        assert len(ids) == len(set(ids)), "a sequence is there twice"
         assert len(self._running) <= self._max_num_seqs and self.blocks.num_seqs == len(self._running), "running"
         for seq in self._running:
             assert seq.num_computed == self.blocks.cached_len(seq.seq_id) < len(seq.token_ids), "cache ≠ computed"
@@ -198,14 +202,15 @@ class Scheduler:
     def _should_wait(self, seq: Sequence, num_found: int) -> bool:
         """Whether the block after those found is in the pending prefill of a running sequence.
 
-        That one is older, and sure to get there; to wait costs no more than to compute the same beside it.
+        That one goes before it, and is sure to get there; to wait costs no more than to compute the same beside it.
         """
         stop = (num_found + 1) * self.blocks.block_size
         head = self._head
         if head is None or stop > head.chain.limit:
             return False
         if head.num_changes != self._num_changes or stop < head.beginning:
-            head.rivals = [other for other in self._running if other.num_pending > 1 and other.salt == seq.salt]
+            before = (other for other in self._running if _order(other) < _order(seq))
+            head.rivals = [other for other in before if other.num_pending > 1 and other.salt == seq.salt]
             head.beginning, head.num_changes = 0, self._num_changes
         if stop > head.beginning:
             more = slice(head.beginning, stop)
@@ -215,7 +220,8 @@ class Scheduler:
         return any(other.num_pending > 1 and other.num_computed < stop for other in head.rivals)
 
     def _admit(self, seq: Sequence, found: list[int]) -> None:
-        self._running.append(self._waiting.popleft())
+        self._waiting.remove(seq)
+        insort(self._running, seq, key=_order)
         self._num_changes += 1
         self._head = None
         self.blocks.allocate(seq.seq_id, found, seq.salt)
@@ -226,7 +232,7 @@ class Scheduler:
         self.num_found_tokens += seq.num_computed
 
     def _reserve(self, seq: Sequence, tokens_left: int, logits_left: int) -> Chunk | None:
-        """As large a chunk as budgets and blocks allow; preempts younger sequences rather than get no block."""
+        """As large a chunk as budgets and blocks allow; preempts those that come after rather than get no block."""
         wanted = min(seq.num_pending, tokens_left, logits_left if seq.reads_prompt else tokens_left)
         if wanted == 0:
             return None
@@ -243,5 +249,10 @@ class Scheduler:
         self._num_changes += 1
         self.blocks.free(seq.seq_id)
         seq.num_computed = 0
-        self._waiting.appendleft(seq)
+        insort(self._waiting, seq, key=_order)
         self.num_preemptions += 1
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    """Who is served first and preempted last."""
+    return seq.priority, seq.seq_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Sequence:
     """A prompt and what was generated after it.
 
-    seq_id        rises with arrival, and is the priority: an older sequence is served first and preempted last
+    seq_id        rises with arrival
     token_ids     prompt, then output; the engine appends
     max_len       tokens that are ever in the cache together (the last token generated never is)
     num_computed  tokens that went through the model and whose K and V the cache holds; only the scheduler changes it
@@ -15,6 +15,7 @@ class Sequence:
     num_read      prompt positions whose logits were read; they are not computed again after a preemption
     num_found     tokens that were in the cache when it first ran; None before that; only the scheduler changes it
     salt          sequences share blocks only where it is the same
+    priority      a smaller one is served first and preempted last; of one priority, the older sequence is
     """
 
     seq_id: int
@@ -26,6 +27,7 @@ class Sequence:
     num_read: int = 0
     num_found: int | None = None
     salt: str | None = None
+    priority: int = 0
 
     @property
     def num_pending(self) -> int:

@@ -49,7 +49,6 @@ _REPLACED = {
 }
 _OF_CALLS = {
     "lora_request": "there are no adapters yet",
-    "priority": "requests are served in the order they come in",
     "params": "use sampling_params=",
     "prompt_token_ids": "give them as prompts=, as a list of integers or {'prompt_token_ids': [...]}",
     "template_variables": "use chat_template_kwargs=",
