@@ -1,4 +1,4 @@
-"""Block formats of quantised weights: what GGUF files hold, and what Karat quantises to."""
+"""Block formats of quantised weights: those that GGUF files hold, and those that Karat quantises to."""
 
 from karat.quant.format import Format
 from karat.quant.registry import FORMATS, GGML_FORMATS

@@ -1,4 +1,14 @@
-"""What a block format is, and the loops that carry one over whole tensors without a second copy in memory."""
+"""Format: how a block of values is stored, and the loops that convert whole tensors without a second copy in memory.
+
+A row of a tensor is a row of blocks, and nothing lies between them:
+
+    row 0   | block 0      | block 1      | …    row 1   | block 0      | …
+            | block_bytes  | block_bytes  |
+            | block_size   | block_size   |              block_size values each
+
+The docstring of each format's file shows the bytes of its block. Integers of several bytes are little-endian; f16 is
+IEEE binary16; "low" is bits 0-3 of a byte and "high" bits 4-7.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +21,16 @@ from karat.errors import NumericsError
 Blocks = NDArray[np.uint8]  # [n, block_bytes]
 Values = NDArray[np.float32]  # [n, block_size]
 
-_CHUNK_VALUES = 1 << 16  # what is between blocks and values then stays in the cache
+_CHUNK_VALUES = 1 << 16  # values converted at a time: intermediate arrays stay in the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """A way to store `block_size` consecutive values of a row in `block_bytes` bytes.
 
-    `name` and `ggml_type` are those of GGUF. `unpack` turns blocks [n, block_bytes] into values [n, block_size], both
-    C-contiguous. `pack`, None where Karat only reads the format, is its inverse up to rounding, for values that are
-    finite; it may return scales that are not, which `quantize` refuses. Call `quantize` and `dequantize` instead.
+    `name` and `ggml_type` are GGUF's. `unpack` turns blocks [n, block_bytes] into values [n, block_size], both
+    C-contiguous. `pack` is its inverse up to rounding, or None where Karat only reads the format. It takes finite
+    values and may return infinite scales, which `quantize` refuses. Callers use `quantize` and `dequantize`.
     """
 
     name: str
@@ -31,22 +41,22 @@ class Format:
     pack: Callable[[Values], Blocks] | None = None
 
     def num_bytes(self, num_values: int) -> int:
-        """Bytes of so many values, which must be whole blocks."""
+        """Bytes of `num_values` values, a multiple of block_size."""
         assert num_values % self.block_size == 0
         return num_values // self.block_size * self.block_bytes
 
     def dequantize(self, blocks: Blocks, out: NDArray[np.floating] | None = None) -> NDArray[np.floating]:
-        """The values [n, block_size] of blocks [n, block_bytes], in float32 arithmetic of one rounding a step.
+        """The values [n, block_size] of blocks [n, block_bytes], in float32 arithmetic with one rounding a step.
 
-        Any bytes are legal. Scales that are infinite or NaN make infinite or NaN values. `out`, float32 or float64
-        [n, block_size], takes the values if given.
+        Any bytes are legal. Infinite or NaN scales give infinite or NaN values. `out`, float32 or float64
+        [n, block_size], receives the values if given.
         """
         assert blocks.dtype == np.uint8 and blocks.shape[1:] == (self.block_bytes,)
         if out is None:
             out = np.empty((len(blocks), self.block_size), np.float32)
         assert out.shape == (len(blocks), self.block_size)
         step = _CHUNK_VALUES // self.block_size
-        with np.errstate(all="ignore"):  # the bytes may say anything
+        with np.errstate(all="ignore"):  # scales in the bytes may be infinite or NaN
             for start in range(0, len(blocks), step):
                 part = slice(start, start + step)
                 out[part] = self.unpack(np.ascontiguousarray(blocks[part]))
@@ -55,8 +65,8 @@ class Format:
     def quantize(self, values: NDArray[np.floating], out: Blocks | None = None) -> Blocks:
         """The blocks [n, block_bytes] of float32 values [n, block_size], as llama.cpp's reference quantiser makes them.
 
-        `out` takes the blocks if given. NumericsError for values that are not finite, or so large that the format has
-        no scale for them.
+        `out` receives the blocks if given. Raises NumericsError for a value that is not finite, and for a block whose
+        scale is beyond float16.
         """
         assert self.pack is not None, f"{self.name} is only read"
         assert values.dtype == np.float32 and values.shape[1:] == (self.block_size,)
@@ -89,7 +99,7 @@ def half(blocks: Blocks, start: int) -> Values:
 
 
 def steps_above_minimum(values: Values, num_steps: int) -> tuple[Values, Values, Blocks]:
-    """Scale [n, 1], minimum [n, 1], integers [n, block_size], where minimum and maximum are the first and last step."""
+    """Scale [n, 1], minimum [n, 1] and integers [n, block_size]: 0 is the minimum, `num_steps` the maximum."""
     minimum = values.min(axis=1, keepdims=True)
     scale = (values.max(axis=1, keepdims=True) - minimum) / np.float32(num_steps)
     steps = (values - minimum) * inverted(scale) + np.float32(0.5)
@@ -97,9 +107,9 @@ def steps_above_minimum(values: Values, num_steps: int) -> tuple[Values, Values,
 
 
 def steps_around_zero(values: Values, num_steps: int) -> tuple[Values, Blocks]:
-    """Scale [n, 1] and integers [n, block_size] from 0 to 2 * num_steps - 1, of which num_steps stands for zero.
+    """Scale [n, 1] and integers [n, block_size] from 0 to 2 * num_steps - 1; `num_steps` stands for zero.
 
-    The value of largest magnitude, the first of equals, becomes 0 exactly, and so may have either sign.
+    The value of largest magnitude (the first of equals) gets integer 0. The scale has the opposite sign of that value.
     """
     largest = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)
     scale = largest / np.float32(-num_steps)
@@ -108,16 +118,16 @@ def steps_around_zero(values: Values, num_steps: int) -> tuple[Values, Blocks]:
 
 
 def inverted(scale: Values) -> Values:
-    """1 / scale, and 0 for 0."""
+    """1 / scale; 0 where the scale is 0."""
     return np.where(scale == 0, np.float32(0), np.float32(1) / scale)
 
 
 def defined(steps: Values) -> Values:
-    """0 for what is not finite: the inverse of a scale below 2**-128 is not, and in float16 that scale is 0 anyway."""
+    """`steps` in place, with 0 for infinity and NaN: they come of scales below 2**-128, which are 0 in float16."""
     steps[~np.isfinite(steps)] = 0
     return steps
 
 
 def half_bytes(numbers: Values) -> Blocks:
-    """Numbers [n, 1] rounded to float16, to nearest even, as bytes [n, 2]."""
+    """Numbers [n, 1] rounded to float16 (to nearest, ties to even), as bytes [n, 2]."""
     return numbers.astype("<f2").view(np.uint8)

@@ -1,8 +1,12 @@
-"""IQ1_M: 256 values in 56 bytes, in 16 groups of 16.
+"""IQ1_M: 256 values in 56 bytes, in 16 groups of 16. A value is scale * (2 s + 1) * (point + shift).
 
-Bytes 0 to 31: the low bytes of 32 numbers of IQ1_S's points; 32 to 47: four bits for each number, its three high bits
-and whether its shift is 1/8 or -1/8; 48 to 55: four words of 16 bits, each with the 3-bit scales s of four groups and,
-on top, four bits of the float16 scale, the lowest first. A value is scale * (2 s + 1) * (point + shift).
+byte 0                        32                             48             56
+     | 32 point numbers:      | 32 × 4 bits: high 3 bits of  | 4 words of   |
+     | low 8 bits             | the number, then shift sign  | 16 bits      |
+
+A point is eight values of IQ1_S's book; its number has 11 bits. The shift is 1/8, or -1/8 where the sign bit is
+set. Word w holds the 3-bit scales s of groups 4 w to 4 w + 3 in bits 0-11, and in bits 12-15 a quarter of the
+float16 scale, the lowest quarter in word 0.
 """
 
 import numpy as np

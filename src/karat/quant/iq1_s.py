@@ -1,7 +1,11 @@
-"""IQ1_S: 256 values in 50 bytes, in 8 groups of 32: a float16 scale, the low bytes of 32 numbers of points, 8 words.
+"""IQ1_S: 256 values in 50 bytes, in 8 groups of 32. A value is scale * (2 s + 1) * (point + shift).
 
-A group's word of 16 bits holds the three high bits of its four numbers, its 3-bit scale s, and on top whether the shift
-of its values is 1/8 or -1/8. A point has eight values of -1, 0 and 1; a value is scale * (2 s + 1) * (point + shift).
+byte 0       2                     34                              50
+     | scale | 32 point numbers:   | 8 words of 16 bits, a group   |
+       f16   | low 8 bits          | each                          |
+
+A group's word: bits 0-11 the high 3 bits of its four point numbers, 12-14 its scale s, 15 set for a shift of -1/8
+(else 1/8). A point is eight values of -1, 0 and 1.
 """
 
 import numpy as np

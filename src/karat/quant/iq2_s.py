@@ -1,7 +1,10 @@
-"""IQ2_S: 256 values in 82 bytes, in 16 groups of 16.
+"""IQ2_S: 256 values in 82 bytes, in 16 groups of 16. A value is scale * (0.5 + s) / 4 * point * sign.
 
-Byte 0: a float16 scale; 2 to 33: the low bytes of 32 numbers of points of eight values; 34 to 65: their signs; 66 to
-73: the numbers' two high bits; 74 to 81: 16 group scales s of 4 bits. A value is scale * (0.5 + s) / 4 * point * sign.
+byte 0       2                    34             66                   74                82
+     | scale | 32 point numbers:  | 256 signs    | the numbers' high  | 16 group scales |
+       f16   | low 8 bits         | 1 bit each   | 2 bits             | s, 4 bits each  |
+
+A point is eight values.
 """
 
 import numpy as np

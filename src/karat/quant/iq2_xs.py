@@ -1,7 +1,10 @@
-"""IQ2_XS: 256 values in 74 bytes, in 16 groups of 16: a float16 scale, 32 integers of 16 bits, 16 scales of 4 bits.
+"""IQ2_XS: 256 values in 74 bytes, in 16 groups of 16. A value is scale * (0.5 + s) / 4 * point * sign.
 
-An integer's 9 low bits choose a point of eight values, its 7 high bits are their signs. A value is
-scale * (0.5 + group scale) / 4 * point * sign.
+byte 0       2                                        66                     74
+     | scale | 32 words of 16 bits: point number      | 16 group scales s    |
+       f16   | (bits 0-8), signs (bits 9-15)          | 4 bits each
+
+A point is eight values. Seven bits hold its eight signs (karat.quant.iq_signs).
 """
 
 import numpy as np

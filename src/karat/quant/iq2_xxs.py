@@ -1,7 +1,11 @@
-"""IQ2_XXS: 256 values in 66 bytes, in 8 groups of 32: a float16 scale, then 8 bytes a group.
+"""IQ2_XXS: 256 values in 66 bytes, in 8 groups of 32. A value is scale * (0.5 + s) / 4 * point * sign.
 
-The first four bytes of a group choose points of eight values; the last four hold the four points' signs in 7 bits each,
-and on top the 4-bit group scale s: a value is scale * (0.5 + s) / 4 * point * sign.
+byte 0       2                                                                 66
+     | scale | 8 groups of 8 bytes: 4 point numbers, then a word of 32 bits    |
+       f16
+
+A group's word: bits 0-27 the signs of its four points, 7 bits each (karat.quant.iq_signs), 28-31 its scale s. A
+point is eight values.
 """
 
 import numpy as np

@@ -1,7 +1,10 @@
-"""IQ3_S: 256 values in 110 bytes, in 8 groups of 32.
+"""IQ3_S: 256 values in 110 bytes, in 8 groups of 32. A value is scale * (1 + 2 s) * point * sign.
 
-Byte 0: a float16 scale; 2 to 65: the low bytes of 64 numbers of points of four values; 66 to 73: the numbers' ninth
-bits; 74 to 105: the signs; 106 to 109: 8 group scales s of 4 bits. A value is scale * (1 + 2 s) * point * sign.
+byte 0       2                    66                   74             106                110
+     | scale | 64 point numbers:  | the numbers'       | 256 signs    | 8 group scales   |
+       f16   | low 8 bits         | ninth bits         | 1 bit each   | s, 4 bits each   |
+
+A point is four values.
 """
 
 import numpy as np

@@ -1,7 +1,11 @@
-"""IQ3_XXS: 256 values in 98 bytes, in 8 groups of 32: a float16 scale, 64 numbers of points of four values, 8 words.
+"""IQ3_XXS: 256 values in 98 bytes, in 8 groups of 32. A value is scale * (0.5 + s) / 2 * point * sign.
 
-A group's word of 32 bits holds the signs of its four runs of eight values in 7 bits each, and on top its 4-bit scale s:
-a value is scale * (0.5 + s) / 2 * point * sign.
+byte 0       2                    66                        98
+     | scale | 64 point numbers   | 8 words of 32 bits, a   |
+       f16   | 8 bits each        | group each              |
+
+A group's word: bits 0-27 the signs of its four runs of eight values, 7 bits each (karat.quant.iq_signs), 28-31 its
+scale s. A point is four values.
 """
 
 import numpy as np

@@ -1,4 +1,9 @@
-"""IQ4_NL: 32 values in 18 bytes: a float16 scale, then 16 bytes that choose among 16 uneven levels, laid as in Q4_0."""
+"""IQ4_NL: 32 values in 18 bytes. A value is scale * one of 16 uneven levels.
+
+byte 0       2                                                 18
+     | scale | 16 bytes: level numbers i (low), i + 16 (high)   |
+       f16     4 bits each, i = byte 0 … 15, as in Q4_0
+"""
 
 import numpy as np
 

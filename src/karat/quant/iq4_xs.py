@@ -1,7 +1,9 @@
-"""IQ4_XS: 256 values in 136 bytes, in 8 groups of 32 that are laid as in IQ4_NL.
+"""IQ4_XS: 256 values in 136 bytes, in 8 groups of 32. A value is scale * (s - 32) * one of 16 uneven levels.
 
-Byte 0: a float16 scale; 2 and 3: the two high bits of the 6-bit group scales, as one integer; 4 to 7: their low bits, a
-byte for two; 8 to 135: the levels chosen. The group scales are 32 too large.
+byte 0       2                      4                    8                            136
+     | scale | high 2 bits of the   | low 4 bits of the  | 8 runs of 16 bytes: level   |
+       f16   | 8 group scales s     | 8 group scales     | numbers, as in IQ4_NL       |
+               one word of 16 bits    two to a byte
 """
 
 import numpy as np
@@ -24,7 +26,7 @@ def unpack(blocks: Blocks) -> Values:
 def pack(values: Values) -> Blocks:
     groups = values.reshape(-1, 32)
     fitted = fit_levels(groups, LEVELS, NUM_STEPS).reshape(-1, 8)
-    factor = -largest_of(fitted) / np.float32(32)  # not yet rounded where the levels are chosen
+    factor = -largest_of(fitted) / np.float32(32)  # levels are chosen before it is rounded to float16, as in ggml
     integers = np.clip(np.rint(fitted * inverted(factor)), -32, 31)
     levels = pack_levels(groups, inverted((factor * integers).reshape(-1, 1))).reshape(-1, 128)
     six_bits = (integers + np.float32(32)).astype(np.uint8)

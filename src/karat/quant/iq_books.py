@@ -1,7 +1,7 @@
-"""The code books of the IQ formats: points that ggml chose for them, a part of the formats' definition.
+"""The code books of the IQ formats: the points that ggml chose for them, part of the formats' definition.
 
-A book is an array [points, 8 or 4] of float32. It is kept as codes of 2 or 4 bits, the lowest bits first, in base 85,
-and unpacked when a format is first used.
+A book is an array [points, 8 or 4] of float32. It is stored here as codes of 2 or 4 bits, the lowest bits first, in
+base 85, and unpacked when a format is first used.
 """
 
 import base64
@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# (values that the codes stand for, bits of a code, values of a point, codes)
+# (value of each code, bits of a code, values of a point, codes in base 85)
 _BOOKS: dict[str, tuple[tuple[int, ...], int, int, str]] = {
     "IQ2_XXS": (
         (8, 25, 43),

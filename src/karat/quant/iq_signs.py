@@ -1,4 +1,4 @@
-"""Signs in seven bits: the eighth makes the number of ones, which is that of minus signs, even."""
+"""Eight signs in seven bits: the eighth sign is chosen so that the number of minus signs is even."""
 
 import numpy as np
 from numpy.typing import NDArray

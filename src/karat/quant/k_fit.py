@@ -1,14 +1,14 @@
-"""Choosing the scales of K formats: of several candidates, the one of least weighted squared error.
+"""The search for the scales of K formats: of several candidates, the one of least weighted squared error is chosen.
 
 The searches are ggml's (make_qkx2_quants, make_qx_quants and make_q3_quants, without an importance matrix) for many
-groups at once: the same float32 operations, and sums in the same order, one value of a group after the other. Where a
-compiler fuses ggml's multiplications and additions, its build may choose otherwise between near equals.
+groups at once. They use the same float32 operations and sum a group's values one after the other, as ggml does. A build
+of ggml whose compiler fuses multiplications and additions may choose otherwise between near equals.
 
-karat.quant.k_native runs them in C++ where it can, with the same bits; this is the definition, and what is left
-without.
+This file is the definition. karat.quant.k_native runs the same searches in C++ where the extension is installed, with
+the same bits.
 
-Arrays are held as [size, n], a group in a column: a sum over groups is then a few additions of whole rows. Nothing is
-summed by a function that fuses or reorders (np.einsum does on some machines).
+Arrays are held as [size, n], a group in a column: summing all groups is then a few additions of whole rows. No sum uses
+a function that fuses or reorders (np.einsum does on some machines).
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ _SMALLEST = np.float32(1e-15)  # below it a group counts as zero
 
 
 class FittedWithMinimum(NamedTuple):
-    """Of each group: scale and minimum [n, 1], and the integers [n, size] that they were fitted to."""
+    """Scale and minimum of each group [n, 1], and the integers [n, size] that they were fitted to."""
 
     scale: Floats
     minimum: Floats
@@ -34,10 +34,10 @@ def fit_with_minimum(
 ) -> FittedWithMinimum:
     """Groups [n, size] as scale * integer - minimum, with integers from 0 to `largest`.
 
-    A value weighs as much as its magnitude and the root mean square of its group together. Tried are scales for which
-    the range, from the best minimum so far, takes `largest + first + i * step` steps; each is then fitted to its
-    integers. `absolute`: a value weighs as its magnitude alone, and errors are compared by their magnitudes instead of
-    their squares.
+    The weight of a value is its magnitude plus the root mean square of its group. For i from 0 to `num_steps`, a
+    candidate scale divides the range above the best minimum so far into `largest + first + i * step` steps; scale and
+    minimum are then fitted to the integers that result. With `absolute`, the weight of a value is its magnitude alone,
+    and the sum of absolute errors is compared instead of that of squares.
     """
     values = np.ascontiguousarray(values.T)
     weights = np.abs(values)
@@ -98,7 +98,7 @@ def fit_with_minimum(
 
 
 class FittedSymmetric(NamedTuple):
-    """Of each group: scale [n, 1], and the integers [n, size] that it was fitted to."""
+    """Scale of each group [n, 1], and the integers [n, size] that it was fitted to."""
 
     scale: Floats
     integers: NDArray[np.int8]
@@ -107,8 +107,8 @@ class FittedSymmetric(NamedTuple):
 def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
     """Groups [n, size] as scale * integer, with integers from -largest to largest - 1.
 
-    A value weighs as its square. Tried are scales for which the largest magnitude takes `largest` steps and up to 0.9
-    more or fewer; each is then fitted to its integers.
+    The weight of a value is its square. The candidate scales divide the largest magnitude into `largest` steps, and
+    into up to 0.9 steps more or fewer; each scale is then fitted to the integers that result.
     """
     extreme, is_zero = extremes(values)
     values = np.ascontiguousarray(values.T)
@@ -140,10 +140,10 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
 
 
 def fit_in_turn(values: Floats, largest: int) -> FittedSymmetric:
-    """As `fit_symmetric`, by another search: each integer in turn becomes what is best with the scale of the others.
+    """As `fit_symmetric`, by another search: integers are improved one by one.
 
-    At first the largest magnitude takes `largest` steps. There are five rounds, and a new integer is taken where it
-    lowers the error.
+    The first scale divides the largest magnitude into `largest` steps. In each of five rounds, each integer in turn is
+    computed anew with the scale that the other integers of its group give, and replaced where that lowers the error.
     """
     extreme, is_zero = extremes(values)
     values = np.ascontiguousarray(values.T)
@@ -165,9 +165,9 @@ def fit_in_turn(values: Floats, largest: int) -> FittedSymmetric:
 
 
 def extremes(values: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Of groups [n, size], the value of largest magnitude [n], the first of equals; and whether it counts as zero.
+    """The value of largest magnitude [n] (the first of equals) of groups [n, size], and whether it counts as zero [n].
 
-    Then 1 stands for it.
+    Where it counts as zero (below 1e-15), 1 is returned in its place.
     """
     extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)[:, 0]
     is_zero = np.abs(extreme) < _SMALLEST
@@ -175,5 +175,5 @@ def extremes(values: Floats) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def total(terms: Floats) -> Floats:
-    """[size, n] to [n], row after row; a single column would be summed in halves."""
+    """[size, n] to [n], summed row after row. NumPy would sum a single column pairwise, so it is accumulated."""
     return np.asarray(np.add.reduce(terms, axis=0) if terms.shape[1] > 1 else np.add.accumulate(terms, axis=0)[-1])

@@ -1,6 +1,6 @@
-"""The searches of karat.quant.k_fit and level_fit by the C++ extension where it is installed, else in NumPy.
+"""The searches of karat.quant.k_fit and level_fit: in the C++ extension where it is installed, else in NumPy.
 
-Both have the same bits.
+Both give the same bits.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from karat.quant.k_fit import FittedSymmetric, FittedWithMinimum, Floats
 
 try:
     import karat._native as _native
-except ImportError:  # whoever needs it says so (karat.ops.native); here all that is lost is time
+except ImportError:  # karat.ops.native reports it; here only speed is lost
     _HAS_NATIVE = False
 else:
     _HAS_NATIVE = True
@@ -66,5 +66,5 @@ def nearest_levels(values: Floats, levels: Floats, inverses: Floats) -> NDArray[
 
 
 def _isa() -> str:
-    """The fastest build that runs here."""
+    """The fastest build of the kernels that this processor runs."""
     return _native.supported_isas()[-1]

@@ -1,8 +1,14 @@
-"""Scales of groups in a few bits and the integers that go with them, and how Q4_K and Q5_K pack theirs.
+"""Scales of groups in a few bits and the integers that go with them, and how Q4_K and Q5_K pack their scales.
 
-Those two have eight scales and minimums of six bits in twelve bytes. Bytes 0 to 3 hold scales 0 to 3 in six bits, bytes
-4 to 7 minimums 0 to 3. Bytes 8 to 11 hold the four low bits of scales (low half) and minimums (high half) 4 to 7, whose
-two high bits are those of the first eight bytes.
+Blocks of Q4_K and Q5_K begin with 16 bytes: two float16 factors, then eight scales and eight minimums of six bits:
+
+    byte 0        2        4                8                12               16
+         | factor | factor | 4 bytes        | 4 bytes        | 4 bytes        |
+         | scales | min.   |                |                |                |
+
+    byte  4 + i: bits 0-5 scale i;               bits 6-7 the two high bits of scale i + 4
+    byte  8 + i: bits 0-5 minimum i;             bits 6-7 the two high bits of minimum i + 4
+    byte 12 + i: bits 0-3 low of scale i + 4;    bits 4-7 low of minimum i + 4              (i = 0 … 3)
 """
 
 import numpy as np
@@ -13,7 +19,7 @@ from karat.quant.k_native import fit_with_minimum
 
 
 def unpack_scales(blocks: Blocks) -> tuple[Values, Values]:
-    """Scales and minimums [n, 8] of blocks that begin with two float16 factors and these twelve bytes."""
+    """Scales and minimums [n, 8] of blocks that begin with these 16 bytes, factors multiplied in."""
     first, second, third = (blocks[:, start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=1)
     minimums = np.concatenate([second & 63, (third >> 4) | ((second >> 2) & 48)], axis=1)
@@ -21,9 +27,9 @@ def unpack_scales(blocks: Blocks) -> tuple[Values, Values]:
 
 
 def pack_groups(values: Values, largest: int, first: float, step: float, num_steps: int) -> tuple[Blocks, Blocks]:
-    """The first sixteen bytes [n, 16] for values [n, 256], and their integers [n, 256] from 0 to `largest`.
+    """The first 16 bytes [n, 16] of blocks of values [n, 256], and the values' integers [n, 256] from 0 to `largest`.
 
-    The further arguments are those of `fit_with_minimum`.
+    `first`, `step` and `num_steps` are arguments of `fit_with_minimum`.
     """
     groups = values.reshape(-1, 32)
     found = fit_with_minimum(groups, largest, first, step, num_steps)
@@ -36,7 +42,10 @@ def pack_groups(values: Values, largest: int, first: float, step: float, num_ste
 
 
 def in_steps(fitted: Values, num_steps: int) -> tuple[Blocks, Blocks]:
-    """Numbers [n, groups] as a float16 factor, in bytes [n, 2], times integers [n, groups] up to `num_steps`."""
+    """Numbers [n, groups] as factor * integer: the float16 factors as bytes [n, 2], integers [n, groups].
+
+    Integers go from 0 to `num_steps`; numbers below zero become 0.
+    """
     top = np.maximum(fitted.max(axis=1, keepdims=True), np.float32(0))
     inverse = np.where(top > 0, np.float32(num_steps) / top, np.float32(0))
     integers = np.clip(np.rint(fitted * inverse), 0, num_steps).astype(np.uint8)
@@ -48,7 +57,7 @@ def integers_above_minimum(
 ) -> Blocks:
     """The best integers [groups, size] from 0 to `largest` for scales and minimums [n, groups] as they are stored.
 
-    Where a scale is zero they say nothing, and are the fitted ones, as ggml's are.
+    Where a scale is zero any integers give the same values; the fitted ones are taken, as ggml does.
     """
     scale, minimum = scales.reshape(-1, 1), minimums.reshape(-1, 1)
     divisor = np.where(scale == 0, np.float32(1), scale)
@@ -57,7 +66,7 @@ def integers_above_minimum(
 
 
 def integers_around_zero(groups: Values, scales: Values, fitted: NDArray[np.int8], largest: int) -> Blocks:
-    """As `integers_above_minimum`, from -largest to largest - 1 and stored as from 0."""
+    """As `integers_above_minimum`, for integers from -largest to largest - 1; `largest` is added to each."""
     scale = scales.reshape(-1, 1)
     divisor = np.where(scale == 0, np.float32(1), scale)
     integers = np.clip(np.rint(groups / divisor), -largest, largest - 1)
@@ -65,12 +74,12 @@ def integers_around_zero(groups: Values, scales: Values, fitted: NDArray[np.int8
 
 
 def largest_of(fitted: Values) -> Values:
-    """Of numbers [n, groups], that of largest magnitude [n, 1], the first of equals."""
+    """The number of largest magnitude [n, 1] (the first of equals) of numbers [n, groups]."""
     return np.take_along_axis(fitted, np.abs(fitted).argmax(axis=1, keepdims=True), axis=1)
 
 
 def _pack_six_bits(scales: Blocks, minimums: Blocks) -> Blocks:
-    """Scales and minimums [n, 8] of six bits as twelve bytes."""
+    """Scales and minimums [n, 8] of six bits as bytes [n, 12]."""
     first = scales[:, :4] | (scales[:, 4:] & 48) << 2
     second = minimums[:, :4] | (minimums[:, 4:] & 48) << 2
     third = (scales[:, 4:] & 15) | minimums[:, 4:] << 4

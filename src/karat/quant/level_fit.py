@@ -1,7 +1,7 @@
-"""Choosing the scales of formats whose values are uneven levels (IQ4_NL, IQ4_XS), as k_fit does for integers.
+"""The search for the scales of formats with uneven levels (IQ4_NL, IQ4_XS); k_fit is its counterpart for integers.
 
 The search is ggml's (quantize_row_iq4_nl_impl, without an importance matrix), in the same float32 operations.
-karat.quant.k_native runs it in C++ where it can, with the same bits.
+karat.quant.k_native runs it in C++ where the extension is installed, with the same bits.
 """
 
 import numpy as np
@@ -11,17 +11,18 @@ from karat.quant.k_fit import Floats, extremes, total
 
 
 def fit_levels(values: Floats, levels: Floats, num_steps: int) -> Floats:
-    """Scales [n, 1] of groups [n, size] as scale * level, levels rising; 0 for groups that count as zero.
+    """Scales [n, 1] of groups [n, size] as scale * level, with rising levels; 0 for groups that count as zero.
 
-    A value weighs as its square. Tried are scales that put the largest magnitude on the first level's, with the other
-    sign, and on numbers up to `num_steps` around the first level; each is then fitted to its levels.
+    The weight of a value is its square. One candidate scale puts the value of largest magnitude on the negated first
+    level; the others put it on first level + i, for i from -num_steps to num_steps. Each scale is then fitted to the
+    levels that result.
     """
     extreme, is_zero = extremes(values)
     values = np.ascontiguousarray(values.T)
     weights = values * values
 
     def fitted(inverse: Floats) -> tuple[Floats, Floats]:
-        """The sums that a scale is the quotient of."""
+        """Numerator and denominator of the scale that fits the levels chosen with `inverse`."""
         chosen = levels[nearest_levels(values, levels, inverse)]
         products = weights * chosen
         return total(products * values), total(products * chosen)
@@ -38,9 +39,9 @@ def fit_levels(values: Floats, levels: Floats, num_steps: int) -> Floats:
 
 
 def nearest_levels(values: Floats, levels: Floats, inverses: Floats) -> NDArray[np.int8]:
-    """The number of the level nearest to each value times the inverse of its scale; of two as near, the upper one.
+    """The number of the level nearest to value * inverse, of each value; of two equally near, the upper one.
 
-    `inverses` are broadcast.
+    `inverses` (1 / scale) broadcast against `values`.
     """
     middles = (levels[:-1] + levels[1:]) / np.float32(2)
     return np.searchsorted(middles, values * inverses, side="right").astype(np.int8)

@@ -1,6 +1,10 @@
-"""NVFP4: 64 values in 36 bytes: the scales (unsigned E4M3) of four groups of 16, then each group's 8 bytes of E2M1.
+"""NVFP4: 64 values in 36 bytes, in 4 groups of 16. A value is the group's scale * a 4-bit float (E2M1).
 
-In ggml a scale of all ones is 0, not NaN, and the highest bit of a scale means nothing.
+    byte 0                 4                                                     36
+         | 4 group scales  | 4 groups of 8 bytes: number i (low), i + 8 (high)    |
+           unsigned E4M3     E2M1, i = byte 0 … 7 of the group
+
+In ggml a scale of all ones is 0, not NaN, and the highest bit of a scale is ignored.
 """
 
 import numpy as np

@@ -1,8 +1,12 @@
-"""Q2_K: 256 values in 84 bytes, 2 bits each, in 16 groups of 16.
+"""Q2_K: 256 values in 84 bytes, 2 bits each, in 16 groups of 16. A value is scale * integer - minimum.
 
-Bytes 0 to 15: of each group, the scale (low half) and the minimum (high half), 4 bits each; 16 to 79: the integers; 80:
-float16 scale of the scales; 82: of the minimums. Values 0 to 127 lie in the first 32 bytes of integers, one run of 32
-in each pair of bits from the lowest up, the others in the next 32. A value is scale * integer - minimum.
+byte 0                            16            80       82       84
+     | 16 bytes: scale (low) and  | integers    | factor | factor |
+     | minimum (high) of a group  | 64 bytes    | scales | min.   |
+       4 bits each                  2 bits each   f16      f16
+
+A group's scale and minimum are its 4 bits times the factor. The integers lie in two halves of 32 bytes, which hold
+128 values each: value 32 * k + j of a half is in bits 2 k and 2 k + 1 of the half's byte j.
 """
 
 import numpy as np

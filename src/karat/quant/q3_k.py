@@ -1,9 +1,16 @@
-"""Q3_K: 256 values in 110 bytes, 3 bits each, in 16 groups of 16.
+"""Q3_K: 256 values in 110 bytes, 3 bits each, in 16 groups of 16. A value is scale * (integer - 4).
 
-Bytes 0 to 31: the high bits, value i in bit i // 32 of byte i % 32; 32 to 95: the two low bits, as in Q2_K; 96 to 107:
-the 6-bit scales, 32 too large: the low halves of bytes 96 to 103 are the low bits of scales 0 to 7, their high halves
-those of 8 to 15, and the pairs of bits of the last four bytes the high bits of scales 0 to 3, 4 to 7, 8 to 11 and 12 to
-15; 108: the float16 scale of the scales. A value whose high bit is not set is 4 smaller.
+byte 0                           32              96              108      110
+     | high bits                 | low two bits  | 16 scales     | factor |
+     | value i: bit i // 32 of   | 64 bytes, as  | 6 bits each,  | f16    |
+     | byte i % 32               | in Q2_K       | 32 too large  |        |
+
+A group's scale is its 6 bits minus 32, times the factor. The scales' 12 bytes:
+
+byte 96                                        104                           108
+     | byte 96 + i: low 4 bits of scale i      | byte 104 + j: high 2 bits   |
+     | (low half) and of scale i + 8 (high)    | of scales j, j + 4, j + 8,  |
+                                               | j + 12, the lowest first    |
 """
 
 import numpy as np

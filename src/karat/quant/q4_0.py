@@ -1,6 +1,8 @@
-"""Q4_0: 32 values in 18 bytes: a float16 scale, then 16 bytes of integers from -8 to 7.
+"""Q4_0: 32 values in 18 bytes. A value is scale * (integer - 8).
 
-Byte i holds value i in its low half and value i + 16 in its high half, each plus 8.
+byte 0       2                                            18
+     | scale | 16 bytes: integer i (low), i + 16 (high)    |
+       f16     4 bits each, i = byte 0 … 15
 """
 
 import numpy as np

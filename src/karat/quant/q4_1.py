@@ -1,6 +1,8 @@
-"""Q4_1: 32 values in 20 bytes: a float16 scale, a float16 minimum, then 16 bytes of integers from 0 to 15.
+"""Q4_1: 32 values in 20 bytes. A value is scale * integer + minimum.
 
-Byte i holds value i in its low half and value i + 16 in its high half. A value is scale * integer + minimum.
+byte 0       2         4                                            20
+     | scale | minimum | 16 bytes: integer i (low), i + 16 (high)    |
+       f16     f16       4 bits each, i = byte 0 … 15
 """
 
 import numpy as np

@@ -1,6 +1,8 @@
-"""Q5_0: 32 values in 22 bytes: a float16 scale, the 32 fifth bits, then 16 bytes of low halves; integers -16 to 15.
+"""Q5_0: 32 values in 22 bytes. A value is scale * (integer - 16), with integers of five bits.
 
-The low halves lie as in Q4_0; bit i of the fifth bits belongs to value i. What they make is 16 too large.
+byte 0       2                       6                                            22
+     | scale | fifth bits            | 16 bytes: integer i (low), i + 16 (high)    |
+       f16     bit i: of integer i     the four low bits, laid out as in Q4_0
 """
 
 import numpy as np
@@ -25,7 +27,7 @@ def pack(values: Values) -> Blocks:
 
 
 def low_and_fifth_bits(integers: Blocks) -> tuple[Blocks, Blocks]:
-    """Integers [n, 32] of five bits as the bytes of the fifth bits [n, 4] and of the low halves [n, 16]."""
+    """Integers [n, 32] of five bits, packed: bytes [n, 4] of fifth bits, and bytes [n, 16] of the low four bits."""
     low = integers & np.uint8(15)
     return np.packbits(integers >> 4, axis=1, bitorder="little"), low[:, :16] | low[:, 16:] << np.uint8(4)
 

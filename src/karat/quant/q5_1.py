@@ -1,6 +1,8 @@
-"""Q5_1: 32 values in 24 bytes: a float16 scale, a float16 minimum, then integers from 0 to 31 as in Q5_0.
+"""Q5_1: 32 values in 24 bytes. A value is scale * integer + minimum, with integers of five bits.
 
-A value is scale * integer + minimum.
+byte 0       2         4                       8                                            24
+     | scale | minimum | fifth bits            | 16 bytes: integer i (low), i + 16 (high)    |
+       f16     f16       bit i: of integer i     the four low bits, laid out as in Q4_0
 """
 
 import numpy as np

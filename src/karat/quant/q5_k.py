@@ -1,6 +1,10 @@
-"""Q5_K: 256 values in 176 bytes, 5 bits each, in 8 groups of 32.
+"""Q5_K: 256 values in 176 bytes, 5 bits each, in 8 groups of 32. A value is scale * integer - minimum.
 
-As Q4_K, with 32 bytes of fifth bits at byte 16, value i in bit i // 32 of byte i % 32, and the low bits from byte 48.
+byte 0            16                          48                                       176
+     | factors,   | fifth bits                | the four low bits: 4 runs of 32 bytes  |
+     | scales,    | value i: bit i // 32 of   | as in Q4_K                             |
+     | minimums   | byte i % 32               |                                        |
+       as in Q4_K
 """
 
 import numpy as np

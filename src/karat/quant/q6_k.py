@@ -1,8 +1,10 @@
-"""Q6_K: 256 values in 210 bytes, 6 bits each, in 16 groups of 16.
+"""Q6_K: 256 values in 210 bytes, 6 bits each, in 16 groups of 16. A value is factor * scale * (integer - 32).
 
-Bytes 0 to 127: the low halves, in runs of 64 bytes that hold 64 values in their low and the next 64 in their high
-halves; 128 to 191: the two high bits, laid as in Q2_K; 192 to 207: signed 8-bit scales; 208: their float16 factor. The
-integers are 32 too large.
+byte 0                              128                192           208      210
+     | low 4 bits: 2 runs of 64     | high 2 bits      | 16 scales   | factor |
+     | bytes; byte j of run k holds | 64 bytes, as in  | int8        | f16    |
+     | values 128 k + j (low) and   | Q2_K             |             |        |
+     | 128 k + 64 + j (high)        |                  |             |        |
 """
 
 import numpy as np

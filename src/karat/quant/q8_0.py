@@ -1,4 +1,9 @@
-"""Q8_0: 32 values in 34 bytes: a float16 scale, then 32 signed bytes."""
+"""Q8_0: 32 values in 34 bytes. A value is scale * integer.
+
+byte 0       2                        34
+     | scale | 32 integers            |
+       f16     int8
+"""
 
 import numpy as np
 
@@ -10,7 +15,7 @@ def unpack(blocks: Blocks) -> Values:
 
 
 def pack(values: Values) -> Blocks:
-    """The largest magnitude becomes 127; halves round away from zero."""
+    """The largest magnitude becomes 127. Halves are rounded away from zero."""
     scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
     scaled = defined(values * inverted(scale))
     magnitude = np.abs(scaled)

@@ -1,4 +1,4 @@
-"""Every block format that Karat reads. A new one is a file beside this one and its name twice below."""
+"""Every block format that Karat reads. A new format is a file beside this one and its name twice below."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,9 @@
-"""TQ2_0: 256 values of -1, 0 or 1 (or 2) in 66 bytes: 2 bits each, laid as in Q2_K, 1 too large; a float16 scale."""
+"""TQ2_0: 256 values in 66 bytes. A value is scale * (integer - 1): -1, 0 or 1 (or 2) times the scale.
+
+byte 0                               64      66
+     | integers, 2 bits each         | scale |
+       64 bytes, as in Q2_K            f16
+"""
 
 import numpy as np
 
