@@ -1,11 +1,11 @@
-// How to multiply by quantised weights, measured before the numeric contract was chosen (docs/determinism.md): (a) scale
-// each weight and run one chain over all columns, or (b) run a chain over a block's codes and scale its sum.
+// How to multiply by quantised weights, measured before the numeric contract was chosen (docs/determinism.md): (a)
+// scale each weight and run one chain over all columns, or (b) run a chain over a block's codes and scale its sum.
 //
 //   c++ -std=c++20 -O3 -march=native -ffp-contract=off -pthread -Icsrc benchmarks/arithmetic.cpp -o arithmetic
 //   ./arithmetic [THREADS]
 //
-// Prototypes of equal care, on the lanes of csrc/simd/simd.h; panels of 64 rows, blocks packed as the comments say. Prints for
-// each the best and the median of five runs.
+// Prototypes of equal care, on the lanes of csrc/simd/simd.h; panels of 64 rows, blocks packed as the comments say.
+// Prints for each the best and the median of five runs.
 #define KARAT_ISA_NAMESPACE prototype
 #include "simd/simd.h"
 
@@ -30,14 +30,10 @@ constexpr int kGroups = 4, kRows = kGroups * kLanes;  // of a panel
 constexpr std::size_t kColumns = 1792, kPanels = 2400, kPrefetch = 4608;
 
 // 32 columns: 64 scales (f16), then words of eight 4-bit codes, [4][group][row].
-struct Q4_0 {
-    static constexpr std::size_t kColumns = 32, kBytes = 2 * kRows + 16 * kRows;
-};
-// 256 columns: 64 scales (f16), 16 sub-blocks' scales (int8, [sub-block][row]), then for each 16 columns two words of low
-// halves and one of two high bits, [3][group][row].
-struct Q6_K {
-    static constexpr std::size_t kColumns = 256, kBytes = 2 * kRows + 16 * kRows + 16 * 12 * kRows;
-};
+struct Q4_0 { static constexpr std::size_t kColumns = 32, kBytes = 2 * kRows + 16 * kRows; };
+// 256 columns: 64 scales (f16), 16 sub-blocks' scales (int8, [sub-block][row]), then for each 16 columns two words of
+// low halves and one of two high bits, [3][group][row].
+struct Q6_K { static constexpr std::size_t kColumns = 256, kBytes = 2 * kRows + 16 * kRows + 16 * 12 * kRows; };
 
 constexpr float kCentred[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -61,10 +57,8 @@ void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t pa
                     const f32x16 value = set1(x[k + static_cast<std::size_t>(8 * word + j)]);
                     for (int g = 0; g < kGroups; ++g) {
                         const f32x16 code = look_up(lut, iload(w + 128 + (word * kGroups + g) * 64) >> (4 * j));
-                        if constexpr (kHow == Arithmetic::scaled_weight)
-                            sum[g] = fma(code * scale[g], value, sum[g]);
-                        else
-                            part[g] = fma(code, value, part[g]);
+                        if constexpr (kHow == Arithmetic::scaled_weight) sum[g] = fma(code * scale[g], value, sum[g]);
+                        else part[g] = fma(code, value, part[g]);
                     }
                 }
             if constexpr (kHow == Arithmetic::block_sum)
@@ -81,7 +75,8 @@ void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t pa
         for (f32x16& s : sum) s = zero();
         for (std::size_t k = 0; k < kColumns; k += Q6_K::kColumns, w += Q6_K::kBytes) {
             for (int sub = 0; sub < 16; ++sub) {
-                const std::uint8_t *codes = w + 2 * kRows + 16 * kRows + sub * 12 * kRows, *scales = w + 2 * kRows + sub * kRows;
+                const std::uint8_t *codes = w + 2 * kRows + 16 * kRows + sub * 12 * kRows,
+                                   *scales = w + 2 * kRows + sub * kRows;
                 prefetch_block(codes, 12 * kRows + kRows);
                 f32x16 scale[kGroups], part[kGroups], lowest[kGroups];
                 for (int g = 0; g < kGroups; ++g) {
@@ -101,8 +96,7 @@ void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t pa
                             const f32x16 code = to_float(low | ((high & iset1(3)) << 4));
                             if constexpr (kHow == Arithmetic::scaled_weight)
                                 sum[g] = fma(fma(code, scale[g], lowest[g]), value, sum[g]);
-                            else
-                                part[g] = fma(code - set1(32), value, part[g]);
+                            else part[g] = fma(code - set1(32), value, part[g]);
                         }
                     }
                 if constexpr (kHow == Arithmetic::block_sum)
@@ -160,7 +154,8 @@ void tile(const std::uint8_t* w, const float* x, float* out, std::size_t tokens,
 }
 
 // Runs work(thread) on all threads at once, five times.
-void report(const std::string& name, double amount, const char* unit, int threads, const std::function<void(int)>& work) {
+void report(const std::string& name, double amount, const char* unit, int threads,
+            const std::function<void(int)>& work) {
     using Clock = std::chrono::steady_clock;
     std::vector<double> seconds;
     for (int run = 0; run < 5; ++run) {
@@ -172,12 +167,14 @@ void report(const std::string& name, double amount, const char* unit, int thread
         seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
     std::sort(seconds.begin(), seconds.end());
-    std::printf("%-36s best %7.2f, median %7.2f %s\n", name.c_str(), amount / seconds[0] / 1e9, amount / seconds[2] / 1e9, unit);
+    std::printf("%-36s best %7.2f, median %7.2f %s\n", name.c_str(), amount / seconds[0] / 1e9,
+                amount / seconds[2] / 1e9, unit);
 }
 
 template <class Fmt>
 void report_one_token(const char* name, const std::uint8_t* w, const float* x, float* out, int threads) {
-    const std::size_t each = kPanels / static_cast<std::size_t>(threads), panel = kColumns / Fmt::kColumns * Fmt::kBytes;
+    const std::size_t each = kPanels / static_cast<std::size_t>(threads),
+                      panel = kColumns / Fmt::kColumns * Fmt::kBytes;
     const double bytes = static_cast<double>(each * static_cast<std::size_t>(threads) * panel);
     const auto run = [&](auto how) {
         return [=](int i) {
@@ -196,7 +193,8 @@ int main(int argc, char** argv) {
     constexpr std::size_t kMostTokens = 510;
     const std::size_t bytes = kPanels * (kColumns / 256) * std::max(8 * Q4_0::kBytes, Q6_K::kBytes) + 2 * kPrefetch;
     constexpr std::size_t kHugePage = std::size_t{2} << 20;  // as the engine's own memory
-    auto* w = static_cast<std::uint8_t*>(std::aligned_alloc(kHugePage, (bytes + kHugePage - 1) / kHugePage * kHugePage));
+    auto* w =
+        static_cast<std::uint8_t*>(std::aligned_alloc(kHugePage, (bytes + kHugePage - 1) / kHugePage * kHugePage));
 #ifdef __linux__
     madvise(w, bytes, MADV_HUGEPAGE);
 #endif
@@ -208,15 +206,15 @@ int main(int argc, char** argv) {
         const std::size_t panels = tokens < 100 ? 200 : 8, panel = kColumns / 32 * Q4_0::kBytes;
         const double flops = 2.0 * threads * static_cast<double>(panels * kRows * kColumns * tokens);
         for (const Arithmetic how : {Arithmetic::scaled_weight, Arithmetic::block_sum})
-            report("Q4_0, " + std::to_string(tokens) + (how == Arithmetic::block_sum ? " tokens, block sum" : " tokens, scaled weight"),
+            report("Q4_0, " + std::to_string(tokens) +
+                       (how == Arithmetic::block_sum ? " tokens, block sum" : " tokens, scaled weight"),
                    flops, "GFLOP/s", threads, [&](int i) {
                        std::vector<float> chunk(128 * kRows), sums(tokens * kRows);
                        for (std::size_t p = 0; p < panels; ++p) {
                            const std::uint8_t* at = w + (static_cast<std::size_t>(i) * panels + p) * panel;
                            if (how == Arithmetic::block_sum)
                                tile<Arithmetic::block_sum>(at, x.data(), sums.data(), tokens, chunk.data());
-                           else
-                               tile<Arithmetic::scaled_weight>(at, x.data(), sums.data(), tokens, chunk.data());
+                           else tile<Arithmetic::scaled_weight>(at, x.data(), sums.data(), tokens, chunk.data());
                        }
                    });
     }

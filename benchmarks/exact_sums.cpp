@@ -1,11 +1,12 @@
-// What integers could do for quantised weights: activations as 24-bit fixed point of each 32 columns, in three digits of
-// 8 bits, and block sums that are exact whatever their order (benchmarks/log.md, 22 November; not what Karat computes).
+// What integers could do for quantised weights: activations as 24-bit fixed point of each 32 columns, in three digits
+// of 8 bits, and block sums that are exact whatever their order (benchmarks/log.md, 22 November; not what Karat
+// computes).
 //
 //   c++ -std=c++20 -O3 -march=sapphirerapids -ffp-contract=off benchmarks/exact_sums.cpp -o exact_sums && ./exact_sums
 //
-// Q4_0 on one thread, packed as csrc/contract/packed.h says, 4864 rows of 896 columns: one token from memory and from the
-// second-level cache, beside reading alone; 512 tokens by VNNI and by AMX, beside multiply-adds alone; and the error of one
-// token beside that of a chain of float32 multiply-adds, both against float64.
+// Q4_0 on one thread, packed as csrc/contract/packed.h says, 4864 rows of 896 columns: one token from memory and from
+// the second-level cache, beside reading alone; 512 tokens by VNNI and by AMX, beside multiply-adds alone; and the
+// error of one token beside that of a chain of float32 multiply-adds, both against float64.
 #include <immintrin.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -24,7 +25,8 @@
 namespace {
 
 constexpr std::size_t kColumns = 896, kRows = 4864, kTokens = 512, kCopies = 24;  // copies: 60 MB
-constexpr std::size_t kGroups = 4, kBlock = 18 * 16 * kGroups, kBlocks = kColumns / 32, kPanels = kRows / (16 * kGroups);
+constexpr std::size_t kGroups = 4, kBlock = 18 * 16 * kGroups, kBlocks = kColumns / 32,
+                      kPanels = kRows / (16 * kGroups);
 constexpr std::size_t kPanel = kBlocks * kBlock, kMatrix = kPanels * kPanel, kChunk = 4;  // blocks of a chunk
 constexpr int kBias = 8;
 
@@ -132,8 +134,10 @@ struct Chunk {
             for (std::size_t g = 0; g < kGroups; ++g) {
                 for (int word = 0; word < 4; ++word) {
                     const __m512i both = word_of(w, word, g), high = _mm512_srli_epi32(both, 4);
-                    _mm512_store_si512(codes[block * 8 + word][g], _mm512_sub_epi8(_mm512_and_si512(both, nibble), less));
-                    _mm512_store_si512(codes[block * 8 + 4 + word][g], _mm512_sub_epi8(_mm512_and_si512(high, nibble), less));
+                    _mm512_store_si512(codes[block * 8 + word][g],
+                                       _mm512_sub_epi8(_mm512_and_si512(both, nibble), less));
+                    _mm512_store_si512(codes[block * 8 + 4 + word][g],
+                                       _mm512_sub_epi8(_mm512_and_si512(high, nibble), less));
                 }
                 _mm512_store_ps(scales[block][g], scale_of(w, g));
             }
@@ -158,11 +162,13 @@ __attribute__((noinline)) void vnni_tile(const Chunk& chunk, const Fixed* x, Sum
                 for (int d = 0; d < 3; ++d) {
                     const __m512i digits = four(x[t * kBlocks + block].digit[d] + 4 * c);
                     for (std::size_t g = 0; g < kGroups; ++g)
-                        part[t][g][d] = _mm512_dpbusd_epi32(part[t][g][d], _mm512_load_si512(chunk.codes[block * 8 + c][g]), digits);
+                        part[t][g][d] = _mm512_dpbusd_epi32(part[t][g][d],
+                                                            _mm512_load_si512(chunk.codes[block * 8 + c][g]), digits);
                 }
         for (std::size_t t = 0; t < 2; ++t)
             for (std::size_t g = 0; g < kGroups; ++g) {
-                const __m512 scale = _mm512_mul_ps(_mm512_load_ps(chunk.scales[block][g]), _mm512_set1_ps(x[t * kBlocks + block].scale));
+                const __m512 scale =
+                    _mm512_mul_ps(_mm512_load_ps(chunk.scales[block][g]), _mm512_set1_ps(x[t * kBlocks + block].scale));
                 const auto& [first, second, third] = part[t][g];
                 _mm512_storeu_ps(sums[t][g], added(_mm512_loadu_ps(sums[t][g]), first, second, third, scale));
             }
@@ -198,7 +204,8 @@ __attribute__((noinline)) void amx_tile(const Chunk& chunk, const Fixed* x, Sums
         const auto& part = parts[step % 2];
 #pragma GCC unroll 16
         for (std::size_t t = 0; t < 16; ++t) {
-            const __m512 scale = _mm512_mul_ps(_mm512_load_ps(chunk.scales[block][g]), _mm512_set1_ps(x[t * kBlocks + block].scale));
+            const __m512 scale =
+                _mm512_mul_ps(_mm512_load_ps(chunk.scales[block][g]), _mm512_set1_ps(x[t * kBlocks + block].scale));
             const auto of = [&](int digit) { return _mm512_load_si512(part[digit][t]); };
             _mm512_storeu_ps(sums[t][g], added(_mm512_loadu_ps(sums[t][g]), of(0), of(1), of(2), scale));
         }
@@ -283,7 +290,8 @@ int main() {
         squares[1] += (chain - exact) * (chain - exact);
         sizes += exact * exact;
     }
-    std::printf("error over size: fixed point %.2e, float32 chain %.2e\n", std::sqrt(squares[0] / sizes), std::sqrt(squares[1] / sizes));
+    std::printf("error over size: fixed point %.2e, float32 chain %.2e\n", std::sqrt(squares[0] / sizes),
+                std::sqrt(squares[1] / sizes));
 
     const auto rate = [](double amount, double time) { return amount / time / 1e9; };
     std::uint64_t sum = 0;
@@ -296,7 +304,8 @@ int main() {
         sum += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(a, b)));
     });
     const double decoding = seconds([&] {
-        for (std::size_t copy = 0; copy < kCopies; ++copy) one_token(w + copy * kMatrix, activations.data(), out.data(), kPanels);
+        for (std::size_t copy = 0; copy < kCopies; ++copy)
+            one_token(w + copy * kMatrix, activations.data(), out.data(), kPanels);
     });
     const double cached = seconds([&] {
         for (int i = 0; i < 400; ++i) one_token(w, activations.data(), out.data(), 8);
@@ -312,14 +321,16 @@ int main() {
             for (std::size_t panel = 0; panel < kPanels; ++panel)
                 for (std::size_t block = 0; block < kBlocks; block += kChunk) {
                     chunk.unpack(w + panel * kPanel + block * kBlock, bias);
-                    for (std::size_t t = 0; t < kTokens; t += tokens) tile(chunk, activations.data() + t * kBlocks + block, sums + t);
+                    for (std::size_t t = 0; t < kTokens; t += tokens)
+                        tile(chunk, activations.data() + t * kBlocks + block, sums + t);
                 }
         });
     };
     constexpr double kFlops = 2.0 * kRows * kColumns * kTokens;
     float kept = 0;
     const double peak = seconds([&] { kept += multiply_adds(1'000'000); });
-    std::printf("512 tokens, GFLOP/s: multiply-adds alone %.0f, VNNI %.0f", rate(24.0 * 32e6, peak), rate(kFlops, all(0, 2, vnni_tile)));
+    std::printf("512 tokens, GFLOP/s: multiply-adds alone %.0f, VNNI %.0f", rate(24.0 * 32e6, peak),
+                rate(kFlops, all(0, 2, vnni_tile)));
     if (amx_begin()) std::printf(", AMX %.0f", rate(kFlops, all(kBias, 16, amx_tile)));
     std::printf(" (%g)\n", static_cast<double>(kept));
 }

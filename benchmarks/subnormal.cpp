@@ -1,10 +1,10 @@
-// What a multiply-add costs whose operand is a subnormal number, on one core: the reason why csrc/formats/subnormal.h is for some
-// cores only. Run it on a machine with AVX2:
+// What a multiply-add costs whose operand is a subnormal number, on one core: the reason why csrc/formats/subnormal.h
+// is for some cores only. Run it on a machine with AVX2:
 //
 //     c++ -std=c++20 -O3 -march=native benchmarks/subnormal.cpp -o /tmp/subnormal && /tmp/subnormal
 //
-// Each line is the best of 15 runs of eight chains over codes of four bits, in nanoseconds for one instruction. Where the third
-// line is far above the first, these cores leave subnormal numbers to microcode.
+// Each line is the best of 15 runs of eight chains over codes of four bits, in nanoseconds for one instruction. Where
+// the third line is far above the first, these cores leave subnormal numbers to microcode.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -80,12 +80,14 @@ int main() {
         for (int i = 0; i < kColumns; ++i) x[i] = scale * (1 + 0.1f * static_cast<float>(i));
     };
     const auto random = [](std::uint32_t i) { return i * 2654435761u; };
-    fill([](std::uint32_t i) {
-        const float code = static_cast<float>(i % 16);
-        std::uint32_t bits;
-        std::memcpy(&bits, &code, sizeof bits);
-        return bits;
-    }, 1);
+    fill(
+        [](std::uint32_t i) {
+            const float code = static_cast<float>(i % 16);
+            std::uint32_t bits;
+            std::memcpy(&bits, &code, sizeof bits);
+            return bits;
+        },
+        1);
     measure("normal numbers, multiply-add", words, x, kAll);
     measure("normal numbers, mask and multiply-add", words, x, kAll << 1);
     fill([&](std::uint32_t i) { return random(i) & kNibble; }, std::ldexp(1.0f, 81));

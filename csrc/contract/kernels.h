@@ -4,14 +4,15 @@
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
 // one rounding each, fused multiply-adds are written as such and nothing else is contracted or reordered. Nor do they
 // depend on how work is cut: every function takes a range of independent items, and each item's result is its own.
-// Kernels expect the default floating-point environment (float_env.h); their callers set it, and leave all arithmetic to
-// them: a compiler may move an operation of the caller's to before the call that sets the environment.
-// Where a result is NaN it is NaN in every build; its sign and payload are not part of the contract.
+// Kernels expect the default floating-point environment (float_env.h); their callers set it, and leave all arithmetic
+// to them: a compiler may move an operation of the caller's to before the call that sets the environment. Where a
+// result is NaN it is NaN in every build; its sign and payload are not part of the contract.
 //
-// The linker keeps one copy of an inline function, and could take the one that was compiled for AVX-512 for everybody. So what
-// kernel sources include holds no inline function outside the instruction set's namespace, and inside only such as are
-// always inlined (KARAT_INLINE); tables in headers are of each source's own. Nor does an object of an instruction set do
-// anything as it is loaded, when nobody has asked yet what the machine can run. tests/packaging/test_objects.py looks.
+// The linker keeps one copy of an inline function, and could take the one that was compiled for AVX-512 for everybody.
+// So what kernel sources include holds no inline function outside the instruction set's namespace, and inside only such
+// as are always inlined (KARAT_INLINE); tables in headers are of each source's own. Nor does an object of an
+// instruction set do anything as it is loaded, when nobody has asked yet what the machine can run.
+// tests/packaging/test_objects.py looks.
 #pragma once
 
 #include <cstddef>
@@ -27,21 +28,24 @@ inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 // Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
 inline constexpr std::size_t kMaxLeaves = 8;
 
-// Formats multiplied by nibbles: panels of each of two matrices that kernels take together at best, for more tokens than these.
+// Formats multiplied by nibbles: panels of each of two matrices that kernels take together at best, for more tokens
+// than these.
 inline constexpr std::size_t kNibblePanels = 8;
 inline constexpr std::size_t kNibbleFewTokens = 12;
 
 // out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
-//   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over them,
-//   ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
+//   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over
+//   them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
 //   stored floats    sum = fma(w[k], x[k], sum)
 //   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
 //                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
-//   Q2_K and Q3_K    part is a chain over pairs instead: of the first, then of the second eight columns of a sub-block those of
-//                    k = 0, 1, 2, 3,  part = part + fma(low[k + 4], x[k + 4], low[k] * x[k])
-//                    where low is the code, or its low two bits. In Q3_K, where code = low + high (high is 0 or -4), fours of
-//                    k = 0, 1, 2, 3 follow,  part = part + fma(high[k + 12], x[k + 12], fma(high[k + 8], x[k + 8],
-//                                                          fma(high[k + 4], x[k + 4], high[k] * x[k])))
+//   Q2_K and Q3_K    part is a chain over pairs instead: of the first, then of the second eight columns of a sub-block
+//                    those of k = 0, 1, 2, 3,
+//                        part = part + fma(low[k + 4], x[k + 4], low[k] * x[k])
+//                    where low is the code, or its low two bits. In Q3_K, where code = low + high (high is 0 or -4),
+//                    fours of k = 0, 1, 2, 3 follow,
+//                        part = part + fma(high[k + 12], x[k + 12], fma(high[k + 8], x[k + 8],
+//                                          fma(high[k + 4], x[k + 4], high[k] * x[k])))
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart
@@ -57,8 +61,8 @@ struct LinearArgs {
 
 enum class CacheType : int { f32, f16, bf16 };
 
-// One layer of a paged KV cache. Slots lie in regions, and in a region the K of a head in one piece and its V in the next, so
-// that a split of keys of one text is read as one stream:
+// One layer of a paged KV cache. Slots lie in regions, and in a region the K of a head in one piece and its V in the
+// next, so that a split of keys of one text is read as one stream:
 //   [regions, layers, kv_heads] of K [kRegionSlots / 16, head_dim, 16] and V [kRegionSlots, head_dim rounded up to 16]
 // K has lanes over slots, V over the head's dimensions.
 inline constexpr std::size_t kRegionSlots = 256;
@@ -66,7 +70,7 @@ inline constexpr std::size_t kRegionSlots = 256;
 struct CacheView {
     CacheType type;
     std::size_t num_kv_heads, head_dim;
-    std::uint8_t* data;         // of the layer, in the first region
+    std::uint8_t* data;        // of the layer, in the first region
     std::size_t region_bytes;  // of all layers: from one region to the next
 };
 
@@ -151,7 +155,6 @@ struct Kernels {
                             float* part, float* scratch);
     void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
                             float* parts, std::size_t part_stride);
-
 };
 
 inline constexpr std::size_t kSplitKeys = 256;

@@ -6,8 +6,8 @@
 //   the 16-bit scale, in formats whose blocks are no multiple of 4 bytes    [group][row] 16 bits
 //   then each 32-bit word of the block in turn                              [word][group][row] 32 bits
 // So the packed matrix has the bytes of the stored one (and those of rows that fill up a group), and any format of ggml
-// is packed by one routine. In Q2_K and Q3_K the codes of a sub-block, or the bits of a code, are spread over words, in Q5_0 and
-// Q5_1 fifth bits lie in other bytes than their codes: those bits are arranged anew (packed.cpp).
+// is packed by one routine. In Q2_K and Q3_K the codes of a sub-block, or the bits of a code, are spread over words, in
+// Q5_0 and Q5_1 fifth bits lie in other bytes than their codes: those bits are arranged anew (packed.cpp).
 #pragma once
 
 #include <cstddef>
@@ -21,18 +21,16 @@ inline constexpr std::size_t kPanelGroups = 4;
 // Kernels read so many bytes beyond a packed matrix at most (and make nothing of them): they must be there.
 inline constexpr std::size_t kPackedSlack = 3;
 
-enum class Format : int {
-    f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs
-};
+enum class Format : int { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs };
 inline constexpr int kNumFormats = 15;
 
 struct FormatInfo {
     const char* name;
     std::size_t block_columns;
     std::size_t block_bytes;
-    std::size_t scale_at;       // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
-    bool has_minimum = false;   // weight = scale * code + minimum
-    bool by_nibbles = false;    // columns are not summed one by one (kernels.h)
+    std::size_t scale_at;      // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
+    bool has_minimum = false;  // weight = scale * code + minimum
+    bool by_nibbles = false;   // columns are not summed one by one (kernels.h)
 };
 
 inline constexpr FormatInfo kFormats[kNumFormats] = {
@@ -71,8 +69,8 @@ struct Matrix {
     const std::uint8_t* panel(std::size_t panel) const;
 };
 
-// Where the rows of a stored matrix begin (each in one piece, blocks along it): `stride` bytes from one to the next, as of
-// some columns of a wider one. Row i is the order[i]-th of them, if there is an order.
+// Where the rows of a stored matrix begin (each in one piece, blocks along it): `stride` bytes from one to the next, as
+// of some columns of a wider one. Row i is the order[i]-th of them, if there is an order.
 struct StoredRows {
     const std::uint8_t* data;
     std::size_t stride;
@@ -81,8 +79,8 @@ struct StoredRows {
     std::size_t at(std::size_t row) const;
 };
 
-// Packs panels first … last - 1 of a stored matrix into `packed`, the place of the whole packed matrix. Different panels
-// may be packed by different threads.
+// Packs panels first … last - 1 of a stored matrix into `packed`, the place of the whole packed matrix. Different
+// panels may be packed by different threads.
 void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
                  std::uint8_t* packed);
 

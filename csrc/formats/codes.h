@@ -1,4 +1,5 @@
-// How codes are read from the words of a packed block (packed.h): by their bits, or looked up. What formats.h is made of.
+// How codes are read from the words of a packed block (packed.h): by their bits, or looked up. What formats.h is made
+// of.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +22,9 @@ struct Block {
     KARAT_INLINE i32x16 word(int i) const { return iload(words + static_cast<std::size_t>(i) * stride); }
 
     // The same from its byte j (0 … 3) on, with bytes of what is stored behind it above (kPackedSlack).
-    KARAT_INLINE i32x16 from_byte(int i, int j) const { return iload(words + static_cast<std::size_t>(i) * stride + j); }
+    KARAT_INLINE i32x16 from_byte(int i, int j) const {
+        return iload(words + static_cast<std::size_t>(i) * stride + j);
+    }
 };
 
 template <class Fmt>
@@ -32,9 +35,9 @@ KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
             block + (has_scale ? 2 * lanes : 0) + static_cast<std::size_t>(group) * 4 * kGroupRows, 4 * lanes};
 }
 
-// Bits `at` … `at` + kWidth - 1 of each lane as a number, less `bias`. They are not shifted: where the mantissa of a power
-// of two has them, a bit of it counts what it should, and the power is subtracted, exactly. With kSigned the field is a
-// two's complement, and `bias` comes off besides.
+// Bits `at` … `at` + kWidth - 1 of each lane as a number, less `bias`. They are not shifted: where the mantissa of a
+// power of two has them, a bit of it counts what it should, and the power is subtracted, exactly. With kSigned the
+// field is a two's complement, and `bias` comes off besides.
 template <int kWidth, bool kSigned = false>
 KARAT_INLINE f32x16 field(i32x16 word, int at, float bias = 0) {
     constexpr int kMantissa = 23, kShift = kWidth > 4 ? 16 : 12;
@@ -48,8 +51,8 @@ KARAT_INLINE f32x16 field(i32x16 word, int at, float bias = 0) {
     return as_float(masked_xor(word, ((1 << kWidth) - 1) << at, power | (kTop << at))) - set1(offset);
 }
 
-// Bits `at` … `at` + kWidth - 1 of byte j of word i of a block, so. With AVX-512 all bytes of a word come from one load; else
-// from loads that begin at them, which leave one mask and one power for all of them, and those in registers.
+// Bits `at` … `at` + kWidth - 1 of byte j of word i of a block, so. With AVX-512 all bytes of a word come from one
+// load; else from loads that begin at them, which leave one mask and one power for all of them, and those in registers.
 template <int kWidth, bool kSigned = false>
 KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bias = 0) {
 #if defined(KARAT_AVX512)
@@ -60,8 +63,8 @@ KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bia
 #endif
 }
 
-// Codes of up to six bits, less kBias: `stored`, that at bit `at` of byte j of word i of a block, and `byte`, that which is
-// byte j of a word.
+// Codes of up to six bits, less kBias: `stored`, that at bit `at` of byte j of word i of a block, and `byte`, that
+// which is byte j of a word.
 template <int kWidth, int kBias>
 struct NumberBits {
     static KARAT_INLINE NumberBits make() { return {}; }
@@ -80,11 +83,17 @@ struct NumberBits {
 #if defined(KARAT_AVX512)
 // Look-ups take fewer instructions than fields, and other ports of Zen 4 than the multiply-add.
 template <int kWidth>
-struct LutOf { using Type = NibbleLut; };
+struct LutOf {
+    using Type = NibbleLut;
+};
 template <>
-struct LutOf<5> { using Type = Lut; };
+struct LutOf<5> {
+    using Type = Lut;
+};
 template <>
-struct LutOf<6> { using Type = WideLut; };
+struct LutOf<6> {
+    using Type = WideLut;
+};
 
 namespace {
 template <int kWidth, int kBias>
@@ -98,7 +107,9 @@ constexpr auto kCodes = [] {
 template <int kWidth, int kBias>
 struct LookedUpBits {
     typename LutOf<kWidth>::Type lut;
-    static KARAT_INLINE LookedUpBits make() { return {make_lut<typename LutOf<kWidth>::Type>(kCodes<kWidth, kBias>.at)}; }
+    static KARAT_INLINE LookedUpBits make() {
+        return {make_lut<typename LutOf<kWidth>::Type>(kCodes<kWidth, kBias>.at)};
+    }
     KARAT_INLINE f32x16 stored(const Block& b, int i, int j, int at) const {
         return look_up(lut, b.word(i), half_of(j), byte_in_half(j) + at);
     }
@@ -112,8 +123,8 @@ template <int kWidth, int kBias>
 using Bits = NumberBits<kWidth, kBias>;
 #endif
 
-// Of each byte, the kLow low bits of `low`, and above them the kHigh bits of `high` that begin at bit `at`. With AVX-512
-// others lie above these, which neither a look-up nor a field reads.
+// Of each byte, the kLow low bits of `low`, and above them the kHigh bits of `high` that begin at bit `at`. With
+// AVX-512 others lie above these, which neither a look-up nor a field reads.
 template <int kLow, int kHigh>
 KARAT_INLINE i32x16 joined(i32x16 low, i32x16 high, int at) {
     constexpr std::int32_t kEach = 0x01010101, kBelow = ((1 << kLow) - 1) * kEach;

@@ -1,5 +1,5 @@
-// How the kernels read each stored format. A new block format is one struct below, and its lines in packed.h and linear.h
-// (docs/adding-a-format.md).
+// How the kernels read each stored format. A new block format is one struct below, and its lines in packed.h and
+// linear.h (docs/adding-a-format.md).
 //
 // A block format is cut into sub-blocks of `kSub` columns (16 or 32) that share a scale, and a minimum where the format
 // has one: weight = scale * code + minimum. Codes are small integers, exact in float32.
@@ -23,12 +23,12 @@ struct BF16 {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load_bf16(p); }
 };
 
-// ---- blocks of 32 columns --------------------------------------------------------------------------------------------
+// ---- blocks of 32 columns -------------------------------------------------------------------------------------------
 //
-// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word. Where a code is put
-// together of several words, `bytes` has the four of (c, 0 … 3) as the bytes of a word, each kBytesBias more than it is.
-// `Scales` has what those of all sub-blocks are made of. A minimum that a file stores to be subtracted is 0 - its product, in
-// one instruction: fma(0 - minimum, number, 0) has the same bits, a zero's sign included.
+// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word. Where a code is
+// put together of several words, `bytes` has the four of (c, 0 … 3) as the bytes of a word, each kBytesBias more than
+// it is. `Scales` has what those of all sub-blocks are made of. A minimum that a file stores to be subtracted is 0 -
+// its product, in one instruction: fma(0 - minimum, number, 0) has the same bits, a zero's sign included.
 
 struct ScaleBefore {
     f32x16 value;
@@ -118,7 +118,8 @@ struct Q4_1 {  // word 0: scale and minimum
     using Scales = ScaleAndMinimum;
 };
 
-// The fifth bits of all 32 codes are one word, that of column 4 c + j at bit c of byte j (packed.cpp); the nibbles follow it.
+// The fifth bits of all 32 codes are one word, that of column 4 c + j at bit c of byte j (packed.cpp); the nibbles
+// follow it.
 template <int kHighBits, int kBias>
 struct FiveBits {
     static constexpr int kWidth = 5, kBytesBias = kBias;
@@ -144,11 +145,11 @@ struct Q5_1 {  // word 0: scale and minimum
     using Scales = ScaleAndMinimum;
 };
 
-// ---- blocks of 256 columns in sub-blocks -------------------------------------------------------------------------------
+// ---- blocks of 256 columns in sub-blocks ----------------------------------------------------------------------------
 //
 // `s` is the sub-block. Where 16 columns share a scale, a file has sub-block s in half n = s / 8 of the block, at bits
-// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp), to be
-// multiplied by nibbles (nibbles.h).
+// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp),
+// to be multiplied by nibbles (nibbles.h).
 
 struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
@@ -189,7 +190,8 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
         Bits<3, 4> bits;
         static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
         KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.byte(joined<2, 1>(b.word(word_of(s, 0)) >> (2 * c), b.word(word_of(s, 1)), shift_of(s, 1) + c), j);
+            return bits.byte(joined<2, 1>(b.word(word_of(s, 0)) >> (2 * c), b.word(word_of(s, 1)), shift_of(s, 1) + c),
+                             j);
         }
     };
     struct Scales {
@@ -204,7 +206,8 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
     };
 };
 
-// Six bits for each scale and each minimum, in the 12 bytes that begin at word 1, and what they are multiples of in word 0.
+// Six bits for each scale and each minimum, in the 12 bytes that begin at word 1, and what they are multiples of in
+// word 0.
 struct SixBitScales {
     f32x16 value, negated;
     static KARAT_INLINE SixBitScales of(const Block& b) {
@@ -292,8 +295,12 @@ struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1
 
 // Of one sub-block of a block.
 template <class Fmt>
-KARAT_INLINE f32x16 scale_of(const Block& b, int s) { return Fmt::Scales::of(b).scale(b, s); }
+KARAT_INLINE f32x16 scale_of(const Block& b, int s) {
+    return Fmt::Scales::of(b).scale(b, s);
+}
 template <class Fmt>
-KARAT_INLINE f32x16 minimum_of(const Block& b, int s) { return Fmt::Scales::of(b).minimum(b, s); }
+KARAT_INLINE f32x16 minimum_of(const Block& b, int s) {
+    return Fmt::Scales::of(b).minimum(b, s);
+}
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -123,18 +123,18 @@ void arrange(const Matrix& shape, std::size_t first_panel, std::size_t last_pane
         const std::size_t lanes = shape.panel_groups(panel) * kGroupRows;
         std::uint8_t* block = packed + shape.first_group(panel) * shape.group_bytes();
         for (std::size_t i = 0; i < num_blocks; ++i, block += block_bytes * lanes) {
-            std::uint32_t before[kMostWords * kPanelGroups * kGroupRows], after[kMostWords * kPanelGroups * kGroupRows] = {};
+            std::uint32_t before[kMostWords * kPanelGroups * kGroupRows];
+            std::uint32_t after[kMostWords * kPanelGroups * kGroupRows] = {};
             std::uint8_t* const words = block + (block_bytes % 4 + 4 * of_block.first) * lanes;
             const std::size_t bytes = 4 * of_block.words * lanes;
             std::memcpy(before, words, bytes);
             for (const Move& move : of_block.moves) {
                 const std::size_t from = (move.from - of_block.first) * lanes, to = (move.to - of_block.first) * lanes;
-                const int right = move.left < 0 ? -move.left : 0, left = move.left > 0 ? move.left : 0;  // one of them is 0
+                const int right = move.left < 0 ? -move.left : 0;  // one of the two is 0
+                const int left = move.left > 0 ? move.left : 0;
                 for (std::size_t lane = 0; lane < lanes; ++lane)
-                    if (back)
-                        after[from + lane] |= before[to + lane] << right >> left & move.bits;
-                    else
-                        after[to + lane] |= (before[from + lane] & move.bits) << left >> right;
+                    if (back) after[from + lane] |= before[to + lane] << right >> left & move.bits;
+                    else after[to + lane] |= (before[from + lane] & move.bits) << left >> right;
             }
             std::memcpy(words, after, bytes);
         }

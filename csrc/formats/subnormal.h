@@ -1,12 +1,13 @@
-// Codes as subnormal numbers: in a lane that holds nothing else, a code at bits `at` … is the float32 code * 2^(at - 149), and
-// a multiply-add takes it as it is: a mask is all that a code needs before it is multiplied. Zen 4 multiplies subnormal
-// numbers as fast as others (benchmarks/subnormal.cpp), and the build for it serves all makers but Intel, whose cores are known to
-// need microcode, 150 cycles and more.
+// Codes as subnormal numbers: in a lane that holds nothing else, a code at bits `at` … is the float32 code * 2^(at -
+// 149), and a multiply-add takes it as it is: a mask is all that a code needs before it is multiplied. Zen 4 multiplies
+// subnormal numbers as fast as others (benchmarks/subnormal.cpp), and the build for it serves all makers but Intel,
+// whose cores are known to need microcode, 150 cycles and more.
 //
-// x is scaled, by a power of two that depends on the column, so that all products of a sub-block are 2^-kPartPower of what
-// they count. Every number that comes up is a multiple of the smallest subnormal number then, and none overflows, as long
-// as what is not zero of x lies between the limits below. So sums are rounded where those of the contract are (kernels.h), and
-// the scale of the sub-block takes the power away. That needs codes that are not negative, as they are where minima are.
+// x is scaled, by a power of two that depends on the column, so that all products of a sub-block are 2^-kPartPower of
+// what they count. Every number that comes up is a multiple of the smallest subnormal number then, and none overflows,
+// as long as what is not zero of x lies between the limits below. So sums are rounded where those of the contract are
+// (kernels.h), and the scale of the sub-block takes the power away. That needs codes that are not negative, as they are
+// where minima are.
 #pragma once
 
 #include "formats/formats.h"
@@ -28,8 +29,8 @@ inline constexpr bool kAsSubnormals = [] {
     return false;
 }();
 
-// The codes of columns 4 c … 4 c + 3 of sub-block s, in the four bytes of a word (others beside them), and the first of their
-// bits in a byte.
+// The codes of columns 4 c … 4 c + 3 of sub-block s, in the four bytes of a word (others beside them), and the first of
+// their bits in a byte.
 template <class Fmt>
 KARAT_INLINE i32x16 four_codes(const Block& b, int s, int c) {
     if constexpr (requires { Fmt::Codes::kBytesBias; }) return Fmt::Codes::bytes(b, s, c);
@@ -41,11 +42,13 @@ constexpr KARAT_INLINE int bit_of(int s, int c) {
     else return Fmt::Codes::bit_of(s, c);
 }
 
-// As far as bit 23, the first of the exponent, each bit of a small float32 counts twice the one before. Words whose code lies
-// further up are shifted.
+// As far as bit 23, the first of the exponent, each bit of a small float32 counts twice the one before. Words whose
+// code lies further up are shifted.
 inline constexpr int kSubnormalShift = 12;
 template <class Fmt>
-constexpr KARAT_INLINE bool is_shifted(int s, int c, int j) { return bit_of<Fmt>(s, c) + 8 * j + Fmt::Codes::kWidth > 24; }
+constexpr KARAT_INLINE bool is_shifted(int s, int c, int j) {
+    return bit_of<Fmt>(s, c) + 8 * j + Fmt::Codes::kWidth > 24;
+}
 template <class Fmt>
 constexpr KARAT_INLINE int subnormal_at(int s, int c, int j) {
     return bit_of<Fmt>(s, c) + 8 * j - (is_shifted<Fmt>(s, c, j) ? kSubnormalShift : 0);
@@ -69,8 +72,8 @@ constexpr auto kPowers = [] {
 }();
 }  // namespace
 
-// The limits of what is not zero. Below, the last bit of x times a code is the smallest subnormal number; above, x times the
-// largest power would overflow.
+// The limits of what is not zero. Below, the last bit of x times a code is the smallest subnormal number; above, x
+// times the largest power would overflow.
 inline constexpr int kLowestPower = -149 + 23 + kPartPower, kHighestPower = 128 - (149 - kPartPower);
 static_assert(kLowestPower == -66 && kHighestPower == 39);
 

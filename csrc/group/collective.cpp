@@ -34,8 +34,8 @@ double now() {
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Sleeps while `word` is `old`, for a limited time: the seconds. Between processes, so neither std::atomic::wait nor a private
-// futex.
+// Sleeps while `word` is `old`, for a limited time: the seconds. Between processes, so neither std::atomic::wait nor a
+// private futex.
 double sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) {
     const double before = now();
 #if defined(__linux__)
@@ -74,17 +74,22 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "words are shared
 
 std::size_t SharedMemory::bytes(int size, std::size_t slot_bytes, std::size_t whole_bytes) {
     constexpr std::size_t kMost = std::size_t{1} << 44;  // of a part: no sum overflows
-    if (size < 1 || size > kMaxRanks || slot_bytes == 0 || slot_bytes > kMost || whole_bytes == 0 || whole_bytes > kMost)
+    if (size < 1 || size > kMaxRanks || slot_bytes == 0 || slot_bytes > kMost || whole_bytes == 0 ||
+        whole_bytes > kMost)
         throw std::invalid_argument("shared memory for " + std::to_string(size) + " ranks of " +
-                                    std::to_string(slot_bytes) + " bytes and a whole of " + std::to_string(whole_bytes));
-    static_assert(sizeof(Control) + 8 * kMaxRanks <= kPage);  // the end of the page is karat.ranks.shared_memory.Tally's
+                                    std::to_string(slot_bytes) + " bytes and a whole of " +
+                                    std::to_string(whole_bytes));
+    // The end of the page is karat.ranks.shared_memory.Tally's.
+    static_assert(sizeof(Control) + 8 * kMaxRanks <= kPage);
     return kPage + 2 * static_cast<std::size_t>(size) * pages(slot_bytes) + pages(whole_bytes);
 }
 
-SharedMemory::SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes, bool spins)
+SharedMemory::SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes,
+                           bool spins)
     : rank_(rank), size_(size), spins_(spins ? kSpins : 1), slot_bytes_(slot_bytes), whole_bytes_(whole_bytes),
       mapped_bytes_(bytes(size, slot_bytes, whole_bytes)) {
-    if (rank < -1 || rank >= size) throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
+    if (rank < -1 || rank >= size)
+        throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
     struct stat status;
     if (fstat(descriptor, &status) != 0 || static_cast<std::size_t>(status.st_size) < mapped_bytes_)
         throw std::invalid_argument("a file too short for the shared memory of the ranks");
@@ -176,7 +181,8 @@ TransportRef transport_of(std::shared_ptr<SharedMemory> memory) {
         .slot_bytes = self->slot_bytes(),
         .whole_bytes = self->whole_bytes(),
         .reserve = [](void* s, std::uint32_t count) { return static_cast<SharedMemory*>(s)->reserve(count); },
-        .slot = [](void* s, int rank, std::uint32_t number) { return static_cast<SharedMemory*>(s)->slot(rank, number); },
+        .slot = [](void* s, int rank,
+                   std::uint32_t number) { return static_cast<SharedMemory*>(s)->slot(rank, number); },
         .whole = [](void* s) { return static_cast<SharedMemory*>(s)->whole(); },
         .publish = [](void* s, std::uint32_t number) { static_cast<SharedMemory*>(s)->publish(number); },
         .stir = [](void* s) { static_cast<SharedMemory*>(s)->stir(); },

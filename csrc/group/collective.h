@@ -1,7 +1,8 @@
-// What tensor-parallel ranks do together: each puts its part of a result where the others can read it, and waits for theirs.
+// What tensor-parallel ranks do together: each puts its part of a result where the others can read it, and waits for
+// theirs.
 //
-// A plan knows a transport only as a table of C functions. Sums over ranks are the plan's own, along the fixed tree, so that
-// no transport can change a bit. `SharedMemory` is the transport between processes of one machine.
+// A plan knows a transport only as a table of C functions. Sums over ranks are the plan's own, along the fixed tree, so
+// that no transport can change a bit. `SharedMemory` is the transport between processes of one machine.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ enum class Outcome : int {
     late,       // others have not done their part within the limit
 };
 
-// Collectives are numbered from the beginning of a step; all ranks run the same ones in the same order. Numbers may wrap
-// around. A rank's parts of two numbers that follow each other lie in different places; the place of number n is used again
-// for n + 2, which no rank reaches before all have read what they wait for in n + 1.
+// Collectives are numbered from the beginning of a step; all ranks run the same ones in the same order. Numbers may
+// wrap around. A rank's parts of two numbers that follow each other lie in different places; the place of number n is
+// used again for n + 2, which no rank reaches before all have read what they wait for in n + 1.
 struct Transport {
     void* self = nullptr;
     int rank = 0, size = 1;
@@ -32,10 +33,11 @@ struct Transport {
     // A result that ranks write together, each its own part of it.
     std::uint8_t* (*whole)(void* self) = nullptr;
     void (*publish)(void* self, std::uint32_t number) = nullptr;
-    // Called by any thread with each item of work, so that who watches can tell a rank that gets on from one that hangs.
+    // Called by any thread with each item of work, so that who watches can tell a rank that gets on from one that
+    // hangs.
     void (*stir)(void* self) = nullptr;
-    // Until all ranks have published `number`. Any number of threads may wait. There is no limit: who watches the ranks knows
-    // how they get on, and gives up the step of one that hangs or ends the ranks.
+    // Until all ranks have published `number`. Any number of threads may wait. There is no limit: who watches the ranks
+    // knows how they get on, and gives up the step of one that hangs or ends the ranks.
     Outcome (*wait)(void* self, std::uint32_t number) = nullptr;
 };
 using TransportRef = std::shared_ptr<const Transport>;
@@ -49,9 +51,10 @@ public:
     // Bytes of the file. Slots and the whole are rounded up to pages.
     static std::size_t bytes(int size, std::size_t slot_bytes, std::size_t whole_bytes);
 
-    // With `spins` a rank looks for some tens of microseconds before it sleeps: right where each has a core of its own, and
-    // where they have not it would keep the others from working. Throws std::invalid_argument for sizes that make no sense
-    // or a file that is too short, std::runtime_error if it cannot be mapped. The descriptor may be closed afterwards.
+    // With `spins` a rank looks for some tens of microseconds before it sleeps: right where each has a core of its own,
+    // and where they have not it would keep the others from working. Throws std::invalid_argument for sizes that make
+    // no sense or a file that is too short, std::runtime_error if it cannot be mapped. The descriptor may be closed
+    // afterwards.
     SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes, bool spins);
     ~SharedMemory();
     SharedMemory(const SharedMemory&) = delete;

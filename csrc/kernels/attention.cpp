@@ -6,8 +6,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What scales a sum, and what scales the part that is added to it, for sixteen pairs at once: `set` notes how far each top
-// lies below the larger one, `finish` makes factors of that.
+// What scales a sum, and what scales the part that is added to it, for sixteen pairs at once: `set` notes how far each
+// top lies below the larger one, `finish` makes factors of that.
 struct Factors {
     float of_sum[kLanes] = {}, of_part[kLanes] = {};
 
@@ -177,8 +177,8 @@ void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     }
 }
 
-void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
-                     float* parts, std::size_t part_stride) {
+void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t num_splits, float* parts,
+                     std::size_t part_stride) {
     const Rows rows = rows_of(a, seq, kv_head, 0);
     const std::size_t padded = padded_dim(a.cache.head_dim), stride = padded + kStats;
     const std::size_t begin = rows.begin(0) / kSplitKeys;

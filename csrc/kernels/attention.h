@@ -1,4 +1,5 @@
-// What the two ways through attention share (kernels.h, AttentionArgs): where rows and keys are, and what is kept of them.
+// What the two ways through attention share (kernels.h, AttentionArgs): where rows and keys are, and what is kept of
+// them.
 //
 // A row is one query head of one token; rows that read the same KV head are taken together, so that a key or value is
 // unpacked once for all of them. Both products are chains as in linear layers: scores with lanes over keys (K is stored
@@ -11,8 +12,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr std::size_t kRows = kAttentionRows;  // rows taken together
-inline constexpr std::size_t kKeys = 64;               // keys unpacked at a time
-inline constexpr std::size_t kStats = 16;              // floats beside a part: total, top, and what fills up a vector
+inline constexpr std::size_t kKeys = 64;              // keys unpacked at a time
+inline constexpr std::size_t kStats = 16;             // floats beside a part: total, top, and what fills up a vector
 inline constexpr float kNegInf = -__builtin_inff();
 
 KARAT_INLINE std::size_t padded_dim(std::size_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
@@ -105,9 +106,9 @@ KARAT_INLINE Keys keys_of(const AttentionArgs& a, std::size_t seq, std::size_t k
             static_cast<std::size_t>(a.batch.context_lens[seq])};
 }
 
-// One split for rows first … first + count - 1 (at most kRows): parts, totals and tops. In tiles over unpacked keys, of queries
-// that are gathered, or, for rows of one token, straight from a cache whose blocks hold whole groups of 16 positions. Both
-// give the same bits.
+// One split for rows first … first + count - 1 (at most kRows): parts, totals and tops. In tiles over unpacked keys, of
+// queries that are gathered, or, for rows of one token, straight from a cache whose blocks hold whole groups of 16
+// positions. Both give the same bits.
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                  const AttentionScratch& s);
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,

@@ -4,16 +4,16 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// All rows see the same keys. Some of them at a time, as many as there are registers for: keys and values are still in the
-// nearest cache for the next. What is not in the caches comes into the second level, evenly and long before: V while scores
-// are made, and K of the next split while values are summed.
+// All rows see the same keys. Some of them at a time, as many as there are registers for: keys and values are still in
+// the nearest cache for the next. What is not in the caches comes into the second level, evenly and long before: V
+// while scores are made, and K of the next split while values are summed.
 template <class From>
 struct Direct {
     using Stored = typename From::Stored;
     static constexpr std::size_t kLine = 64 / sizeof(Stored), kNear = 16384 / sizeof(Stored);
     static constexpr std::size_t kGroups = kSplitKeys / kLanes;  // of keys
     const AttentionScratch& s;
-    const float* q;  // [num_rows, head_dim]
+    const float* q;                  // [num_rows, head_dim]
     std::size_t num_rows, from, to;  // visible keys of the split
     float scale;
     const Stored *k[2 * kGroups], *v[kGroups];  // of each group; K of those of the next split, too

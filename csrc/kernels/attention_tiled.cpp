@@ -100,7 +100,8 @@ void add_values(const AttentionScratch& s, std::size_t first, std::size_t last, 
     const float* weights = s.weights + first * kSplitKeys + from;
     std::size_t d = 0;
     for (; d + kTileGroups * kLanes <= s.padded; d += kTileGroups * kLanes)
-        with_height(last - first, ValueTile<kTileGroups>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
+        with_height(last - first,
+                    ValueTile<kTileGroups>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
     for (; d < s.padded; d += kLanes)
         with_height(last - first, ValueTile<1>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
 }
@@ -146,9 +147,11 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
             }
             from = least(from, end);
             to = most(to, from);
-            for (std::size_t r = r0; r < r1; ++r) add_values(s, r, r + 1, base, most(s.from[r], base), least(from, s.to[r]));
+            for (std::size_t r = r0; r < r1; ++r)
+                add_values(s, r, r + 1, base, most(s.from[r], base), least(from, s.to[r]));
             add_values(s, r0, r1, base, from, to);
-            for (std::size_t r = r0; r < r1; ++r) add_values(s, r, r + 1, base, most(to, s.from[r]), least(end, s.to[r]));
+            for (std::size_t r = r0; r < r1; ++r)
+                add_values(s, r, r + 1, base, most(to, s.from[r]), least(end, s.to[r]));
         }
     }
 }

@@ -14,7 +14,9 @@ public:
           data_(cache.data + kv_head * kRegionSlots * (dim_ + padded_) * sizeof(Stored)) {}
 
     // K of the sixteen slots that `slot` lies among: [head_dim, 16].
-    KARAT_INLINE Stored* k(std::size_t slot) const { return region(slot) + slot % kRegionSlots / kLanes * kLanes * dim_; }
+    KARAT_INLINE Stored* k(std::size_t slot) const {
+        return region(slot) + slot % kRegionSlots / kLanes * kLanes * dim_;
+    }
     // V of a slot: [head_dim rounded up to 16].
     KARAT_INLINE Stored* v(std::size_t slot) const {
         return region(slot) + kRegionSlots * dim_ + slot % kRegionSlots * padded_;

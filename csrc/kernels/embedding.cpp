@@ -26,10 +26,8 @@ void row_of(const Matrix& table, std::size_t row, float* out) {
                 const f32x16 scale = scale_of<Fmt>(block, sub);
                 for (int j = 0; j < Fmt::kSub; ++j) {
                     const f32x16 code = codes.code(block, sub, j / 4, j % 4);
-                    if constexpr (Fmt::kHasMinimum)
-                        store(lanes, fma(code, scale, minimum_of<Fmt>(block, sub)));
-                    else
-                        store(lanes, code * scale);
+                    if constexpr (Fmt::kHasMinimum) store(lanes, fma(code, scale, minimum_of<Fmt>(block, sub)));
+                    else store(lanes, code * scale);
                     *out++ = lanes[lane];
                 }
             }

@@ -11,8 +11,9 @@ std::size_t linear_scratch_floats() {
 namespace {
 
 // Of panels first … last - 1 the wide ones, if they have `few_tokens` for so many; returns the first that is left.
-std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::size_t first, [[maybe_unused]] std::size_t last,
-                               [[maybe_unused]] std::size_t most, [[maybe_unused]] float* scratch) {
+std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::size_t first,
+                               [[maybe_unused]] std::size_t last, [[maybe_unused]] std::size_t most,
+                               [[maybe_unused]] float* scratch) {
     if constexpr (kFewTokens > 0 || kFewByNibbles > 0) {
         const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last;
         if (first < end && args.tokens <= most) {
@@ -23,8 +24,8 @@ std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::siz
     return first;
 }
 
-// By nibbles, so many tokens are as well taken one by one where there are no other kernels for a few: in the panels that are
-// not wide, and without AVX-512 in all.
+// By nibbles, so many tokens are as well taken one by one where there are no other kernels for a few: in the panels
+// that are not wide, and without AVX-512 in all.
 inline constexpr std::size_t kOneByOne = kFewByNibbles > 0 ? kFewByNibbles : 4;
 
 void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {

@@ -1,16 +1,16 @@
 // What the linear layers of one, a few and many tokens share (kernels.h, LinearArgs).
 #pragma once
 
-#include "kernels/kernels_isa.h"
 #include "formats/nibbles.h"
 #include "formats/subnormal.h"
+#include "kernels/kernels_isa.h"
 #include "simd/tile.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied column by
-// column (on Intel's cores many_tokens' first tile is for a few), of stored floats (two passes, since to read them is all there
-// is to unpack), and of those that are multiplied by nibbles.
+// How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied
+// column by column (on Intel's cores many_tokens' first tile is for a few), of stored floats (two passes, since to read
+// them is all there is to unpack), and of those that are multiplied by nibbles.
 #if defined(KARAT_AVX2)
 inline constexpr std::size_t kFewTokens = 8, kFewOfFloats = 2 * kTileTokens;
 #elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
@@ -30,16 +30,17 @@ void one_token(const LinearArgs& args, std::size_t first, std::size_t last, floa
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void many_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
-void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
+void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last,
+                            float* scratch);
 
 inline constexpr std::size_t kChunk = 128;       // columns
 inline constexpr std::size_t kTokenBlock = 516;  // tokens that one unpacked chunk serves
 inline constexpr std::size_t kWide = kPanelGroups * kGroupRows;
-inline constexpr std::size_t kPrefetch = 3072;   // bytes ahead in a stream of weights
-inline constexpr std::size_t kMinSub = 16;       // columns of the smallest sub-block
+inline constexpr std::size_t kPrefetch = 3072;  // bytes ahead in a stream of weights
+inline constexpr std::size_t kMinSub = 16;      // columns of the smallest sub-block
 
-// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves. (For one token
-// the whole may hold x, scaled: subnormal.h.)
+// Floats of scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves. (For one
+// token the whole may hold x, scaled: subnormal.h.)
 struct LinearScratch {
     float* chunk;   // [kChunk, lanes of the panel]
     float* scales;  // [kChunk / kMinSub, lanes]
@@ -50,8 +51,7 @@ struct LinearScratch {
     static constexpr std::size_t kFloats = kChunk * kWide + 2 * (kChunk / kMinSub * kWide) + 4 * kTokenBlock * kWide;
     KARAT_INLINE explicit LinearScratch(float* base)
         : chunk(base), scales(chunk + kChunk * kWide), minima(scales + kChunk / kMinSub * kWide),
-          sums(minima + kChunk / kMinSub * kWide),
-          levels(sums + kTokenBlock * kWide) {}
+          sums(minima + kChunk / kMinSub * kWide), levels(sums + kTokenBlock * kWide) {}
 };
 
 // The same by nibbles: a table of products, sums of x over a sub-block, and for some rows sums and finished leaves.
@@ -83,8 +83,8 @@ struct Place {
     }
 };
 
-// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to the
-// left of the current one, then keep(level) to let the current one wait, or neither for the root.
+// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to
+// the left of the current one, then keep(level) to let the current one wait, or neither for the root.
 template <class Add, class Keep>
 KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
     int level = 0;
@@ -128,7 +128,8 @@ KARAT_INLINE float sum_of_x(const float* sums, std::size_t index) {
 template <class Fmt, Format format, class F>
 KARAT_INLINE void run_as(const F& f) {
     constexpr FormatInfo info = kFormats[static_cast<int>(format)];
-    static_assert(Fmt::kBytes == info.block_bytes && kHasMinimum<Fmt> == info.has_minimum && kByNibbles<Fmt> == info.by_nibbles);
+    static_assert(Fmt::kBytes == info.block_bytes && kHasMinimum<Fmt> == info.has_minimum &&
+                  kByNibbles<Fmt> == info.by_nibbles);
     f.template run<Fmt>();
 }
 template <class F>

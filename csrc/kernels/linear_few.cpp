@@ -6,11 +6,12 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly: some
-// lines or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
+// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly:
+// some lines or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
 class Ahead {
 public:
-    Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps) : at_(lines), due_(lines), step_(bytes / steps) {}
+    Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps)
+        : at_(lines), due_(lines), step_(bytes / steps) {}
     KARAT_INLINE void step() {
         due_ += step_;
         for (; at_ < due_; at_ += 64) prefetch_far(at_);
@@ -29,8 +30,8 @@ inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kDirectTokens;
 template <class Fmt>
 inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
 
-// Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But where codes
-// lie in several words or in a table, or minima come after them, there are too few registers.
+// Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But
+// where codes lie in several words or in a table, or minima come after them, there are too few registers.
 template <class Fmt>
 inline constexpr bool kPairByTwo = [] {
 #if defined(KARAT_AVX2)
@@ -69,10 +70,8 @@ struct FewTokens {
                         for (int t = 0; t < T; ++t)
                             for (int g = 0; g < DG; ++g) part[t][g] = zero();
                         const float* at = x + start + static_cast<std::size_t>(sub * Fmt::kSub);
-                        if constexpr (kByNibbles<Fmt>)
-                            add_nibbles(w, sub, at, part, ahead);
-                        else
-                            add_codes(codes, w, sub, at, part, ahead);
+                        if constexpr (kByNibbles<Fmt>) add_nibbles(w, sub, at, part, ahead);
+                        else add_codes(codes, w, sub, at, part, ahead);
                         float totals[T];
                         if constexpr (Fmt::kHasMinimum)
                             for (int t = 0; t < T; ++t)
@@ -82,7 +81,8 @@ struct FewTokens {
                         for (int g = 0; g < DG; ++g) {
                             const f32x16 factor = scale_of<Fmt>(block_of<Fmt>(w, group + g, G), sub);
                             f32x16 minimum;
-                            if constexpr (Fmt::kHasMinimum) minimum = minimum_of<Fmt>(block_of<Fmt>(w, group + g, G), sub);
+                            if constexpr (Fmt::kHasMinimum)
+                                minimum = minimum_of<Fmt>(block_of<Fmt>(w, group + g, G), sub);
                             for (int t = 0; t < T; ++t) {
                                 float* const of_group = sums + (t * DG + g) * kLanes;
                                 f32x16 sum = fma(part[t][g], factor, load(of_group));
@@ -130,8 +130,8 @@ struct FewTokens {
 private:
     // A sub-block's chains, by column.
     template <class Codes, int T>
-    KARAT_INLINE void add_codes(const Codes& codes, const std::uint8_t* w, int sub, const float* x, f32x16 (&part)[T][DG],
-                                Ahead& ahead) const {
+    KARAT_INLINE void add_codes(const Codes& codes, const std::uint8_t* w, int sub, const float* x,
+                                f32x16 (&part)[T][DG], Ahead& ahead) const {
         // Halves of 16 columns, of which the compiler knows which it is.
         const auto sixteen = [&](auto half) {
             for (int word = 0; word < 4; ++word) {
@@ -155,7 +155,8 @@ private:
 
     // The same by nibbles.
     template <int T>
-    KARAT_INLINE void add_nibbles(const std::uint8_t* w, int sub, const float* x, f32x16 (&part)[T][DG], Ahead& ahead) const {
+    KARAT_INLINE void add_nibbles(const std::uint8_t* w, int sub, const float* x, f32x16 (&part)[T][DG],
+                                  Ahead& ahead) const {
 #pragma GCC unroll 16
         for (int i = 0; i < kNibbles<Fmt>; ++i) {
             const Nibble n = nibble(i);

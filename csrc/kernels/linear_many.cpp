@@ -1,6 +1,6 @@
-// Linear layers for many tokens, of formats that are multiplied column by column: a chunk of columns is unpacked once into
-// a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory between chunks,
-// so the chain is the same.
+// Linear layers for many tokens, of formats that are multiplied column by column: a chunk of columns is unpacked once
+// into a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory
+// between chunks, so the chain is the same.
 #include "kernels/linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -17,7 +17,8 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const L
         const auto codes = Fmt::Codes::make();
         float *scale = s.scales, *minimum = s.minima;
         for (std::size_t k = first; k < first + count; k += Fmt::kSub) {
-            const std::uint8_t* block = w + (k - first / Fmt::kColumns * Fmt::kColumns) / Fmt::kColumns * (G * kGroupRows * Fmt::kBytes);
+            const std::uint8_t* block =
+                w + (k - first / Fmt::kColumns * Fmt::kColumns) / Fmt::kColumns * (G * kGroupRows * Fmt::kBytes);
             const int sub = static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
             for (int word = 0; word < Fmt::kSub / 4; ++word)
 #pragma GCC unroll 4
@@ -55,8 +56,9 @@ struct TileArgs {
     NextChunk next;
 };
 
-// While a tile runs over columns k … k + 31, a part of the next chunk comes near, and what the next tile reads of x and a line
-// of its sums. (Those on Intel's cores only: they save a tenth of the time and more there, and nothing of a prefill on Zen 4.)
+// While a tile runs over columns k … k + 31, a part of the next chunk comes near, and what the next tile reads of x and
+// a line of its sums. (Those on Intel's cores only: they save a tenth of the time and more there, and nothing of a
+// prefill on Zen 4.)
 template <int T>
 KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
 #if defined(KARAT_TWO_PORTS)
@@ -95,8 +97,8 @@ KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t
     settle();
 }
 
-// Whether a tile keeps its sums in registers besides, and is half as wide for it: where sub-blocks end after 16 columns, and a
-// store takes two cycles.
+// Whether a tile keeps its sums in registers besides, and is half as wide for it: where sub-blocks end after 16
+// columns, and a store takes two cycles.
 template <int kSub>
 inline constexpr bool kSumsInRegisters =
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
@@ -157,8 +159,8 @@ struct Tile : TileArgs {
     }
 };
 
-// The same, by which the chunk comes into the buffer: codes go from the packed blocks into the chain and into memory. Where
-// the multiply-add shares its ports, a few tokens would wait for an unpacking before it.
+// The same, by which the chunk comes into the buffer: codes go from the packed blocks into the chain and into memory.
+// Where the multiply-add shares its ports, a few tokens would wait for an unpacking before it.
 template <class Fmt, int G>
 struct FirstTile : TileArgs {
     const std::uint8_t* from;  // the block of the chunk's first column
@@ -197,7 +199,8 @@ struct FirstTile : TileArgs {
 #pragma GCC unroll 4
                         for (int j = 0; j < 4; ++j)
                             column<T>(
-                                acc, chunk, [&](int g) { return codes.code(group(g), sub, half * 4 + static_cast<int>(c), j); },
+                                acc, chunk,
+                                [&](int g) { return codes.code(group(g), sub, half * 4 + static_cast<int>(c), j); },
                                 start + 4 * c + static_cast<std::size_t>(j));
                     }
                 };
@@ -210,8 +213,7 @@ struct FirstTile : TileArgs {
                     [&](int g) {
                         if constexpr (Fmt::kHasMinimum)
                             return stored(s.minima + at + g * kLanes, minimum_of<Fmt>(group(g), sub));
-                        else
-                            return zero();
+                        else return zero();
                     });
             }
         }
@@ -241,8 +243,8 @@ KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kSub, kMinimum, kStr
     with_height(height, tile);
 }
 
-// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves by itself, while its sums are
-// in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
+// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves by itself, while its
+// sums are in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
 template <class Fmt, int G>
 struct PanelOfMany {
     static constexpr int kSub = [] {
@@ -294,14 +296,19 @@ private:
         const std::size_t x_sums_stride = a.weight->columns / 16;
         const auto args_from = [&](int g) {  // from group g on; the first asks for what comes next
             return TileArgs{a.x + (token + first) * a.x_stride + start,
-                            a.x_sums + (token + first) * x_sums_stride + start / 16, a.x_stride, x_sums_stride, count,
-                            s.sums + first * kWide + g * kLanes, g == 0 ? next : NextChunk{}};
+                            a.x_sums + (token + first) * x_sums_stride + start / 16,
+                            a.x_stride,
+                            x_sums_stride,
+                            count,
+                            s.sums + first * kWide + g * kLanes,
+                            g == 0 ? next : NextChunk{}};
         };
         if constexpr (kUnpackInTile<G>)
             if (first == 0) return with_height(last, Apart(FirstTile<Fmt, G>{args_from(0), packed, start, s}));
         for (int g = 0; g < G; g += TG)
-            run_tile(last - first, Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
-                                                                                s.scales + g * kLanes, s.minima + g * kLanes});
+            run_tile(last - first,
+                     Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
+                                                                  s.scales + g * kLanes, s.minima + g * kLanes});
     }
 
     void begin_leaf(std::size_t first, std::size_t last) const {
@@ -309,7 +316,9 @@ private:
     }
 
     void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
-        const auto level_of = [&](int level) { return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide; };
+        const auto level_of = [&](int level) {
+            return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
+        };
         climb(
             leaf, a.num_leaves,
             [&](int level) {
@@ -324,7 +333,8 @@ private:
         if (leaf + 1 < a.num_leaves) return;
         const std::size_t row = a.weight->first_group(panel) * kGroupRows;
         for (std::size_t t = first; t < last; ++t)
-            for (std::size_t g = 0; g < G; ++g) finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
+            for (std::size_t g = 0; g < G; ++g)
+                finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
 };
 

@@ -1,12 +1,13 @@
-// Linear layers for many tokens of formats that are multiplied by nibbles (nibbles.h): a lane is a token. All products of a
-// sub-block are made once for all rows, in a table that stays in the first-level cache; a row's nibbles say which of them it
-// adds up. One addition stands for one and a third (Q3_K) or two multiply-adds (Q2_K).
+// Linear layers for many tokens of formats that are multiplied by nibbles (nibbles.h): a lane is a token. All products
+// of a sub-block are made once for all rows, in a table that stays in the first-level cache; a row's nibbles say which
+// of them it adds up. One addition stands for one and a third (Q3_K) or two multiply-adds (Q2_K).
 #include "kernels/linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Nibbles and rows are known to the compiler where it has instructions for sixteen lanes; without, code would fill megabytes.
+// Nibbles and rows are known to the compiler where it has instructions for sixteen lanes; without, code would fill
+// megabytes.
 #if defined(KARAT_AVX512) || defined(KARAT_AVX2)
 #define KARAT_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -31,11 +32,13 @@ struct PanelsOfBoth {
 template <class Fmt>
 KARAT_INLINE Block block_at(const Place& place, std::size_t k, std::size_t group) {
     const std::size_t groups = place.groups();
-    return block_of<Fmt>(place.begin() + k / Fmt::kColumns * (groups * kGroupRows * Fmt::kBytes), static_cast<int>(group),
-                         static_cast<int>(groups));
+    return block_of<Fmt>(place.begin() + k / Fmt::kColumns * (groups * kGroupRows * Fmt::kBytes),
+                         static_cast<int>(group), static_cast<int>(groups));
 }
 template <class Fmt>
-KARAT_INLINE int sub_block_at(std::size_t k) { return static_cast<int>(k % Fmt::kColumns) / Fmt::kSub; }
+KARAT_INLINE int sub_block_at(std::size_t k) {
+    return static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
+}
 
 // So many rows are taken in turns: their chains do not wait for each other, and all of them have registers.
 template <int V>
@@ -47,11 +50,11 @@ inline constexpr std::size_t kAtOnce = [] {
 #endif
 }();
 
-// The sub-block of a panel that begins at column k, with V vectors of tokens: sums [row, V, lanes] go on, or begin with it.
-// products: [nibble, V, kProducts, lanes].
+// The sub-block of a panel that begins at column k, with V vectors of tokens: sums [row, V, lanes] go on, or begin with
+// it. products: [nibble, V, kProducts, lanes].
 template <class Fmt, int V, bool kFirst>
 KARAT_NOINLINE void add_panel(const Place& place, std::size_t k, const float* products, const float* totals,
-                                         float* sums) {
+                              float* sums) {
     constexpr int kScale = 8;  // which an address has for nothing
     static_assert(kLanes * sizeof(float) == kScale << 3);
     const int sub = sub_block_at<Fmt>(k);
@@ -78,8 +81,10 @@ KARAT_NOINLINE void add_panel(const Place& place, std::size_t k, const float* pr
         for (int i = 0; i < kNibbles<Fmt>; ++i) {
             KARAT_UNROLL
             for (std::size_t row = 0; row < kAtOnce<V>; ++row) {
-                const float* own = products + kScale / sizeof(float) * (nibbles[i / 4][first + row] >> (8 * (i % 4)) & 255);
-                for (int v = 0; v < V; ++v) made(part[row][v]);  // or all places come first, more than there are registers
+                const float* own =
+                    products + kScale / sizeof(float) * (nibbles[i / 4][first + row] >> (8 * (i % 4)) & 255);
+                for (int v = 0; v < V; ++v)
+                    made(part[row][v]);            // or all places come first, more than there are registers
                 __asm__ volatile("" : "+r"(own));  // one register: with two, an addition from memory is two operations
                 for (int v = 0; v < V; ++v) part[row][v] = part[row][v] + load(own + (i * V + v) * kProducts * kLanes);
             }
@@ -134,7 +139,8 @@ struct TokensByNibbles {
             climb(
                 leaf, a.num_leaves,
                 [&](int level) {
-                    for (std::size_t i = 0; i < size; i += kLanes) store(sums + i, load(levels[level] + i) + load(sums + i));
+                    for (std::size_t i = 0; i < size; i += kLanes)
+                        store(sums + i, load(levels[level] + i) + load(sums + i));
                 },
                 [&](int level) {  // the two change places
                     float* const waiting = sums;
@@ -143,7 +149,8 @@ struct TokensByNibbles {
                 });
         }
         const float* own = sums;
-        for (std::size_t i = 0; i < panels.size(); own += panels[i++].groups() * kGroupRows * kLine) end_panel(panels[i], own);
+        for (std::size_t i = 0; i < panels.size(); own += panels[i++].groups() * kGroupRows * kLine)
+            end_panel(panels[i], own);
     }
 
 private:
@@ -161,13 +168,15 @@ private:
                 float* const to = s.products + (static_cast<std::size_t>(i) * V + v) * (kProducts * kLanes);
                 KARAT_UNROLL
                 for (int bits = 0; bits < kProducts; ++bits)
-                    store(to + bits * kLanes, product(
-                                                  n, [&](int column) { return of_column[column]; },
-                                                  [=](const float (&values)[kProducts]) { return set1(values[bits]); }));
+                    store(to + bits * kLanes,
+                          product(
+                              n, [&](int column) { return of_column[column]; },
+                              [=](const float (&values)[kProducts]) { return set1(values[bits]); }));
             }
         }
         if constexpr (Fmt::kHasMinimum)
-            for (std::size_t lane = 0; lane < kLine; ++lane) s.totals[lane] = sum_of_x<Fmt::kSub>(x_sums[lane], k / Fmt::kSub);
+            for (std::size_t lane = 0; lane < kLine; ++lane)
+                s.totals[lane] = sum_of_x<Fmt::kSub>(x_sums[lane], k / Fmt::kSub);
     }
 
     // What add_panel reads comes near.
@@ -201,7 +210,9 @@ struct Tile {
     std::size_t token, tokens;
     const NibbleScratch& s;
     template <int V>
-    void run() const { TokensByNibbles<Fmt, V>(panels, token, tokens, s).run(); }
+    void run() const {
+        TokensByNibbles<Fmt, V>(panels, token, tokens, s).run();
+    }
 };
 
 struct Run {
@@ -229,7 +240,8 @@ struct Run {
 
 }  // namespace
 
-void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch) {
+void many_tokens_by_nibbles(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last,
+                            float* scratch) {
     with_format(a.weight->format, Run{a, b, first, last, scratch});
 }
 

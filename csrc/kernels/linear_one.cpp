@@ -11,9 +11,10 @@ namespace {
 #define KARAT_UNROLL_SUB_BLOCK
 #endif
 
-// Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by themselves,
-// but only to the end of a page: so far ahead the first lines of the next one must be asked for. (Codes as subnormal numbers
-// need a second panel besides: the chains of one just fill the multiply-add's latency, and nothing is left for a delay.)
+// Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by
+// themselves, but only to the end of a page: so far ahead the first lines of the next one must be asked for. (Codes as
+// subnormal numbers need a second panel besides: the chains of one just fill the multiply-add's latency, and nothing is
+// left for a delay.)
 #if defined(KARAT_TWO_PORTS)
 inline constexpr bool kTwoStreams = true;
 #else
@@ -21,13 +22,13 @@ inline constexpr bool kTwoStreams = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
-// And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats with
-// blocks of several sub-blocks, so many blocks).
+// And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats
+// with blocks of several sub-blocks, so many blocks).
 inline constexpr std::size_t kLinesAhead = 2048;
 inline constexpr std::size_t kBlocksAhead = kTwoStreams ? 1 : 2;
 
-// Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are 16,
-// and codes lie in several words or in a table.
+// Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are
+// 16, and codes lie in several words or in a table.
 template <class Fmt>
 inline constexpr bool kBytesBefore = [] {
 #if defined(KARAT_AVX2)
@@ -41,8 +42,9 @@ template <int G>
 KARAT_INLINE void keep_in_registers([[maybe_unused]] f32x16 (&sum)[G]) {
 #if defined(KARAT_AVX2)
     if constexpr (G == 4)
-        __asm__ volatile("" : "+x"(sum[0].lo), "+x"(sum[0].hi), "+x"(sum[1].lo), "+x"(sum[1].hi), "+x"(sum[2].lo),
-                              "+x"(sum[2].hi), "+x"(sum[3].lo), "+x"(sum[3].hi));
+        __asm__ volatile(""
+                         : "+x"(sum[0].lo), "+x"(sum[0].hi), "+x"(sum[1].lo), "+x"(sum[1].hi), "+x"(sum[2].lo),
+                           "+x"(sum[2].hi), "+x"(sum[3].lo), "+x"(sum[3].hi));
 #endif
 }
 
@@ -51,7 +53,8 @@ template <class Fmt, int G>
 struct Panels {
     static constexpr int kEach = G < static_cast<int>(kPanelGroups) ? G : static_cast<int>(kPanelGroups);
     static constexpr int kStreams = G / kEach;
-    static constexpr std::size_t kStep = static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next block
+    static constexpr std::size_t kStep =
+        static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next block
     const std::uint8_t* w;
     const std::uint8_t* end;   // of the (first) panel
     std::ptrdiff_t apart = 0;  // the second panel from the first
@@ -68,8 +71,8 @@ struct Panels {
     // What lies `bytes` on in the streams: beyond the end of a panel comes the one that is read after it.
     KARAT_INLINE std::size_t ahead(std::size_t bytes) const { return w + bytes < end ? bytes : bytes + skipped; }
 
-    // Where the next `bytes` of a stream lead into a new page of 4 KiB, kPageAhead further on, its first lines come near; as
-    // do those of the panel that is read after this one.
+    // Where the next `bytes` of a stream lead into a new page of 4 KiB, kPageAhead further on, its first lines come
+    // near; as do those of the panel that is read after this one.
     KARAT_INLINE void fetch_page(std::size_t at, std::size_t bytes) const {
         for (int i = 0; i < kStreams; ++i) {
             const std::uint8_t* ahead = stream(i * kEach) + at + kPageAhead;
@@ -130,13 +133,15 @@ private:
 
 // The chains by nibbles; `done(i)` comes after nibble i.
 template <class Fmt, int G, class Done>
-KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done, f32x16 (&part)[G]) {
+KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done,
+                                   f32x16 (&part)[G]) {
     NibblesInTurn<Fmt, G> nibbles;
     for (int g = 0; g < G; ++g) part[g] = zero();
     KARAT_UNROLL_SUB_BLOCK
     for (int i = 0; i < kNibbles<Fmt>; ++i) {
         const auto number = [&](int column) { return broadcast(x + column); };
-        const f32x16 products = product(nibble(i), number, [](const float (&values)[kProducts]) { return load(values); });
+        const f32x16 products =
+            product(nibble(i), number, [](const float (&values)[kProducts]) { return load(values); });
         for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles.of(w, sub, i, g));
         if (i % 2)
             for (int g = 0; g < G; ++g) made(part[g]);  // or they would be added last, and wait in memory
@@ -178,8 +183,8 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, const ScalesOf<Fmt, G>&
     }
 }
 
-// Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads need;
-// but where arithmetic is what a core waits for (AVX2, most formats), they cost more than they bring.
+// Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads
+// need; but where arithmetic is what a core waits for (AVX2, most formats), they cost more than they bring.
 template <class Fmt>
 #if defined(KARAT_AVX512)
 inline constexpr bool kEvenly = true;
@@ -201,10 +206,11 @@ KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [
 #endif
 }
 
-// After each step of a sub-block (a column, a nibble), its part of the lines ahead. Most formats read the words of a block of
-// 256 columns in no order, so it is whole blocks that they need, and the second-level cache has room for them.
+// After each step of a sub-block (a column, a nibble), its part of the lines ahead. Most formats read the words of a
+// block of 256 columns in no order, so it is whole blocks that they need, and the second-level cache has room for them.
 template <int kSteps, class Fmt, int G>
-KARAT_INLINE void prefetch_step([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub, [[maybe_unused]] int step) {
+KARAT_INLINE void prefetch_step([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub,
+                                [[maybe_unused]] int step) {
     if constexpr (kEvenly<Fmt>) {
         using P = Panels<Fmt, G>;
         constexpr std::size_t share = P::kStep * Fmt::kSub / Fmt::kColumns, lines = P::kStreams * ((share + 63) / 64);
@@ -265,8 +271,7 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
                 prefetch_sub_block(ahead, sub);
 #pragma GCC unroll 8
                 for (int c = 0; c < Fmt::kSub / 4; ++c)
-                    for (int g = 0; g < G; ++g, to += 4 * kGroupRows)
-                        istore(to, codes.bytes(ahead.block(g), sub, c));
+                    for (int g = 0; g < G; ++g, to += 4 * kGroupRows) istore(to, codes.bytes(ahead.block(g), sub, c));
             }
         Block from{nullptr, bytes, 4 * lanes};
         for (const std::size_t end = k + columns; k < end; w.w += w.kStep) {
@@ -286,7 +291,8 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
     }
 }
 
-// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two. Not inline, as tiles are not (tile.h).
+// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two. Not inline, as tiles are not
+// (tile.h).
 template <class Fmt, int G, bool kScaled>
 KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     const LinearArgs& a = one.args;
@@ -301,12 +307,10 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
         const std::size_t end = a.leaf_ends[leaf];
         for (int g = 0; g < G; ++g) sum[g] = zero();
-        if constexpr (kBytesBefore<Fmt>)
-            leaf_of_bytes(w, a.x + start, a.x_sums + start / 16, end - start, sum);
+        if constexpr (kBytesBefore<Fmt>) leaf_of_bytes(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else if constexpr (kIsBlock<Fmt>)
             leaf_of_blocks<kScaled>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
-        else
-            leaf_of_floats(w, a.x + start, end - start, sum);
+        else leaf_of_floats(w, a.x + start, end - start, sum);
         start = end;
         climb(
             leaf, a.num_leaves,
@@ -324,8 +328,9 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
 template <class Fmt, bool kScaled>
 void single_panels(const LinearArgs& a, std::size_t first, std::size_t last) {
     for (std::size_t panel = first; panel < last; ++panel)
-        a.weight->panel_groups(panel) == kPanelGroups ? panels_of_one<Fmt, kPanelGroups, kScaled>({a, panel}, {a, panel})
-                                                      : panels_of_one<Fmt, 1, kScaled>({a, panel}, {a, panel});
+        a.weight->panel_groups(panel) == kPanelGroups
+            ? panels_of_one<Fmt, kPanelGroups, kScaled>({a, panel}, {a, panel})
+            : panels_of_one<Fmt, 1, kScaled>({a, panel}, {a, panel});
 }
 
 // Panels first … last - 1 of a matrix.
@@ -352,7 +357,8 @@ private:
     void panels(const LinearArgs& args) const {
         std::size_t panel = first;
         if constexpr (kTwoStreams || kScaled)
-            for (const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end; panel += 2)
+            for (const std::size_t wide = args.weight->num_wide(), end = wide < last ? wide : last; panel + 2 <= end;
+                 panel += 2)
                 panels_of_one<Fmt, 2 * kPanelGroups, kScaled>({args, panel}, {args, panel + 1});
         single_panels<Fmt, kScaled>(args, panel, last);
     }

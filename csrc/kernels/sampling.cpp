@@ -6,7 +6,7 @@
 namespace karat {
 namespace {
 
-constexpr std::size_t kStep = 16;  // values looked at together
+constexpr std::size_t kStep = 16;                      // values looked at together
 typedef float Lanes __attribute__((vector_size(16)));  // a register of any CPU
 
 template <class To, class From>

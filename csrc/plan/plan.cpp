@@ -9,9 +9,9 @@
 namespace karat {
 namespace {
 
-constexpr std::size_t kStats = 16;            // floats beside a split's part
-constexpr std::size_t kAlign = 16;            // floats
-constexpr std::size_t kMaxCount = 0x7fffffff;  // of what a step counts in int32
+constexpr std::size_t kStats = 16;                        // floats beside a split's part
+constexpr std::size_t kAlign = 16;                        // floats
+constexpr std::size_t kMaxCount = 0x7fffffff;             // of what a step counts in int32
 constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no memory has them, and no sum overflows
 
 }  // namespace
@@ -92,11 +92,11 @@ std::vector<Plan::Register> Plan::linear(Register x, std::vector<MatrixRef> weig
     }
     for (std::size_t i = 0; i < weights.size(); ++i) {
         const Matrix& matrix = weights[i]->matrix;
-        require(matrix.columns == info.width, "a matrix of " + std::to_string(matrix.columns) +
-                                                  " columns for rows of " + std::to_string(info.width));
+        require(matrix.columns == info.width,
+                "a matrix of " + std::to_string(matrix.columns) + " columns for rows of " + std::to_string(info.width));
         for (const std::uint32_t end : leaf_ends)
-            require(end % matrix.info().block_columns == 0, "a leaf that cuts a block of " +
-                                                                std::string(matrix.info().name));
+            require(end % matrix.info().block_columns == 0,
+                    "a leaf that cuts a block of " + std::string(matrix.info().name));
         require(!biases[i] || biases[i]->values.size() == matrix.rows, "a bias that does not fit its matrix");
         op->out.push_back(make(matrix.rows, info.rows));
     }
@@ -158,7 +158,8 @@ Plan::Register Plan::rope(Register x, RopeRef table) {
 void Plan::kv_write(Register k, Register v, CacheRef cache, std::size_t layer) {
     const std::size_t width = cache->num_kv_heads * cache->head_dim;
     require(use(k).width == width && use(v).width == width && use(k).rows == Rows::tokens &&
-                use(v).rows == Rows::tokens && layer < cache->num_layers, "a cache that does not fit");
+                use(v).rows == Rows::tokens && layer < cache->num_layers,
+            "a cache that does not fit");
     num_slots_ = has_cache_ ? std::min(num_slots_, cache->num_slots) : cache->num_slots;
     has_cache_ = true;
     auto op = std::make_unique<CacheWriteOp>();
@@ -177,10 +178,10 @@ Plan::Register Plan::attention(Register q, CacheRef cache, std::size_t layer, fl
                 info.width % cache->head_dim == 0 && first_head < group_heads && group_heads <= kMaxCount &&
                 (first_head + heads - 1) / group_heads + 1 == cache->num_kv_heads,
             "attention over a cache that does not fit");
-    require(num_heads_ == 0 || (num_heads_ == heads && num_kv_heads_ == cache->num_kv_heads &&
-                                head_dim_ == cache->head_dim && group_heads_ == group_heads &&
-                                first_head_ == first_head),
-            "attention of different shapes in one plan");
+    require(
+        num_heads_ == 0 || (num_heads_ == heads && num_kv_heads_ == cache->num_kv_heads &&
+                            head_dim_ == cache->head_dim && group_heads_ == group_heads && first_head_ == first_head),
+        "attention of different shapes in one plan");
     num_heads_ = heads;
     group_heads_ = group_heads;
     first_head_ = first_head;
@@ -252,9 +253,8 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     }
     for (std::size_t i = 0; i < ops_.size(); ++i)
         if (auto* layer = dynamic_cast<LinearOp*>(ops_[i].get()); layer && layer->act >= 0)
-            layer->passing = std::ranges::all_of(layer->out, [&](Register reg) {
-                return registers_[static_cast<std::size_t>(reg)].last_used == i;
-            });
+            layer->passing = std::ranges::all_of(
+                layer->out, [&](Register reg) { return registers_[static_cast<std::size_t>(reg)].last_used == i; });
     for (const Rows rows : {Rows::tokens, Rows::wanted}) {
         const std::size_t most = rows == Rows::tokens ? max_tokens : max_wanted;
         require(!group_ || product({most, slot_widths_[static_cast<int>(rows)], sizeof(float)}) <= group_->slot_bytes,
@@ -284,8 +284,8 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     }
 }
 
-// Marks where barriers are needed, and returns for each op (also those that were taken in) the number of barriers before
-// it, and one past the last at the end.
+// Marks where barriers are needed, and returns for each op (also those that were taken in) the number of barriers
+// before it, and one past the last at the end.
 std::vector<std::size_t> Plan::cut_into_phases() {
     std::vector<std::size_t> phases;
     std::size_t phase = 0;
@@ -306,9 +306,7 @@ std::vector<std::size_t> Plan::cut_into_phases() {
 // Registers in one arena: each takes the lowest place that is free for its whole life. Between two barriers threads are
 // at different ops, so a life is counted in whole phases.
 void Plan::place_registers(const std::vector<std::size_t>& phases) {
-    struct Placed {
-        std::size_t first, last, born, last_used;
-    };
+    struct Placed { std::size_t first, last, born, last_used; };
     std::vector<Placed> placed;
     std::size_t total = 0;
     for (const Info& info : registers_) {

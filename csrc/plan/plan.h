@@ -1,9 +1,9 @@
 // A plan: a model's ops, recorded once and run for every step, in one call without Python.
 //
-// Ops read and write registers, [rows, width] float32 in one arena; rows are the step's tokens, or those whose logits are
-// wanted. Every thread of the pool walks through the whole list. Ops on single rows are shared out by rows, always to the
-// same threads, so no barrier is needed between two of them; linear layers and attention hand out items of work as
-// threads ask for them. What is computed does not depend on either.
+// Ops read and write registers, [rows, width] float32 in one arena; rows are the step's tokens, or those whose logits
+// are wanted. Every thread of the pool walks through the whole list. Ops on single rows are shared out by rows, always
+// to the same threads, so no barrier is needed between two of them; linear layers and attention hand out items of work
+// as threads ask for them. What is computed does not depend on either.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,15 @@
 #include <string>
 #include <vector>
 
-#include "group/collective.h"
 #include "contract/kernels.h"
+#include "group/collective.h"
 #include "runtime/memory.h"
 #include "runtime/pool.h"
 
 namespace karat {
 
-// Throws std::invalid_argument unless the condition holds. Where steps are checked the message is a literal: nothing may be
-// allocated.
+// Throws std::invalid_argument unless the condition holds. Where steps are checked the message is a literal: nothing
+// may be allocated.
 inline void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
 }
@@ -48,9 +48,7 @@ struct RopeTable {
     std::vector<float> cos, sin;  // [positions, head_dim / 2]
 };
 
-struct Vector {
-    std::vector<float> values;
-};
+struct Vector { std::vector<float> values; };
 
 using MatrixRef = std::shared_ptr<const OwnedMatrix>;
 using VectorRef = std::shared_ptr<const Vector>;
@@ -88,14 +86,15 @@ public:
     // ---- recording
     Register input(std::size_t width, Rows rows);
     Register embedding(MatrixRef table);
-    // Of a vocabulary that is shared out over ranks, whose rows end at `ends`, this rank's: a row comes from who has it.
+    // Of a vocabulary that is shared out over ranks, whose rows end at `ends`, this rank's: a row comes from who has
+    // it.
     Register embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
     Register rms_norm(Register x, VectorRef weight, double eps);
     // One register for each matrix. leaf_ends: see LinearArgs.
     std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
                                  std::vector<std::uint32_t> leaf_ends);
-    // One matrix of a row-parallel layer: the columns that this rank holds. Ranks' sums are added along the tree, then the
-    // bias.
+    // One matrix of a row-parallel layer: the columns that this rank holds. Ranks' sums are added along the tree, then
+    // the bias.
     Register linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
                          std::vector<std::uint32_t> leaf_ends);
     // Ranks' columns side by side, this rank's from `first` on: the whole result [rows, width], in the group's memory.
@@ -122,12 +121,12 @@ public:
         return outside ? outside : arena_.floats() + offsets_.at(static_cast<std::size_t>(reg));
     }
     std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
-    std::size_t rows(Register reg) const;      // of the last step
-    std::size_t max_rows(Register reg) const;  // that there is room for
+    std::size_t rows(Register reg) const;                 // of the last step
+    std::size_t max_rows(Register reg) const;             // that there is room for
     std::size_t num_heads() const { return num_heads_; }  // of attention's queries
     // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
-    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one, or if
-    // the ranks abandoned the step.
+    // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one, or
+    // if the ranks abandoned the step.
     struct Overflow {
         bool found = false;
         std::size_t layer = 0;

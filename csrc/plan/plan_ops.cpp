@@ -49,8 +49,7 @@ constexpr std::size_t kPiece = 256;  // floats summed at a time: every level of 
 // The tree over ranks first … first + count - 1 (a power of two) of `n` floats at `at` of their slots.
 void tree_sum(const StepContext& s, std::uint32_t collective, int first, int count, std::size_t at, std::size_t n,
               float* out) {
-    if (count == 2)
-        return s.kernels.add(s.slot(first, collective) + at, s.slot(first + 1, collective) + at, out, n);
+    if (count == 2) return s.kernels.add(s.slot(first, collective) + at, s.slot(first + 1, collective) + at, out, n);
     float right[kPiece];
     tree_sum(s, collective, first, count / 2, at, n, out);
     tree_sum(s, collective, first + count / 2, count / 2, at, n, right);
@@ -124,7 +123,11 @@ void CacheWriteOp::run(StepContext& s, int thread) {
     const std::size_t count = range.size() * width;
     const bool is_value = at >= count;
     at -= is_value ? count : 0;
-    s.overflow = {true, layer, is_value, range.first + at / width, at % width / cache->head_dim,
+    s.overflow = {true,
+                  layer,
+                  is_value,
+                  range.first + at / width,
+                  at % width / cache->head_dim,
                   s.data(is_value ? v : k)[first + at]};
 }
 
@@ -198,9 +201,10 @@ void LinearOp::several(StepContext& s, int thread, StepContext::Range panels, St
     }
 }
 
-// Gate and up, and what is made of them. Of many tokens a panel at a time (or as many as share a table of products), so that
-// gate and up are found in the second-level cache; and where nothing else reads them, nearly in one place for all panels: rows
-// of a panel's width, so that the next panel lies one such row further on. Each thread has such a place for the most rows.
+// Gate and up, and what is made of them. Of many tokens a panel at a time (or as many as share a table of products), so
+// that gate and up are found in the second-level cache; and where nothing else reads them, nearly in one place for all
+// panels: rows of a panel's width, so that the next panel lies one such row further on. Each thread has such a place
+// for the most rows.
 void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                            std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;

@@ -54,9 +54,9 @@ public:
         return {count * t / num_threads, count * (t + 1) / num_threads};
     }
 
-    // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own share, so
-    // that what it reads is one stream, and then from the back of what others have left: a third of it, in pairs if it can
-    // (kernels read two panels at once), and not less than `least`.
+    // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own
+    // share, so that what it reads is one stream, and then from the back of what others have left: a third of it, in
+    // pairs if it can (kernels read two panels at once), and not less than `least`.
     bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
         for (std::size_t i = 0; i < num_threads; ++i) {
             const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
@@ -124,9 +124,7 @@ struct GatherOp final : RowOp {
     std::size_t first;
     void run(StepContext& s, int thread) override;
 };
-struct ArriveOp final : CollectiveOp {
-    void run(StepContext& s, int thread) override;
-};
+struct ArriveOp final : CollectiveOp { void run(StepContext& s, int thread) override; };
 
 // Sums over 16 columns, for weights with minima.
 struct SumsOp final : RowOp {
@@ -200,13 +198,9 @@ protected:
     AttentionArgs args(const StepContext& s) const;
 };
 
-struct AttendOp final : AttentionOp {
-    void run(StepContext& s, int thread) override;
-};
+struct AttendOp final : AttentionOp { void run(StepContext& s, int thread) override; };
 
 // Puts together the splits of sequences with one token.
-struct MergeOp final : AttentionOp {
-    void run(StepContext& s, int thread) override;
-};
+struct MergeOp final : AttentionOp { void run(StepContext& s, int thread) override; };
 
 }  // namespace karat

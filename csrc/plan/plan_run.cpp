@@ -25,8 +25,9 @@ void Plan::check(const StepInput& input) const {
             " wanted rows and " + std::to_string(b.num_seqs) + " sequences; the plan was made for " +
             std::to_string(max_tokens_) + ", " + std::to_string(max_wanted_) + " and " + std::to_string(max_seqs_));
     for (std::size_t t = 0; t < b.num_tokens; ++t) {
-        require(!has_embedding_ || static_cast<std::size_t>(static_cast<std::uint32_t>(input.token_ids[t])) < vocab_size_,
-                "a token id outside the vocabulary");
+        require(
+            !has_embedding_ || static_cast<std::size_t>(static_cast<std::uint32_t>(input.token_ids[t])) < vocab_size_,
+            "a token id outside the vocabulary");
         require(b.positions[t] >= 0 && (!has_rope_ || static_cast<std::size_t>(b.positions[t]) < num_positions_),
                 "a position beyond the rotary table");
         require(!has_cache_ || static_cast<std::size_t>(static_cast<std::uint32_t>(b.slots[t])) < num_slots_,
@@ -37,7 +38,8 @@ void Plan::check(const StepInput& input) const {
                 "a wanted row outside the step");
     if (num_heads_ == 0) return;
     require(b.block_size > 0 && b.query_starts[0] == 0 &&
-                static_cast<std::size_t>(b.query_starts[b.num_seqs]) == b.num_tokens, "query_starts do not fit");
+                static_cast<std::size_t>(b.query_starts[b.num_seqs]) == b.num_tokens,
+            "query_starts do not fit");
     for (std::size_t seq = 0; seq < b.num_seqs; ++seq) {
         const std::int32_t first = b.query_starts[seq], last = b.query_starts[seq + 1];
         const std::size_t context = static_cast<std::size_t>(b.context_lens[seq]);
@@ -90,7 +92,8 @@ void Plan::task(void* argument, int thread) {
 
 Plan::Overflow Plan::run(const StepInput& input, float* scores, std::size_t score_seq) {
     if (running_.test_and_set(std::memory_order_acquire))
-        throw std::runtime_error("another thread is running a step of this model; let them take turns, or load one each");
+        throw std::runtime_error(
+            "another thread is running a step of this model; let them take turns, or load one each");
     const struct Ended {
         std::atomic_flag& flag;
         ~Ended() { flag.clear(std::memory_order_release); }

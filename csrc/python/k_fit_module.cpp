@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "runtime/float_env.h"
 #include "python/gil.h"
+#include "runtime/float_env.h"
 #include "runtime/isa.h"
 
 namespace nb = nanobind;
@@ -74,8 +74,8 @@ void nearest_levels(const std::string& isa, Values values, Levels levels, Values
 
 void bind_k_fit(nb::module_& m) {
     m.def("fit_with_minimum", &fit_with_minimum, nb::arg("isa"), nb::arg("values").noconvert(), nb::arg("largest"),
-          nb::arg("first"), nb::arg("step"), nb::arg("num_steps"), nb::arg("absolute"),
-          nb::arg("scales").noconvert(), nb::arg("minimums").noconvert(), nb::arg("integers").noconvert());
+          nb::arg("first"), nb::arg("step"), nb::arg("num_steps"), nb::arg("absolute"), nb::arg("scales").noconvert(),
+          nb::arg("minimums").noconvert(), nb::arg("integers").noconvert());
     m.def("fit_symmetric", &fit_symmetric<&FitKernels::symmetric>, nb::arg("isa"), nb::arg("values").noconvert(),
           nb::arg("largest"), nb::arg("scales").noconvert(), nb::arg("integers").noconvert());
     m.def("fit_in_turn", &fit_symmetric<&FitKernels::in_turn>, nb::arg("isa"), nb::arg("values").noconvert(),

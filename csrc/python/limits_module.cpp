@@ -18,8 +18,8 @@
 #include <sys/mman.h>
 #endif
 
-#include "runtime/isa.h"
 #include "measure/limits.h"
+#include "runtime/isa.h"
 
 namespace nb = nanobind;
 

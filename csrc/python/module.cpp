@@ -21,12 +21,12 @@
 #include <unistd.h>
 #endif
 
+#include "plan/plan.h"
 #include "python/gil.h"
-#include "runtime/isa.h"
 #include "python/k_fit_module.h"
 #include "python/limits_module.h"
-#include "plan/plan.h"
 #include "python/sampling_module.h"
+#include "runtime/isa.h"
 
 namespace nb = nanobind;
 using namespace karat;
@@ -63,7 +63,8 @@ void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const
 #endif
 }
 
-// Whether an array is a view of a read-only mmap.mmap: only pages that nobody can have written to are read again as they were.
+// Whether an array is a view of a read-only mmap.mmap: only pages that nobody can have written to are read again as
+// they were.
 bool is_of_a_mapping(const In<std::uint8_t, 1>& array, nb::object owner) {
     const nb::object mapping = nb::module_::import_("mmap").attr("mmap");
     while (!nb::isinstance(owner, mapping)) {
@@ -88,7 +89,8 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
                                         std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
     if (num_threads < 1) throw std::invalid_argument(std::to_string(num_threads) + " threads; expected 1 or more");
     In<std::uint8_t, 1> stored;
-    if (!nb::try_cast(array, stored, /*convert=*/false)) throw nb::type_error("no flat array of bytes, one after the other");
+    if (!nb::try_cast(array, stored, /*convert=*/false))
+        throw nb::type_error("no flat array of bytes, one after the other");
     if (mapped && !is_of_a_mapping(stored, array))
         throw std::invalid_argument("an array of no read-only mmap.mmap: what is given back of it would be lost");
     Matrix matrix{format_of(format), rows, columns, nullptr};
@@ -119,23 +121,28 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
         std::atomic<std::size_t> next{0};
     };
     const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
-    Job job{matrix, stored.data(), {stored.data() + first_byte, row_bytes, order ? rows_in_order.data() : nullptr}, memory.bytes(),
-            std::clamp<std::size_t>(share, 1, kPackedTogether), mapped && !order};
-    Pool::of(num_threads)->run(
-        [](void* argument, int) {
-            auto& j = *static_cast<Job*>(argument);
-            const std::size_t count = j.matrix.num_panels();
-            const auto begin = [&](std::size_t panel) {
-                const std::size_t row = j.matrix.first_group(panel) * kGroupRows;
-                return j.whole + j.stored.at(panel < count ? std::min(j.matrix.rows, row) : j.matrix.rows);
-            };
-            for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
-                const std::size_t end = std::min(count, i + j.item);
-                pack_panels(j.matrix, j.stored, i, end, j.packed);
-                if (j.mapped && j.item == kPackedTogether) give_back(begin(i), begin(end));
-            }
-        },
-        &job);
+    Job job{matrix,
+            stored.data(),
+            {stored.data() + first_byte, row_bytes, order ? rows_in_order.data() : nullptr},
+            memory.bytes(),
+            std::clamp<std::size_t>(share, 1, kPackedTogether),
+            mapped && !order};
+    Pool::of(num_threads)
+        ->run(
+            [](void* argument, int) {
+                auto& j = *static_cast<Job*>(argument);
+                const std::size_t count = j.matrix.num_panels();
+                const auto begin = [&](std::size_t panel) {
+                    const std::size_t row = j.matrix.first_group(panel) * kGroupRows;
+                    return j.whole + j.stored.at(panel < count ? std::min(j.matrix.rows, row) : j.matrix.rows);
+                };
+                for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
+                    const std::size_t end = std::min(count, i + j.item);
+                    pack_panels(j.matrix, j.stored, i, end, j.packed);
+                    if (j.mapped && j.item == kPackedTogether) give_back(begin(i), begin(end));
+                }
+            },
+            &job);
     matrix.data = memory.bytes();
     return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
 }
@@ -186,9 +193,9 @@ Rows rows_of(bool wanted) { return wanted ? Rows::wanted : Rows::tokens; }
 using Overflow = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
-                            In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
-                            std::optional<Scores> scores, std::size_t score_seq) {
+std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts,
+                                 Ids context_lens, In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
+                                 std::optional<Scores> scores, std::size_t score_seq) {
     const std::size_t tokens = token_ids.shape(0), seqs = context_lens.shape(0);
     if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
         block_tables.shape(0) != seqs)
@@ -304,8 +311,7 @@ NB_MODULE(_native, m) {
         .def("__len__", [](const Vector& self) { return self.values.size(); })
         .def("values", &values_of);
     m.def("vector", &vector_of, nb::arg("values").noconvert());
-    nb::class_<RopeTable>(m, "RopeTable")
-        .def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });
+    nb::class_<RopeTable>(m, "RopeTable").def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });
     m.def("rope_table", &rope_of, nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
     nb::class_<OwnedCache>(m, "Cache")
         .def_prop_ro("num_kv_heads", [](const OwnedCache& self) { return self.num_kv_heads; })
@@ -335,29 +341,28 @@ NB_MODULE(_native, m) {
     nb::class_<Plan>(m, "Plan")
         .def(
             "__init__",
-            [](Plan* self, const std::string& isa, int num_threads) {
-                new (self) Plan(kernels_for(isa), num_threads);
-            },
+            [](Plan* self, const std::string& isa, int num_threads) { new (self) Plan(kernels_for(isa), num_threads); },
             nb::arg("isa"), nb::arg("num_threads"))
-        .def("input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
-             nb::arg("width"), nb::arg("wanted") = false)
+        .def(
+            "input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
+            nb::arg("width"), nb::arg("wanted") = false)
         .def("embedding", &Plan::embedding)
         .def("embedding_over",
-             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table, std::vector<std::uint32_t> ends) {
+             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
+                std::vector<std::uint32_t> ends) {
                  return self.embedding_over(transport(group), std::move(table), std::move(ends));
              })
-        .def("linear_over",
-             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, MatrixRef weight,
-                VectorRef bias, std::vector<std::uint32_t> leaf_ends) {
-                 return self.linear_over(transport(group), x, std::move(weight), std::move(bias), std::move(leaf_ends));
-             },
-             nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
-        .def("gather",
-             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, std::size_t first,
-                std::size_t width) { return self.gather(transport(group), x, first, width); })
+        .def(
+            "linear_over",
+            [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, MatrixRef weight,
+               VectorRef bias, std::vector<std::uint32_t> leaf_ends) {
+                return self.linear_over(transport(group), x, std::move(weight), std::move(bias), std::move(leaf_ends));
+            },
+            nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
+        .def("gather", [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, std::size_t first,
+                          std::size_t width) { return self.gather(transport(group), x, first, width); })
         .def("rms_norm", &Plan::rms_norm)
-        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"),
-             nb::arg("leaf_ends"))
+        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"))
         .def("silu_mul", &Plan::silu_mul)
         .def("add", &Plan::add)
         .def("rope", &Plan::rope)

@@ -58,14 +58,16 @@ auto weights_of(Row<T> row, double top, double temperature) {
 
 void bind_sampling(nb::module_& m) {
     m.def("argmax", &argmax_of, nb::arg("row").noconvert());
-    m.def("finite_argmax", [](Row<float> row) { return finite_argmax(some(row), row.shape(0)); },
-          nb::arg("row").noconvert());
+    m.def(
+        "finite_argmax", [](Row<float> row) { return finite_argmax(some(row), row.shape(0)); },
+        nb::arg("row").noconvert());
     m.def("largest", &largest_of<float>, nb::arg("row").noconvert(), nb::arg("num"));
     m.def("largest", &largest_of<double>, nb::arg("row").noconvert(), nb::arg("num"));
     m.def("exp_weights", &weights_of<float>, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));
     m.def("exp_weights", &weights_of<double>, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));
-    m.def("exp_sum", [](Row<float> row, double top) { return exp_sum(row.data(), row.shape(0), top); },
-          nb::arg("row").noconvert(), nb::arg("top"));
+    m.def(
+        "exp_sum", [](Row<float> row, double top) { return exp_sum(row.data(), row.shape(0), top); },
+        nb::arg("row").noconvert(), nb::arg("top"));
 }
 
 }  // namespace karat

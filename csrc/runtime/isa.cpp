@@ -43,7 +43,8 @@ constexpr Build kBuilds[] = {
     {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, nullptr, [] { return has_avx512() && is_intel(); }},
 #endif
 #ifdef KARAT_WITH_NEON
-    {"neon", &neon::kernels, &neon::fit_kernels, &neon::limit_kernels, [] { return true; }},  // part of every 64-bit Arm
+    {"neon", &neon::kernels, &neon::fit_kernels, &neon::limit_kernels,
+     [] { return true; }},  // part of every 64-bit Arm
 #endif
 };
 

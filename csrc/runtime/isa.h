@@ -5,9 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "search/k_fit.h"
 #include "contract/kernels.h"
 #include "measure/limits.h"
+#include "search/k_fit.h"
 
 namespace karat {
 

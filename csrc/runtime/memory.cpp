@@ -71,7 +71,8 @@ Memory::~Memory() {
 }
 
 Memory::Memory(Memory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), region_(std::move(other.region_)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)),
+      region_(std::move(other.region_)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);

@@ -29,8 +29,8 @@ void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomi
     sleeping.fetch_sub(1);
 }
 
-// How often one of so many threads spins: not at all where they are more than the CPUs that they may run on, for then it
-// keeps the others from what it waits for.
+// How often one of so many threads spins: not at all where they are more than the CPUs that they may run on, for then
+// it keeps the others from what it waits for.
 int spins_of(int num_threads) {
     int cpus = static_cast<int>(std::thread::hardware_concurrency());
 #if defined(__linux__)
@@ -40,8 +40,8 @@ int spins_of(int num_threads) {
     return num_threads <= cpus ? kSpins : 0;
 }
 
-// What the pools of a process share. A forked child starts with another one: in the old one a thread that does not exist
-// there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
+// What the pools of a process share. A forked child starts with another one: in the old one a thread that does not
+// exist there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
 struct Shared {
     std::mutex looking, running;
     std::map<int, std::weak_ptr<Pool>> pools;
@@ -66,7 +66,8 @@ Shared& shared() {
 void Barrier::wait() {
     if (size_ == 1) return;
     const std::uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) return wait_while(phase_, phase, sleeping_, spins_);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_)
+        return wait_while(phase_, phase, sleeping_, spins_);
     arrived_.store(0, std::memory_order_relaxed);
     phase_.fetch_add(1);
     if (sleeping_.load() > 0) phase_.notify_all();
@@ -100,8 +101,7 @@ Pool::Pool(int num_threads)
 }
 
 Pool::~Pool() {
-    if (process_ == forks)
-        end();
+    if (process_ == forks) end();
     else  // a forked child: the threads are the parent's
         (void)threads_.release();
 }

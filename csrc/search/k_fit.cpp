@@ -110,7 +110,9 @@ void sixteen_symmetric(const float* values, std::size_t groups, float largest, f
         const f32x16 own = select(is_fitted, sum_xl / sum_l2, zero), gain = sum_xl * sum_xl;
         const f32x16 limit = best * sum_l2;
         const mask16 better = select(is_fitted, limit, gain) < gain;
-        const auto taken = [&](f32x16 new_one, f32x16 old) { return step == 0 ? new_one : select(better, new_one, old); };
+        const auto taken = [&](f32x16 new_one, f32x16 old) {
+            return step == 0 ? new_one : select(better, new_one, old);
+        };
         best = taken(own * sum_xl, best);
         scale = taken(own, scale);
         best_inverse = taken(inverse, best_inverse);
@@ -152,8 +154,7 @@ void sixteen_in_turn(const float* values, std::size_t groups, float largest, flo
             sum_xl = select(better, new_xl, sum_xl);
             sum_l2 = select(better, new_l2, sum_l2);
         }
-    for (int i = 0; i < kSize; ++i)
-        put(select(is_zero, bottom, load(quants + i * kLanes)), i, kSize, groups, integers);
+    for (int i = 0; i < kSize; ++i) put(select(is_zero, bottom, load(quants + i * kLanes)), i, kSize, groups, integers);
     put(select(is_zero, zero, select(zero < sum_l2, sum_xl / sum_l2, zero)), groups, scales);
 }
 

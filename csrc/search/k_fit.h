@@ -1,6 +1,6 @@
-// The searches for the scales of K formats and of uneven levels: what src/karat/quant/k_fit.py and level_fit.py compute,
-// operation by operation, with the same bits. Compiled once for each instruction set, as the kernels are (kernels.h),
-// into a table of its own.
+// The searches for the scales of K formats and of uneven levels: what src/karat/quant/k_fit.py and level_fit.py
+// compute, operation by operation, with the same bits. Compiled once for each instruction set, as the kernels are
+// (kernels.h), into a table of its own.
 #pragma once
 
 #include <cstddef>

@@ -5,8 +5,8 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// All functions take N vectors step by step: one vector's steps wait for each other, and a core does not look far enough
-// ahead to find the next vector's. As many as were fastest:
+// All functions take N vectors step by step: one vector's steps wait for each other, and a core does not look far
+// enough ahead to find the next vector's. As many as were fastest:
 #if defined(KARAT_AVX512)
 inline constexpr int kExpVectors = 4;
 #else
@@ -23,10 +23,12 @@ struct PolynomialOfExp {
     KARAT_INLINE explicit PolynomialOfExp(const f32x16 (&x)[N]) {
         const f32x16 shifter = set1(0x1.8p23f);
         f32x16 n[N], r[N];
-        for (int i = 0; i < N; ++i) n[i] = fma(x[i], set1(0x1.715476p+0f), shifter);  // x / ln 2, rounded: in the low bits
+        for (int i = 0; i < N; ++i)
+            n[i] = fma(x[i], set1(0x1.715476p+0f), shifter);  // x / ln 2, rounded: in the low bits
         for (int i = 0; i < N; ++i) shifted[i] = as_int(n[i]);
         for (int i = 0; i < N; ++i) n[i] = n[i] - shifter;
-        for (int i = 0; i < N; ++i) r[i] = fma(n[i], set1(-0x1.62e4p-1f), x[i]);  // ln 2 in two parts: n times the first is exact
+        for (int i = 0; i < N; ++i)
+            r[i] = fma(n[i], set1(-0x1.62e4p-1f), x[i]);  // ln 2 in two parts: n times the first is exact
         for (int i = 0; i < N; ++i) r[i] = fma(n[i], set1(-0x1.7f7d1cp-20f), r[i]);
         for (int i = 0; i < N; ++i) value[i] = set1(0x1.a01a02p-13f);
         constexpr float terms[] = {0x1.6c16c2p-10f, 0x1.111112p-7f, 0x1.555556p-5f, 0x1.555556p-3f, 0.5f, 1.0f, 1.0f};
@@ -50,8 +52,8 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
     }
 }
 
-// The same bits for x <= 0 (and NaN), with less to watch for. What becomes 0 is clamped before: an operation that underflows
-// takes a core many times as long, whether its result is wanted or not.
+// The same bits for x <= 0 (and NaN), with less to watch for. What becomes 0 is clamped before: an operation that
+// underflows takes a core many times as long, whether its result is wanted or not.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
     const f32x16 lowest = set1(-87.33f);

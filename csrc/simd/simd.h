@@ -1,7 +1,8 @@
-// Sixteen float32 lanes, the same on every instruction set: one AVX-512 register, two of AVX2, four of NEON, or an array.
+// Sixteen float32 lanes, the same on every instruction set: one AVX-512 register, two of AVX2, four of NEON, or an
+// array.
 //
-// Everything here lies in the namespace of the instruction set it is compiled for (see kernels.h). Each operation is one
-// IEEE operation a lane, rounded once, so results do not depend on which of the four is in use.
+// Everything here lies in the namespace of the instruction set it is compiled for (see kernels.h). Each operation is
+// one IEEE operation a lane, rounded once, so results do not depend on which of the four is in use.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,8 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr int kLanes = 16;
 
-// A number that the compiler knows, as an argument; and a table of its making. (Those of the standard library are functions
-// that the linker keeps one copy of: kernels.h.)
+// A number that the compiler knows, as an argument; and a table of its making. (Those of the standard library are
+// functions that the linker keeps one copy of: kernels.h.)
 template <int N>
 struct Constant {
     KARAT_INLINE constexpr operator int() const { return N; }
@@ -126,7 +127,9 @@ KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) { return a * as_float
 KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
 
 // (a & mask) ^ bits
-KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) { return (a & iset1(mask)) ^ iset1(bits); }
+KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) {
+    return (a & iset1(mask)) ^ iset1(bits);
+}
 
 // Byte j of each lane as a number less `bias`, where j is a constant.
 KARAT_INLINE f32x16 number_of_byte(i32x16 a, int j, float bias) {

@@ -7,7 +7,7 @@ struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };
 struct mask16 { __m256 lo, hi; };
 
-#define KARAT_BOTH(f, ...) f(a.lo __VA_OPT__(,) __VA_ARGS__), f(a.hi __VA_OPT__(,) __VA_ARGS__)
+#define KARAT_BOTH(f, ...) f(a.lo __VA_OPT__(, ) __VA_ARGS__), f(a.hi __VA_OPT__(, ) __VA_ARGS__)
 KARAT_INLINE f32x16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 KARAT_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 KARAT_INLINE void store(float* p, f32x16 a) {
@@ -43,9 +43,7 @@ KARAT_INLINE void istore(void* p, i32x16 a) {
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) {
     return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
 }
-KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) {
-    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
-}
+KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) {
     return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
 }
@@ -85,7 +83,8 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
 KARAT_INLINE i32x16 move_bytes(i32x16 a, std::uint32_t from) {
     const std::int32_t f = static_cast<std::int32_t>(from);
     const std::int32_t lane = 0x04040404;
-    const __m256i order = _mm256_setr_epi32(f, f + lane, f + 2 * lane, f + 3 * lane, f, f + lane, f + 2 * lane, f + 3 * lane);
+    const __m256i order =
+        _mm256_setr_epi32(f, f + lane, f + 2 * lane, f + 3 * lane, f, f + lane, f + 2 * lane, f + 3 * lane);
     return {_mm256_shuffle_epi8(a.lo, order), _mm256_shuffle_epi8(a.hi, order)};
 }
 // Byte j of each lane alone, where j is a constant.

@@ -9,7 +9,8 @@ struct mask16 { __mmask16 v; };
 
 KARAT_INLINE f32x16 set1(float x) { return {_mm512_set1_ps(x)}; }
 KARAT_INLINE f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
-KARAT_INLINE f32x16 broadcast(const float* p) {  // as an integer: on Zen 4 a load alone, where a float's also takes a shuffle
+KARAT_INLINE f32x16
+broadcast(const float* p) {  // as an integer: on Zen 4 a load alone, where a float's also takes a shuffle
     std::int32_t bits;
     std::memcpy(&bits, p, sizeof bits);
     return {_mm512_castsi512_ps(_mm512_set1_epi32(bits))};
@@ -36,8 +37,8 @@ KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v,
 KARAT_INLINE i32x16 operator^(i32x16 a, i32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-// A shift by a number in a register would take ports of the multiply-add (Intel: both, Zen 4: those alone), by numbers of
-// each lane it does not.
+// A shift by a number in a register would take ports of the multiply-add (Intel: both, Zen 4: those alone), by numbers
+// of each lane it does not.
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) {
     return {__builtin_constant_p(n) ? _mm512_slli_epi32(a.v, static_cast<unsigned>(n))
                                     : _mm512_sllv_epi32(a.v, _mm512_set1_epi32(n))};
@@ -57,8 +58,8 @@ KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a
 KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
-// Integers of at most 8 bits, looked up by the bits of each lane that begin at bit `at` of its low (0) or high (1) half:
-// by four bits (NibbleLut), five (Lut) or six (WideLut).
+// Integers of at most 8 bits, looked up by the bits of each lane that begin at bit `at` of its low (0) or high (1)
+// half: by four bits (NibbleLut), five (Lut) or six (WideLut).
 #if defined(KARAT_TWO_PORTS)
 // A look-up of 16 bits takes one of the two ports twice, one of 32 bits once.
 struct NibbleLut { __m512 v; };
@@ -77,10 +78,16 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
     return {_mm512_permutex2var_ps(lut.low, (word >> (16 * half + at)).v, lut.high)};
 }
 #else
-// Each look-up takes one instruction: of low halves one of 32 bits, of high halves one of 16, as bfloat16, by whose mask the
-// low halves become 0. Both may read the same shifted word.
-struct NibbleLut { __m512 low; __m512i high; };
-struct Lut { __m512 low[2]; __m512i high; };
+// Each look-up takes one instruction: of low halves one of 32 bits, of high halves one of 16, as bfloat16, by whose
+// mask the low halves become 0. Both may read the same shifted word.
+struct NibbleLut {
+    __m512 low;
+    __m512i high;
+};
+struct Lut {
+    __m512 low[2];
+    __m512i high;
+};
 struct WideLut { __m512i v[2]; };
 inline constexpr int kLookUpBits = 6;
 inline constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
@@ -106,9 +113,11 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
     return {half ? _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kHighHalves, shifted, lut.high))
                  : _mm512_permutex2var_ps(lut.low[0], shifted, lut.low[1])};
 }
-KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half, int at) {  // looked up at once, by the compiler if both are wanted
+KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half,
+                            int at) {  // looked up at once, by the compiler if both are wanted
     const __m512i both = _mm512_permutex2var_epi16(lut.v[0], (word >> at).v, lut.v[1]);
-    return {_mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
+    return {
+        _mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
 }
 #endif
 

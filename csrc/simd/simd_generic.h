@@ -1,11 +1,11 @@
-// The lanes of simd.h, which alone includes this file, for any machine: single floats, in loops of constant length that a
-// compiler unrolls.
+// The lanes of simd.h, which alone includes this file, for any machine: single floats, in loops of constant length that
+// a compiler unrolls.
 #pragma once
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-#define KARAT_EACH(type, expression)                   \
-    type r;                                            \
+#define KARAT_EACH(type, expression)                      \
+    type r;                                               \
     for (int i = 0; i < kLanes; ++i) r.v[i] = expression; \
     return r
 
@@ -51,9 +51,7 @@ KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { KARAT_EACH(i32x16, a.v[i] >> n
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) {
     KARAT_EACH(i32x16, static_cast<std::uint32_t>(static_cast<std::int32_t>(a.v[i]) >> n));
 }
-KARAT_INLINE f32x16 to_float(i32x16 a) {
-    KARAT_EACH(f32x16, static_cast<float>(static_cast<std::int32_t>(a.v[i])));
-}
+KARAT_INLINE f32x16 to_float(i32x16 a) { KARAT_EACH(f32x16, static_cast<float>(static_cast<std::int32_t>(a.v[i]))); }
 KARAT_INLINE i32x16 as_int(f32x16 a) { KARAT_EACH(i32x16, bits_of(a.v[i])); }
 KARAT_INLINE f32x16 as_float(i32x16 a) { KARAT_EACH(f32x16, float_of(a.v[i])); }
 KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { KARAT_EACH(mask16, a.v[i] < b.v[i] ? 0xffffffffu : 0); }
@@ -63,7 +61,9 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
 
 struct NibbleLut { const float* values; };
 template <class L>
-KARAT_INLINE L make_lut(const float* values) { return {values}; }
+KARAT_INLINE L make_lut(const float* values) {
+    return {values};
+}
 KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
     const i32x16 index = word >> (16 * half + at);
     KARAT_EACH(f32x16, lut.values[index.v[i] & 15]);

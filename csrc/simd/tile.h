@@ -13,8 +13,8 @@ inline constexpr int kTileGroups = 4;
 inline constexpr int kTileGroups = 1;
 #endif
 
-// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain; attention of one token
-// takes its rows in passes of so many. 1: not here.
+// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain; attention of one
+// token takes its rows in passes of so many. 1: not here.
 #if defined(KARAT_AVX512)
 inline constexpr int kDirectTokens = 8;
 inline constexpr int kDirectGroups = 2;
@@ -26,10 +26,11 @@ inline constexpr int kDirectTokens = 1;
 inline constexpr int kDirectGroups = 1;
 #endif
 
-// acc[t][g] = chain of fma(w[k, 16 g …], x[t, k], acc[t][g]) over k = 0 … count - 1; rows of w are w_stride floats apart.
+// acc[t][g] = chain of fma(w[k, 16 g …], x[t, k], acc[t][g]) over k = 0 … count - 1; rows of w are w_stride floats
+// apart.
 template <int T, int G>
-KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_stride, const float* x,
-                        std::size_t x_stride, std::size_t count) {
+KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_stride, const float* x, std::size_t x_stride,
+                        std::size_t count) {
     for (std::size_t k = 0; k < count; ++k, w += w_stride) {
         f32x16 weight[G];
         for (int g = 0; g < G; ++g) weight[g] = load(w + kLanes * g);
@@ -53,17 +54,21 @@ KARAT_INLINE void with_height(std::size_t height, const F& f) {
     f.template run<Most>();
 }
 
-// The same for tiles of much code, whose heights are functions of their own: a compiler's time grows faster than a function.
-// f by value, so that its members are those of the function.
+// The same for tiles of much code, whose heights are functions of their own: a compiler's time grows faster than a
+// function. f by value, so that its members are those of the function.
 template <class F>
 struct Apart {
     const F& f;
     template <int T>
-    KARAT_INLINE void run() const { call<T>(f); }
+    KARAT_INLINE void run() const {
+        call<T>(f);
+    }
 
 private:
     template <int T>
-    static KARAT_NOINLINE void call(const F f) { f.template run<T>(); }
+    static KARAT_NOINLINE void call(const F f) {
+        f.template run<T>();
+    }
 };
 template <class F>
 Apart(const F&) -> Apart<F>;

@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define CHECK(condition)                                                                  \
-    do {                                                                                  \
-        if (!(condition)) {                                                               \
+#define CHECK(condition)                                                                 \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
             std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::_Exit(1);                                                                \
-        }                                                                                 \
+            std::_Exit(1);                                                               \
+        }                                                                                \
     } while (false)
 
 #define CHECK_THROWS(type, expression)                                                              \

@@ -1,5 +1,5 @@
-// What ranks exchange through shared memory arrives whole and in order (collective.h). Ranks are threads here, each with a
-// mapping of its own.
+// What ranks exchange through shared memory arrives whole and in order (collective.h). Ranks are threads here, each
+// with a mapping of its own.
 #include "group/collective.h"
 
 #include <sys/mman.h>

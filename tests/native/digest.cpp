@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/isa.h"
-#include "plan/plan.h"
 #include "kernels/sampling.h"
+#include "plan/plan.h"
+#include "runtime/isa.h"
 
 namespace {
 
@@ -60,7 +60,10 @@ std::uint16_t small_half(std::uint32_t random) {  // 2^-7 … 2^-5, either sign
 // Where a block has halves that scale it; elsewhere any bits will do.
 std::vector<std::size_t> halves_of(Format format) {
     switch (format) {
-        case Format::q4_1: case Format::q5_1: case Format::q4_k: case Format::q5_k: return {0, 2};
+        case Format::q4_1:
+        case Format::q5_1:
+        case Format::q4_k:
+        case Format::q5_k: return {0, 2};
         case Format::q2_k: return {80, 82};
         case Format::q6_k: return {208};
         default: return {kFormats[static_cast<int>(format)].scale_at};
@@ -84,10 +87,8 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
     for (std::size_t at = 0; at < stored.size(); at += info.block_bytes) {
         const float value = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-26f;
         const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
-        if (format == Format::f32)
-            std::memcpy(&stored[at], &value, 4);
-        else if (format == Format::bf16)
-            std::memcpy(&stored[at], &brain, 2);
+        if (format == Format::f32) std::memcpy(&stored[at], &value, 4);
+        else if (format == Format::bf16) std::memcpy(&stored[at], &brain, 2);
         else
             for (const std::size_t offset : halves_of(format)) {
                 const std::uint16_t half = small_half(next(seed));
@@ -104,7 +105,7 @@ VectorRef vector(std::size_t size, std::uint32_t seed) {
     return std::make_shared<const Vector>(Vector{numbers(size, seed)});
 }
 
-// ---- single kernels --------------------------------------------------------------------------------------------------
+// ---- single kernels -------------------------------------------------------------------------------------------------
 
 // Every sixty-fifth float there is, special ones and denormals among them.
 void elementwise(const Kernels& kernels) {
@@ -139,9 +140,7 @@ void stored_halves(const Kernels& kernels) {
 }
 
 void linear(const Kernels& kernels, int threads) {
-    struct Case {
-        std::size_t rows, columns, leaves;
-    };
+    struct Case { std::size_t rows, columns, leaves; };
     for (int format = 0; format < kNumFormats; ++format)
         for (const Case& c : {Case{100, 288, 1}, Case{7, 32, 1}, Case{64, 512, 8}, Case{20, 256, 1}}) {
             const std::size_t block = kFormats[format].block_columns;
@@ -149,21 +148,26 @@ void linear(const Kernels& kernels, int threads) {
             const MatrixRef weight = matrix(static_cast<Format>(format), c.rows, c.columns, 7);
             Plan plan(kernels, threads);
             const Plan::Register in = plan.input(c.columns, Rows::tokens);
-            const Plan::Register out = plan.linear(in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
+            const Plan::Register out =
+                plan.linear(in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
             plan.finish(40, 0, 1, 1, {in, out});
             for (const std::size_t tokens : {1, 3, 19, 40}) {
                 const std::vector<float> x = numbers(tokens * c.columns, 11);
                 std::memcpy(plan.data(in), x.data(), x.size() * sizeof(float));
                 const std::vector<std::int32_t> zeros(tokens, 0);
-                plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr}, zeros.data(), nullptr, 0},
+                plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr},
+                          zeros.data(),
+                          nullptr,
+                          0},
                          nullptr, 0);
                 print(std::string("linear ") + weight->matrix.info().name + " " + std::to_string(c.rows) + " x " +
-                          std::to_string(c.columns) + ", tokens " + std::to_string(tokens), plan, out);
+                          std::to_string(c.columns) + ", tokens " + std::to_string(tokens),
+                      plan, out);
             }
         }
 }
 
-// ---- a small model -----------------------------------------------------------------------------------------------------
+// ---- a small model --------------------------------------------------------------------------------------------------
 
 struct Sequence {
     std::size_t done, context;  // tokens before the step and with it
@@ -213,7 +217,11 @@ struct Steps {
             tables.insert(tables.end(), row.begin(), row.end());
         }
         plan.run({{ids.size(), sequences.size(), max_blocks, block_size, positions.data(), slots.data(), starts.data(),
-                   contexts.data(), tables.data()}, ids.data(), wanted.data(), wanted.size()}, nullptr, 0);
+                   contexts.data(), tables.data()},
+                  ids.data(),
+                  wanted.data(),
+                  wanted.size()},
+                 nullptr, 0);
     }
 };
 
@@ -255,11 +263,15 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
     const Plan::Register logits = plan.linear(last, {weight(Format::f32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
     plan.finish(330, 3, 3, 512, {logits, x});
 
-    const std::string name = std::string("model, cache ") + (type == CacheType::f32 ? "f32" : type == CacheType::f16 ? "f16" : "bf16") +
+    const std::string name = std::string("model, cache ") +
+                             (type == CacheType::f32   ? "f32"
+                              : type == CacheType::f16 ? "f16"
+                                                       : "bf16") +
                              ", block " + std::to_string(block_size) + ", ";
     int step = 0;
     // Prompts in uneven pieces, then one token each (in splits and merged), then both kinds together.
-    for (const std::vector<std::size_t>& tokens : {std::vector<std::size_t>{290, 30, 1}, {5, 1, 1}, {1, 1, 1}, {1, 4, 1}}) {
+    for (const std::vector<std::size_t>& tokens :
+         {std::vector<std::size_t>{290, 30, 1}, {5, 1, 1}, {1, 1, 1}, {1, 4, 1}}) {
         steps.run(plan, tokens);
         print(name + "step " + std::to_string(++step), plan, logits);
         print(name + "step " + std::to_string(step) + " hidden", plan, x);
