@@ -24,12 +24,13 @@ LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/*)
+CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp tests/native/*.h tests/native/*.cpp benchmarks/*.cpp)
 
 .PHONY: help
 help:
 	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
-	@echo "make lint    ruff and mypy only"
+	@echo "make lint    ruff, mypy and clang-format only"
 	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
@@ -78,6 +79,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
 # Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
 # are skipped. So are those that use a real model, where no package index has it.

@@ -1,4 +1,4 @@
-"""The linter sees every Python file: its default excludes hide folders by name."""
+"""The linters see every file: ruff's default excludes hide folders by name, clang-format is given a list."""
 
 import shutil
 import subprocess
@@ -17,6 +17,15 @@ def test_ruff_lists_every_tracked_file() -> None:
     seen = {Path(name) for name in lines(sys.executable, "-m", "ruff", "check", "--show-files")}
     assert len(tracked) > 400
     assert {path for path in tracked if path.exists()} <= seen
+
+
+def test_make_lint_gives_clang_format_every_tracked_file() -> None:
+    if any(shutil.which(name) is None for name in ("git", "make")) or not (ROOT / ".git").exists():
+        pytest.skip("not a clone, or no make here")
+    tracked = set(lines("git", "ls-files", "*.cpp", "*.h"))
+    (command,) = (line for line in lines("make", "--dry-run", "lint") if "clang-format --dry-run --Werror " in line)
+    assert len(tracked) > 60
+    assert {name for name in tracked if (ROOT / name).exists()} <= set(command.split())
 
 
 def lines(*command: str) -> list[str]:
