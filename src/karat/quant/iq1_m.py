@@ -1,8 +1,8 @@
 """IQ1_M: 256 values in 56 bytes, in 16 groups of 16. A value is scale * (2 s + 1) * (point + shift).
 
-byte 0                        32                             48             56
-     | 32 point numbers:      | 32 × 4 bits: high 3 bits of  | 4 words of   |
-     | low 8 bits             | the number, then shift sign  | 16 bits      |
+    byte 0                        32                             48             56
+         | 32 point numbers:      | 32 × 4 bits: high 3 bits of  | 4 words of   |
+         | low 8 bits             | the number, then shift sign  | 16 bits      |
 
 A point is eight values of IQ1_S's book; its number has 11 bits. The shift is 1/8, or -1/8 where the sign bit is
 set. Word w holds the 3-bit scales s of groups 4 w to 4 w + 3 in bits 0-11, and in bits 12-15 a quarter of the

@@ -1,8 +1,8 @@
 """IQ1_S: 256 values in 50 bytes, in 8 groups of 32. A value is scale * (2 s + 1) * (point + shift).
 
-byte 0       2                     34                              50
-     | scale | 32 point numbers:   | 8 words of 16 bits, a group   |
-       f16   | low 8 bits          | each                          |
+    byte 0       2                     34                              50
+         | scale | 32 point numbers:   | 8 words of 16 bits, a group   |
+           f16   | low 8 bits          | each                          |
 
 A group's word: bits 0-11 the high 3 bits of its four point numbers, 12-14 its scale s, 15 set for a shift of -1/8
 (else 1/8). A point is eight values of -1, 0 and 1.

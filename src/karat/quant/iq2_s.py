@@ -1,8 +1,8 @@
 """IQ2_S: 256 values in 82 bytes, in 16 groups of 16. A value is scale * (0.5 + s) / 4 * point * sign.
 
-byte 0       2                    34             66                   74                82
-     | scale | 32 point numbers:  | 256 signs    | the numbers' high  | 16 group scales |
-       f16   | low 8 bits         | 1 bit each   | 2 bits             | s, 4 bits each  |
+    byte 0       2                    34             66                   74                82
+         | scale | 32 point numbers:  | 256 signs    | the numbers' high  | 16 group scales |
+           f16   | low 8 bits         | 1 bit each   | 2 bits             | s, 4 bits each  |
 
 A point is eight values.
 """

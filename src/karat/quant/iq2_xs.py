@@ -1,8 +1,8 @@
 """IQ2_XS: 256 values in 74 bytes, in 16 groups of 16. A value is scale * (0.5 + s) / 4 * point * sign.
 
-byte 0       2                                        66                     74
-     | scale | 32 words of 16 bits: point number      | 16 group scales s    |
-       f16   | (bits 0-8), signs (bits 9-15)          | 4 bits each
+    byte 0       2                                        66                     74
+         | scale | 32 words of 16 bits: point number      | 16 group scales s    |
+           f16   | (bits 0-8), signs (bits 9-15)          | 4 bits each
 
 A point is eight values. Seven bits hold its eight signs (karat.quant.iq_signs).
 """

@@ -1,8 +1,8 @@
 """IQ2_XXS: 256 values in 66 bytes, in 8 groups of 32. A value is scale * (0.5 + s) / 4 * point * sign.
 
-byte 0       2                                                                 66
-     | scale | 8 groups of 8 bytes: 4 point numbers, then a word of 32 bits    |
-       f16
+    byte 0       2                                                                 66
+         | scale | 8 groups of 8 bytes: 4 point numbers, then a word of 32 bits    |
+           f16
 
 A group's word: bits 0-27 the signs of its four points, 7 bits each (karat.quant.iq_signs), 28-31 its scale s. A
 point is eight values.

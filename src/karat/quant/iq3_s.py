@@ -1,8 +1,8 @@
 """IQ3_S: 256 values in 110 bytes, in 8 groups of 32. A value is scale * (1 + 2 s) * point * sign.
 
-byte 0       2                    66                   74             106                110
-     | scale | 64 point numbers:  | the numbers'       | 256 signs    | 8 group scales   |
-       f16   | low 8 bits         | ninth bits         | 1 bit each   | s, 4 bits each   |
+    byte 0       2                    66                   74             106                110
+         | scale | 64 point numbers:  | the numbers'       | 256 signs    | 8 group scales   |
+           f16   | low 8 bits         | ninth bits         | 1 bit each   | s, 4 bits each   |
 
 A point is four values.
 """

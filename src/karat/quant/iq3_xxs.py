@@ -1,8 +1,8 @@
 """IQ3_XXS: 256 values in 98 bytes, in 8 groups of 32. A value is scale * (0.5 + s) / 2 * point * sign.
 
-byte 0       2                    66                        98
-     | scale | 64 point numbers   | 8 words of 32 bits, a   |
-       f16   | 8 bits each        | group each              |
+    byte 0       2                    66                        98
+         | scale | 64 point numbers   | 8 words of 32 bits, a   |
+           f16   | 8 bits each        | group each              |
 
 A group's word: bits 0-27 the signs of its four runs of eight values, 7 bits each (karat.quant.iq_signs), 28-31 its
 scale s. A point is four values.

@@ -1,9 +1,9 @@
 """Q2_K: 256 values in 84 bytes, 2 bits each, in 16 groups of 16. A value is scale * integer - minimum.
 
-byte 0                            16            80       82       84
-     | 16 bytes: scale (low) and  | integers    | factor | factor |
-     | minimum (high) of a group  | 64 bytes    | scales | min.   |
-       4 bits each                  2 bits each   f16      f16
+    byte 0                            16            80       82       84
+         | 16 bytes: scale (low) and  | integers    | factor | factor |
+         | minimum (high) of a group  | 64 bytes    | scales | min.   |
+           4 bits each                  2 bits each   f16      f16
 
 A group's scale and minimum are its 4 bits times the factor. The integers lie in two halves of 32 bytes, which hold
 128 values each: value 32 * k + j of a half is in bits 2 k and 2 k + 1 of the half's byte j.

@@ -1,16 +1,16 @@
 """Q3_K: 256 values in 110 bytes, 3 bits each, in 16 groups of 16. A value is scale * (integer - 4).
 
-byte 0                           32              96              108      110
-     | high bits                 | low two bits  | 16 scales     | factor |
-     | value i: bit i // 32 of   | 64 bytes, as  | 6 bits each,  | f16    |
-     | byte i % 32               | in Q2_K       | 32 too large  |        |
+    byte 0                           32              96              108      110
+         | high bits                 | low two bits  | 16 scales     | factor |
+         | value i: bit i // 32 of   | 64 bytes, as  | 6 bits each,  | f16    |
+         | byte i % 32               | in Q2_K       | 32 too large  |        |
 
 A group's scale is its 6 bits minus 32, times the factor. The scales' 12 bytes:
 
-byte 96                                        104                           108
-     | byte 96 + i: low 4 bits of scale i      | byte 104 + j: high 2 bits   |
-     | (low half) and of scale i + 8 (high)    | of scales j, j + 4, j + 8,  |
-                                               | j + 12, the lowest first    |
+    byte 96                                        104                           108
+         | byte 96 + i: low 4 bits of scale i      | byte 104 + j: high 2 bits   |
+         | (low half) and of scale i + 8 (high)    | of scales j, j + 4, j + 8,  |
+                                                   | j + 12, the lowest first    |
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Q4_K: 256 values in 144 bytes, 4 bits each, in 8 groups of 32. A value is scale * integer - minimum.
 
-byte 0        2        4                       16                                        144
-     | factor | factor | 8 scales, 8 minimums  | 4 runs of 32 bytes: group 2 k (low),    |
-     | scales | min.   | 6 bits each           | group 2 k + 1 (high), 4 bits each       |
-       f16      f16      karat.quant.k_scales
+    byte 0        2        4                       16                                        144
+         | factor | factor | 8 scales, 8 minimums  | 4 runs of 32 bytes: group 2 k (low),    |
+         | scales | min.   | 6 bits each           | group 2 k + 1 (high), 4 bits each       |
+           f16      f16      karat.quant.k_scales
 
 A group's scale and minimum are its 6 bits times the factor.
 """

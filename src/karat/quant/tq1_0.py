@@ -1,8 +1,8 @@
 """TQ1_0: 256 values in 54 bytes. A value is scale * (digit - 1): -1, 0 or 1 times the scale.
 
-byte 0                    32                   48                  52       54
-     | values 0 to 159    | values 160 to 239  | values 240 to 255 | scale |
-       5 digits a byte      5 digits a byte      4 digits a byte     f16
+    byte 0                    32                   48                  52       54
+         | values 0 to 159    | values 160 to 239  | values 240 to 255 | scale |
+           5 digits a byte      5 digits a byte      4 digits a byte     f16
 
 A byte is a fraction of 256, rounded up, with the digits of base 3. Digit d of byte j in a part of n bytes is value
 n * d + j of that part.
