@@ -52,8 +52,14 @@ class ForwardBatch:
         num_tokens, num_seqs, size = self.num_tokens, self.num_seqs, self.block_size
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
         for name in (
-            "token_ids", "positions", "slots", "query_starts", "context_lens", "block_tables", "logit_rows",
-        ):  # fmt: skip
+            "token_ids",
+            "positions",
+            "slots",
+            "query_starts",
+            "context_lens",
+            "block_tables",
+            "logit_rows",
+        ):
             assert getattr(self, name).dtype == _INT32, f"{name} is not int32"
         assert self.positions.shape == self.slots.shape == (num_tokens,), "per-token arrays differ in length"
         assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (

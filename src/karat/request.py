@@ -100,39 +100,47 @@ class SamplingParams:
         bias: object = self.logit_bias
         self._require(
             "logit_bias",
-            isinstance(bias, Mapping) and len(bias) <= MAX_IDS
+            isinstance(bias, Mapping)
+            and len(bias) <= MAX_IDS
             and all(is_int(k, 0, MAX_COUNT) and _is_number(v, -100, 100) for k, v in bias.items()),
             f"at most {MAX_IDS} token ids with numbers from -100 to 100",
-        )  # fmt: skip
+        )
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for name, least, most in (
-            ("seed", 0, MAX_SEED), ("max_tokens", 1, MAX_COUNT),
-            ("logprobs", 0, MAX_LOGPROBS), ("prompt_logprobs", 0, MAX_LOGPROBS),
-        ):  # fmt: skip
+            ("seed", 0, MAX_SEED),
+            ("max_tokens", 1, MAX_COUNT),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
             if getattr(self, name) is not None:
                 self._int(name, least, most, f"None or an integer from {least} to {most}")
         limit = MAX_COUNT if self.max_tokens is None else self.max_tokens
         self._int("min_tokens", 0, limit, f"an integer from 0 to max_tokens={self.max_tokens}")
         self._require(
             "stop",
-            isinstance(self.stop, tuple) and len(self.stop) <= MAX_STOPS
+            isinstance(self.stop, tuple)
+            and len(self.stop) <= MAX_STOPS
             and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in self.stop),
             f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
-        )  # fmt: skip
+        )
         self._require(
             "stop_token_ids",
-            isinstance(self.stop_token_ids, tuple) and len(self.stop_token_ids) <= MAX_IDS
+            isinstance(self.stop_token_ids, tuple)
+            and len(self.stop_token_ids) <= MAX_IDS
             and all(is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
             f"at most {MAX_IDS} token ids",
-        )  # fmt: skip
+        )
         allowed: object = self.allowed_token_ids
         self._require(
             "allowed_token_ids",
             allowed is None
-            or (isinstance(allowed, tuple) and 0 < len(allowed) <= MAX_IDS
-                and all(is_int(t, 0, MAX_COUNT) for t in allowed)),
+            or (
+                isinstance(allowed, tuple)
+                and 0 < len(allowed) <= MAX_IDS
+                and all(is_int(t, 0, MAX_COUNT) for t in allowed)
+            ),
             f"None, or 1 to {MAX_IDS} token ids",
-        )  # fmt: skip
+        )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 

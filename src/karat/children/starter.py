@@ -56,9 +56,12 @@ class Starter:
         def popen() -> "subprocess.Popen[bytes]":
             return subprocess.Popen(
                 [sys.executable, "-P", "-c", _SCRIPT, ROOT, module, *arguments],
-                pass_fds=descriptors, stdin=subprocess.DEVNULL, stdout=2 if errors is None else subprocess.DEVNULL,
-                stderr=errors, process_group=0,
-            )  # fmt: skip
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=2 if errors is None else subprocess.DEVNULL,
+                stderr=errors,
+                process_group=0,
+            )
 
         return self._call(popen)
 

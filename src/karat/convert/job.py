@@ -55,9 +55,14 @@ class Conversion:
 
 
 def convert(
-    source: ModelCheckpoint, path: Path, mix: Mix, *, pure: bool = False, requantize: bool = False,
+    source: ModelCheckpoint,
+    path: Path,
+    mix: Mix,
+    *,
+    pure: bool = False,
+    requantize: bool = False,
     progress: Callable[[TensorReport, int, int], None] = lambda report, done, total: None,
-) -> Conversion:  # fmt: skip
+) -> Conversion:
     """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
 
     `pure` gives all matrices the same type, those whose rows divide into no blocks what they have. What is quantised
@@ -206,9 +211,12 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _told(
-    chunks: Callable[[], Iterable[NDArray[np.uint8]]], progress: Callable[[TensorReport, int, int], None],
-    report: TensorReport, done: int, total: int,
-) -> Iterator[NDArray[np.uint8]]:  # fmt: skip
+    chunks: Callable[[], Iterable[NDArray[np.uint8]]],
+    progress: Callable[[TensorReport, int, int], None],
+    report: TensorReport,
+    done: int,
+    total: int,
+) -> Iterator[NDArray[np.uint8]]:
     """The chunks, after each of which progress is told; `done` bytes came before them."""
     for chunk in chunks():
         yield chunk
@@ -223,9 +231,13 @@ def rope_factors(config: ModelConfig) -> NewTensor:
         factors = np.array(rope.factors, "<f4")
     else:
         factors = llama3_factors(
-            rope.theta, config.head_dim, rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+            rope.theta,
+            config.head_dim,
+            rope.factor,
+            rope.low_freq_factor,
+            rope.high_freq_factor,
             rope.original_max_position_embeddings,
-        ).astype("<f4")  # fmt: skip
+        ).astype("<f4")
     return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
 
 

@@ -16,8 +16,13 @@ from karat.quant import FORMATS
 
 # For rows that are no whole number of blocks of the type that was meant.
 _SMALLER_BLOCKS: Mapping[str, str] = {
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
-}  # fmt: skip
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    "IQ4_XS": "IQ4_NL",
+}
 
 
 @dataclass(frozen=True, slots=True)

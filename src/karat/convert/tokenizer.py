@@ -20,9 +20,13 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _GPT2 = PRE_TOKENIZERS["gpt-2"].patterns[0]
 _DIGIT = PRE_TOKENIZERS["smollm"].patterns[0]
 _ROLES = {
-    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",
+    "pad_token": "padding",
     "mask_token": "mask",
-}  # fmt: skip
+}
 _ENDS = ("eos", "eot", "eom")  # the keys of tokens that end a text
 
 
@@ -116,9 +120,12 @@ def _patterns(state: Mapping[str, Any] | None) -> list[str]:
 
 
 def _sentence_piece(
-    state: Mapping[str, Any], model: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int],
+    state: Mapping[str, Any],
+    model: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: Sequence[int],
     merges: Sequence[tuple[str, str]],
-) -> tuple[Pairs, list[float]]:  # fmt: skip
+) -> tuple[Pairs, list[float]]:
     """Scores with which SentencePiece merges in the order of these merges."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prepend = {"type": "Prepend", "prepend": "▁"}

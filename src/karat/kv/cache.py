@@ -6,9 +6,14 @@ from karat.ops.api import Cache, CacheSpec, Ops
 
 
 def new_cache(
-    ops: Ops, config: ModelConfig, dtype: FloatName, num_blocks: int, *, block_size: int = BLOCK_SIZE,
+    ops: Ops,
+    config: ModelConfig,
+    dtype: FloatName,
+    num_blocks: int,
+    *,
+    block_size: int = BLOCK_SIZE,
     num_kv_heads: int | None = None,
-) -> Cache:  # fmt: skip
+) -> Cache:
     """Room for `num_blocks` blocks of `block_size` tokens in every layer; num_kv_heads: those of a rank (None: all)."""
     spec = CacheSpec(
         num_layers=config.num_layers,

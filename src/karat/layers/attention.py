@@ -21,9 +21,17 @@ class Attention:
     """
 
     def __init__(
-        self, place: Place, config: ModelConfig, layer: int, *, rope: RopeConfig, window: int | None = None,
-        qkv_bias: bool = False, o_bias: bool = False, qk_norm_eps: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        place: Place,
+        config: ModelConfig,
+        layer: int,
+        *,
+        rope: RopeConfig,
+        window: int | None = None,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        qk_norm_eps: float | None = None,
+    ) -> None:
         self.name = place.name
         self.rope = rope
         self._layer = layer
@@ -53,7 +61,13 @@ class Attention:
         k = ops.rope(k, ropes[self.rope], step, name=f"{self.name}.k_rope")
         ops.kv_write(k, v, cache, self._layer, step)
         out = ops.paged_attention(
-            q, cache, self._layer, step, scale=self._scale, window=self._window, name=f"{self.name}.attention",
+            q,
+            cache,
+            self._layer,
+            step,
+            scale=self._scale,
+            window=self._window,
+            name=f"{self.name}.attention",
             groups=self._groups,
-        )  # fmt: skip
+        )
         return self.o_proj(ops, out)

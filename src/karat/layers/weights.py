@@ -57,9 +57,12 @@ class WeightLoader:
     """
 
     def __init__(
-        self, ops: Ops, weights: Mapping[str, Weight], prepare: Prepare,
+        self,
+        ops: Ops,
+        weights: Mapping[str, Weight],
+        prepare: Prepare,
         progress: Callable[[int, int], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ops = ops
         self._weights = weights
         self._prepare = prepare

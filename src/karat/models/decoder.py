@@ -61,10 +61,12 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
     return (
         RMSNorm(root / "model.norm", config.hidden_size, config.rms_norm_eps),
         ParallelLMHead(
-            root / "lm_head", config.vocab_size, config.hidden_size,
+            root / "lm_head",
+            config.vocab_size,
+            config.hidden_size,
             tied_to=embed_tokens if config.tie_word_embeddings else None,
         ),
-    )  # fmt: skip
+    )
 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:

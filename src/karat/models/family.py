@@ -31,9 +31,14 @@ class Family(Generic[C]):
 
 
 def read_decoder(
-    reader: ConfigReader, config: Callable[..., C], *, layer_windows: tuple[int | None, ...], num_kv_heads: int,
-    head_dim: int | None = None, **own: bool,
-) -> C:  # fmt: skip
+    reader: ConfigReader,
+    config: Callable[..., C],
+    *,
+    layer_windows: tuple[int | None, ...],
+    num_kv_heads: int,
+    head_dim: int | None = None,
+    **own: bool,
+) -> C:
     """A `config` of the keys that all families share and of the family's `own`. head_dim None: hidden_size / heads."""
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):

@@ -20,9 +20,13 @@ from karat.models.reader import ConfigReader, read_layer_windows
 _DEFAULT_WINDOW = 4096  # of the architecture, for a file that does not have the key; null means none
 # Of Mistral 7B v0.1, in GGUF.
 _FIRST_SIZES: Mapping[str, object] = {
-    "block_count": 32, "embedding_length": 4096, "feed_forward_length": 14336, "attention.head_count": 32,
-    "attention.head_count_kv": 8, "rope.freq_base": 10000.0,
-}  # fmt: skip
+    "block_count": 32,
+    "embedding_length": 4096,
+    "feed_forward_length": 14336,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+    "rope.freq_base": 10000.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

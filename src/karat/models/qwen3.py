@@ -28,12 +28,18 @@ def layer(place: Place, config: Qwen3Config, index: int) -> PreNormBlock:
         place.name,
         RMSNorm(place / "input_layernorm", size, eps),
         Attention(
-            place / "self_attn", config, index, rope=config.rope, window=config.layer_windows[index], qkv_bias=bias,
-            o_bias=bias, qk_norm_eps=eps,
+            place / "self_attn",
+            config,
+            index,
+            rope=config.rope,
+            window=config.layer_windows[index],
+            qkv_bias=bias,
+            o_bias=bias,
+            qk_norm_eps=eps,
         ),
         RMSNorm(place / "post_attention_layernorm", size, eps),
         GatedMLP(place / "mlp", size, config.intermediate_size),
-    )  # fmt: skip
+    )
 
 
 def read(reader: ConfigReader) -> Qwen3Config:

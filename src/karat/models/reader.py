@@ -225,9 +225,13 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         if not 0 < low < high:
             raise ConfigError(f"{where}: low_freq_factor={low}, high_freq_factor={high}: expected 0 < low < high")
         return RopeConfig(
-            theta=theta, rope_type="llama3", factor=factor, original_max_position_embeddings=original,
-            low_freq_factor=low, high_freq_factor=high,
-        )  # fmt: skip
+            theta=theta,
+            rope_type="llama3",
+            factor=factor,
+            original_max_position_embeddings=original,
+            low_freq_factor=low,
+            high_freq_factor=high,
+        )
     mscale, mscale_all_dim = rope.optional(float, "mscale"), rope.optional(float, "mscale_all_dim")
     attention_factor = rope.optional(float, "attention_factor")
     if attention_factor is None:
@@ -239,10 +243,15 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
             "beta_fast ≥ beta_slow > 0 and a positive factor"
         )
     return RopeConfig(
-        theta=theta, rope_type="yarn", factor=factor, original_max_position_embeddings=original,
-        beta_fast=beta_fast, beta_slow=beta_slow, truncate=rope.get(bool, "truncate", True),
+        theta=theta,
+        rope_type="yarn",
+        factor=factor,
+        original_max_position_embeddings=original,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        truncate=rope.get(bool, "truncate", True),
         attention_factor=attention_factor,
-    )  # fmt: skip
+    )
 
 
 def _read_factors(rope: ConfigReader, where: str) -> tuple[float, ...]:

@@ -27,9 +27,15 @@ class Model:
     """
 
     def __init__(
-        self, config: ModelConfig, ops: Ops, decoder: Decoder, ropes: RopeTables, group: Group = SINGLE,
-        parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}), bytes_read: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        ops: Ops,
+        decoder: Decoder,
+        ropes: RopeTables,
+        group: Group = SINGLE,
+        parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}),
+        bytes_read: int = 0,
+    ) -> None:
         self.config = config
         self.ops = ops
         self.group = group

@@ -127,9 +127,15 @@ class Ops(Protocol):
         """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
 
     def linear(
-        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        weight: Loaded,
+        bias: Loaded | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Tensor:
         """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum.
 
         `leaves`, a power of two of them, says where each leaf of the sum ends (karat.ops.leaves): it is the binary tree
@@ -141,15 +147,24 @@ class Ops(Protocol):
         """All ranks' columns of x side by side: [rows, share.total]. Once in a step."""
 
     def qkv(
-        self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        x: Tensor,
+        weights: tuple[Loaded, Loaded, Loaded],
+        biases: tuple[Loaded, Loaded, Loaded] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Three linears in one: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
 
     def gate_up(
-        self, x: Tensor, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        self,
+        x: Tensor,
+        weights: tuple[Loaded, Loaded],
+        biases: tuple[Loaded, Loaded] | None,
+        *,
         names: tuple[str, str],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         """Two linears in one: gate and up, each [tokens, intermediate]."""
 
     def silu_mul(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
@@ -168,9 +183,18 @@ class Ops(Protocol):
         """
 
     def paged_attention(
-        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        cache: Cache,
+        layer: int,
+        step: Step,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
         """Causal attention of q [tokens, heads, head_dim] over the cache: [tokens, heads * head_dim].
 
         A token at position p sees keys 0 … p, or the last `window` of them. `groups` says which KV head a query head

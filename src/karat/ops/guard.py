@@ -62,9 +62,18 @@ class Guard(Tap):
         return result
 
     def paged_attention(
-        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        cache: Cache,
+        layer: int,
+        step: Step,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
         prefix = name.rpartition(".")[0]
         sequence = 0
 
@@ -78,7 +87,7 @@ class Guard(Tap):
 
         return super().paged_attention(
             q, cache, layer, step, scale=scale, window=window, name=name, groups=groups, observe=look
-        )  # fmt: skip
+        )
 
     def _look_at_weights(self, name: str, weights: Array, sequence: int) -> None:
         """weights [heads, new tokens, keys] of one sequence."""

@@ -104,9 +104,15 @@ class NativeOps:
         first_byte = 0 if weight.row_span is None else weight.row_span[0]
         try:
             packed = native().pack(
-                weight.dtype, *weight.shape, weight.stored, self.threads, mapped=weight.is_mapped,
-                row_bytes=weight.row_bytes, first_byte=first_byte, order=order,
-            )  # fmt: skip
+                weight.dtype,
+                *weight.shape,
+                weight.stored,
+                self.threads,
+                mapped=weight.is_mapped,
+                row_bytes=weight.row_bytes,
+                first_byte=first_byte,
+                order=order,
+            )
         except RuntimeError as refusal:  # of threads
             raise ExecutorError(str(refusal)) from refusal
         weight.release()
@@ -158,9 +164,15 @@ class NativeOps:
         return self._now([x], lambda ops, h: ops.rms_norm(h, weight, eps, name=name))
 
     def linear(
-        self, x: Array, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> Array:  # fmt: skip
+        self,
+        x: Array,
+        weight: Loaded,
+        bias: Loaded | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Array:
         if group is None or group.channel is not None:
             return self._now([x], lambda ops, h: ops.linear(h, weight, bias, leaves=leaves, group=group, name=name))
         whole = tree_sum(group.all_gather(self.linear(x, weight, leaves=leaves, name=name)))
@@ -172,16 +184,25 @@ class NativeOps:
         return self._now([x], lambda ops, h: ops.gather_columns(h, share, name=name))
 
     def qkv(
-        self, x: Array, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        self,
+        x: Array,
+        weights: tuple[Loaded, Loaded, Loaded],
+        biases: tuple[Loaded, Loaded, Loaded] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[Array, Array, Array]:
         q, k, v = self._all([x], lambda ops, h: ops.qkv(h, weights, biases, head_dim=head_dim, names=names))
         return q, k, v
 
     def gate_up(
-        self, x: Array, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        self,
+        x: Array,
+        weights: tuple[Loaded, Loaded],
+        biases: tuple[Loaded, Loaded] | None,
+        *,
         names: tuple[str, str],
-    ) -> tuple[Array, Array]:  # fmt: skip
+    ) -> tuple[Array, Array]:
         gate, up = self._all([x], lambda ops, h: ops.gate_up(h, weights, biases, names=names))
         return gate, up
 
@@ -198,9 +219,18 @@ class NativeOps:
         self._all([k, v], lambda ops, a, b: ops.kv_write(a, b, cache, layer, step) or [], step)
 
     def paged_attention(
-        self, q: Array, cache: Loaded, layer: int, step: ForwardBatch, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        q: Array,
+        cache: Loaded,
+        layer: int,
+        step: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Array:
         def attend(ops: PlanRecorder, h: Handle) -> Handle:
             return ops.paged_attention(h, cache, layer, step, scale=scale, window=window, name=name, groups=groups)
 
@@ -221,9 +251,13 @@ class NativeOps:
         return self._all(inputs, lambda *args: [op(*args)], step)[0]
 
     def _all(
-        self, inputs: list[Array], op: Callable[..., Sequence[Handle]], step: ForwardBatch | None = None,
-        scores: NDArray[np.float32] | None = None, score_seq: int = 0,
-    ) -> list[Array]:  # fmt: skip
+        self,
+        inputs: list[Array],
+        op: Callable[..., Sequence[Handle]],
+        step: ForwardBatch | None = None,
+        scores: NDArray[np.float32] | None = None,
+        score_seq: int = 0,
+    ) -> list[Array]:
         """Run one op as a plan of its own on copies of the inputs, each [rows, …]."""
         for x in inputs:
             if x.dtype != np.float32:
@@ -234,11 +268,13 @@ class NativeOps:
         batch = step if step is not None else plain_batch(len(inputs[0]))
         recorder.finish(
             StepLimits(
-                num_tokens=batch.num_tokens, num_logit_rows=len(batch.logit_rows), num_seqs=batch.num_seqs,
+                num_tokens=batch.num_tokens,
+                num_logit_rows=len(batch.logit_rows),
+                num_seqs=batch.num_seqs,
                 context_len=int(batch.context_lens.max()),
             ),
             results,
-        )  # fmt: skip
+        )
         for handle, x in zip(handles, inputs, strict=True):
             recorder.fill(handle, x)
         recorder.run(batch, scores, score_seq)
@@ -249,7 +285,12 @@ def plain_batch(rows: int) -> ForwardBatch:
     """A batch for ops that know only rows."""
     zeros = np.zeros(rows, np.int32)
     return ForwardBatch(
-        token_ids=zeros, positions=zeros, slots=zeros, query_starts=np.array([0, rows], np.int32),
-        context_lens=np.array([max(rows, 1)], np.int32), block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=np.zeros(0, np.int32), block_size=max(rows, 1),
-    )  # fmt: skip
+        token_ids=zeros,
+        positions=zeros,
+        slots=zeros,
+        query_starts=np.array([0, rows], np.int32),
+        context_lens=np.array([max(rows, 1)], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        logit_rows=np.zeros(0, np.int32),
+        block_size=max(rows, 1),
+    )

@@ -101,9 +101,15 @@ class PlanRecorder:
         return Handle(self._plan.rms_norm(x.register, weight, eps), x.tail)
 
     def linear(
-        self, x: Handle, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> Handle:  # fmt: skip
+        self,
+        x: Handle,
+        weight: Loaded,
+        bias: Loaded | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Handle:
         if group is None:
             return self._linears(x, (weight,), None if bias is None else (bias,), (name,), leaves)[0]
         self._require_fits(x, weight, bias, name)
@@ -115,9 +121,14 @@ class PlanRecorder:
         return Handle(register, (share.total,))
 
     def qkv(
-        self, x: Handle, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[Handle, Handle, Handle]:  # fmt: skip
+        self,
+        x: Handle,
+        weights: tuple[Loaded, Loaded, Loaded],
+        biases: tuple[Loaded, Loaded, Loaded] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[Handle, Handle, Handle]:
         q, k, v = (
             Handle(flat.register, (flat.tail[0] // head_dim, head_dim))
             for flat in self._linears(x, weights, biases, names)
@@ -125,9 +136,13 @@ class PlanRecorder:
         return q, k, v
 
     def gate_up(
-        self, x: Handle, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        self,
+        x: Handle,
+        weights: tuple[Loaded, Loaded],
+        biases: tuple[Loaded, Loaded] | None,
+        *,
         names: tuple[str, str],
-    ) -> tuple[Handle, Handle]:  # fmt: skip
+    ) -> tuple[Handle, Handle]:
         gate, up = self._linears(x, weights, biases, names)
         return gate, up
 
@@ -149,9 +164,18 @@ class PlanRecorder:
         self._plan.kv_write(k.register, v.register, cache, layer)
 
     def paged_attention(
-        self, q: Handle, cache: Loaded, layer: int, step: object, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Handle:  # fmt: skip
+        self,
+        q: Handle,
+        cache: Loaded,
+        layer: int,
+        step: object,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Handle:
         heads, head_dim = q.tail
         groups = groups or HeadGroups.equal(heads, cache.num_kv_heads)
         fits = head_dim == cache.head_dim and groups.fit(heads, cache.num_kv_heads)
@@ -175,9 +199,13 @@ class PlanRecorder:
             ) from fault
 
     def _linears(
-        self, x: Handle, weights: Sequence[Loaded], biases: Sequence[Loaded] | None, names: Sequence[str],
+        self,
+        x: Handle,
+        weights: Sequence[Loaded],
+        biases: Sequence[Loaded] | None,
+        names: Sequence[str],
         leaves: tuple[int, ...] | None = None,
-    ) -> list[Handle]:  # fmt: skip
+    ) -> list[Handle]:
         given = biases or (None,) * len(weights)
         for weight, bias, name in zip(weights, given, names, strict=True):
             self._require_fits(x, weight, bias, name)
@@ -205,9 +233,17 @@ class PlanRecorder:
         """One step. NumericsError for a K or V that the cache cannot hold; ExecutorError beyond the plan's limits."""
         try:
             lost = self._plan.run(
-                batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens,
-                batch.block_tables, batch.logit_rows, batch.block_size, scores, score_seq,
-            )  # fmt: skip
+                batch.token_ids,
+                batch.positions,
+                batch.slots,
+                batch.query_starts,
+                batch.context_lens,
+                batch.block_tables,
+                batch.logit_rows,
+                batch.block_size,
+                scores,
+                score_seq,
+            )
         except (ValueError, RuntimeError) as fault:
             raise ExecutorError(str(fault)) from fault
         if lost is not None:

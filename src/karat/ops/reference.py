@@ -94,9 +94,15 @@ class ReferenceOps:
         return result
 
     def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> Array:  # fmt: skip
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Array:
         _require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
         result: Array = x @ weight.T
         if group is not None:
@@ -107,9 +113,14 @@ class ReferenceOps:
         return share.group.gather_columns(x, share)
 
     def qkv(
-        self, x: Array, weights: tuple[Array, Array, Array], biases: tuple[Array, Array, Array] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[Array, Array, Array]:  # fmt: skip
+        self,
+        x: Array,
+        weights: tuple[Array, Array, Array],
+        biases: tuple[Array, Array, Array] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[Array, Array, Array]:
         q, k, v = (
             self.linear(x, weight, bias, name=name).reshape(len(x), -1, head_dim)
             for weight, bias, name in zip(weights, biases or (None, None, None), names, strict=True)
@@ -158,9 +169,18 @@ class ReferenceOps:
             store[layer, step.slots] = _store(values, cache.dtype, f"{label} of layer {layer}")
 
     def paged_attention(
-        self, q: Array, cache: ReferenceCache, layer: int, step: ForwardBatch, *, scale: float, window: int | None,
-        name: str, groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        q: Array,
+        cache: ReferenceCache,
+        layer: int,
+        step: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Array:
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = cache.k.shape[2]
         groups = groups or HeadGroups.equal(num_heads, num_kv_heads)

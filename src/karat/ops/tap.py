@@ -86,9 +86,15 @@ class Tap:
         return self._record(name, self._inner.rms_norm(x, weight, eps, name=name))
 
     def linear(
-        self, x: Tensor, weight: Loaded, bias: Loaded | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        weight: Loaded,
+        bias: Loaded | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Tensor:
         if group is not None and self._keep(f"{name}.partial"):
             self._record(f"{name}.partial", self._inner.linear(x, weight, leaves=leaves, name=name))
         return self._record(name, self._inner.linear(x, weight, bias, leaves=leaves, group=group, name=name))
@@ -97,17 +103,26 @@ class Tap:
         return self._record(name, self._inner.gather_columns(x, share, name=name))
 
     def qkv(
-        self, x: Tensor, weights: tuple[Loaded, Loaded, Loaded], biases: tuple[Loaded, Loaded, Loaded] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self,
+        x: Tensor,
+        weights: tuple[Loaded, Loaded, Loaded],
+        biases: tuple[Loaded, Loaded, Loaded] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[Tensor, Tensor, Tensor]:
         results = self._inner.qkv(x, weights, biases, head_dim=head_dim, names=names)
         q, k, v = (self._record(name, result) for name, result in zip(names, results, strict=True))
         return q, k, v
 
     def gate_up(
-        self, x: Tensor, weights: tuple[Loaded, Loaded], biases: tuple[Loaded, Loaded] | None, *,
+        self,
+        x: Tensor,
+        weights: tuple[Loaded, Loaded],
+        biases: tuple[Loaded, Loaded] | None,
+        *,
         names: tuple[str, str],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:
         gate, up = self._inner.gate_up(x, weights, biases, names=names)
         return self._record(names[0], gate), self._record(names[1], up)
 
@@ -124,9 +139,18 @@ class Tap:
         self._inner.kv_write(k, v, cache, layer, step)
 
     def paged_attention(
-        self, q: Tensor, cache: Cache, layer: int, step: Step, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        cache: Cache,
+        layer: int,
+        step: Step,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
         prefix = name.rpartition(".")[0]
 
         def record(what: str, value: NDArray[np.floating]) -> None:
@@ -138,9 +162,16 @@ class Tap:
 
         wanted = observe or self._keep(f"{prefix}.scores") or self._keep(f"{prefix}.weights")
         result = self._inner.paged_attention(
-            q, cache, layer, step, scale=scale, window=window, name=name, groups=groups,
+            q,
+            cache,
+            layer,
+            step,
+            scale=scale,
+            window=window,
+            name=name,
+            groups=groups,
             observe=record if wanted else None,
-        )  # fmt: skip
+        )
         return self._record(name, result)
 
     def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:

@@ -99,9 +99,14 @@ class Ranks:
         return tuple(process.pid for process in self._processes)
 
     def exchange(
-        self, messages: Sequence[bytes], *, signs: Signs | None = None, patience: Patience = PATIENCE,
-        on_reply: Callable[[bytes], None] = lambda reply: None, on_look: Callable[[], None] = lambda: None,
-    ) -> list[bytes]:  # fmt: skip
+        self,
+        messages: Sequence[bytes],
+        *,
+        signs: Signs | None = None,
+        patience: Patience = PATIENCE,
+        on_reply: Callable[[bytes], None] = lambda reply: None,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> list[bytes]:
         """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
 
         `on_look` is called ten times a second meanwhile.

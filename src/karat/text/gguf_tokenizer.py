@@ -29,9 +29,13 @@ MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MANY_MERGES = 1 << 19
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
 _ROLES: Mapping[str, str] = {
-    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",
+    "pad_token": "padding",
     "mask_token": "mask",
-}  # fmt: skip
+}
 # Keys that other kinds of tokenizer need; with these values they say nothing.
 _NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_token": False}
 

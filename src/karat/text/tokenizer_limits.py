@@ -86,8 +86,11 @@ def check_limits(backend: Backend, place: str) -> None:
     normalizer, decoder = steps(backend.normalizer), steps(backend.decoder)
     cuts, frame = steps(backend.pre_tokenizer), steps(backend.post_processor)
     for name, part in (
-        ("normalizer", normalizer), ("pre-tokenizer", cuts), ("post-processor", frame), ("decoder", decoder),
-    ):  # fmt: skip
+        ("normalizer", normalizer),
+        ("pre-tokenizer", cuts),
+        ("post-processor", frame),
+        ("decoder", decoder),
+    ):
         if len(part) > MAX_STEPS:
             raise _wrong(place, f"a {name} of {len(part)} steps", f"at most {MAX_STEPS}")
     for name, part in (("normalizer", normalizer), ("decoder", decoder)):

@@ -56,9 +56,12 @@ def read_model_type(metadata: Metadata, forms: Forms) -> str:
 
 
 def read_config(
-    metadata: Metadata, model_type: str, form: GgufForm[Any], weights: Mapping[str, Weight],
+    metadata: Metadata,
+    model_type: str,
+    form: GgufForm[Any],
+    weights: Mapping[str, Weight],
     rope_factors: Weight | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The config.json of the model with this metadata and these weights, by their Hugging Face names.
 
     What only the tensors say (the size of the vocabulary, biases, whether the head is the embedding) is taken from

@@ -34,12 +34,22 @@ _INT64_MAX = (1 << 63) - 1
 
 PLAIN_TYPES: Mapping[int, str] = {0: "F32", 1: "F16", 28: "F64", 30: "BF16"}
 _OTHER_TYPES: Mapping[int, str] = {
-    4: "Q4_2, which ggml has dropped", 5: "Q4_3, which ggml has dropped", 9: "Q8_1, which is for activations",
-    15: "Q8_K, which is for activations", 24: "I8, integers", 25: "I16, integers", 26: "I32, integers",
-    27: "I64, integers", 31: "Q4_0_4_4, which ggml has dropped", 32: "Q4_0_4_8, which ggml has dropped",
-    33: "Q4_0_8_8, which ggml has dropped", 36: "IQ4_NL_4_4, which ggml has dropped",
-    37: "IQ4_NL_4_8, which ggml has dropped", 38: "IQ4_NL_8_8, which ggml has dropped", 41: "Q1_0",
-}  # fmt: skip
+    4: "Q4_2, which ggml has dropped",
+    5: "Q4_3, which ggml has dropped",
+    9: "Q8_1, which is for activations",
+    15: "Q8_K, which is for activations",
+    24: "I8, integers",
+    25: "I16, integers",
+    26: "I32, integers",
+    27: "I64, integers",
+    31: "Q4_0_4_4, which ggml has dropped",
+    32: "Q4_0_4_8, which ggml has dropped",
+    33: "Q4_0_8_8, which ggml has dropped",
+    36: "IQ4_NL_4_4, which ggml has dropped",
+    37: "IQ4_NL_4_8, which ggml has dropped",
+    38: "IQ4_NL_8_8, which ggml has dropped",
+    41: "Q1_0",
+}
 _FOREIGN = {
     b"version ": "it is a Git LFS pointer, not the model: run `git lfs pull` there",
     b"PK\x03\x04": "it is a PyTorch (pickle) archive under a wrong name",

@@ -24,8 +24,13 @@ _TOLERANCE = 1e-5  # of factors that were computed in float32 from a frequency o
 def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for what Karat does not compute."""
     prefix = f"{arch}.rope.scaling."
-    for key, neutral in (("attn_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_ext_factor", 1.0), ("alpha", 0.0),
-                         ("yarn_log_multiplier", 0.0)):  # fmt: skip
+    for key, neutral in (
+        ("attn_factor", 1.0),
+        ("yarn_attn_factor", 1.0),
+        ("yarn_ext_factor", 1.0),
+        ("alpha", 0.0),
+        ("yarn_log_multiplier", 0.0),
+    ):
         stated = metadata.get(float, prefix + key, neutral)
         if stated != neutral:
             raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")

@@ -16,10 +16,18 @@ T = TypeVar("T", bool, int, float, str)
 STRING, ARRAY = 8, 9
 # Number of a type in the file: (its name, how NumPy calls it).
 NUMBERS: Mapping[int, tuple[str, str]] = {
-    0: ("UINT8", "u1"), 1: ("INT8", "i1"), 2: ("UINT16", "<u2"), 3: ("INT16", "<i2"), 4: ("UINT32", "<u4"),
-    5: ("INT32", "<i4"), 6: ("FLOAT32", "<f4"), 7: ("BOOL", "u1"), 10: ("UINT64", "<u8"), 11: ("INT64", "<i8"),
+    0: ("UINT8", "u1"),
+    1: ("INT8", "i1"),
+    2: ("UINT16", "<u2"),
+    3: ("INT16", "<i2"),
+    4: ("UINT32", "<u4"),
+    5: ("INT32", "<i4"),
+    6: ("FLOAT32", "<f4"),
+    7: ("BOOL", "u1"),
+    10: ("UINT64", "<u8"),
+    11: ("INT64", "<i8"),
     12: ("FLOAT64", "<f8"),
-}  # fmt: skip
+}
 NAMES: Mapping[int, str] = {number: name for number, (name, _) in NUMBERS.items()} | {STRING: "STRING", ARRAY: "ARRAY"}
 _LENGTH = struct.Struct("<Q")
 
