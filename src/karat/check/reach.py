@@ -7,7 +7,7 @@ apart). An op that no recorded result is computed through is not seen at all.
 from collections.abc import Iterable, Mapping, Sequence
 
 from karat.check.model.graph import Graph
-from karat.check.names import layers_text, shortened
+from karat.check.model.roles import layers_text, shortened
 from karat.check.replay import Replay
 
 

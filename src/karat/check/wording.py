@@ -6,8 +6,8 @@ from dataclasses import replace
 from karat.check.explain import EVERYTHING
 from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
+from karat.check.model.roles import shortened
 from karat.check.named import Diagnosis, Named, Wrong
-from karat.check.names import shortened
 from karat.check.replay import Finding
 from karat.check.trace.format import TraceInfo, rows_of
 
