@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
+from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel
-from karat.check.quantised import distances
 from karat.check.stage import Stage, Verdict
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 

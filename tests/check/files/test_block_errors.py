@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from karat.check.block_errors import judges_values, strange_block
-from karat.check.block_levels import LAYOUTS, step_sizes
+from karat.check.files.block_errors import judges_values, strange_block
+from karat.check.files.block_levels import LAYOUTS, step_sizes
+from karat.check.files.quantised import distances
 from karat.check.model.checked import open_model
-from karat.check.quantised import distances
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 from tests.quant.ggml import SHAPES, Ggml

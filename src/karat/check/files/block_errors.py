@@ -1,8 +1,8 @@
 """Blocks of a quantised tensor that no rounding of the original's values makes.
 
-A quantiser puts each value on the nearest level of its block, so at most half a step away, whatever scale it chose for
-the block (`karat.check.block_levels`). How the scale is chosen is its own matter: wrong for certain is only one that
-leaves values far outside of all levels.
+A quantiser puts each value on the nearest level of its block (`karat.check.files.block_levels`), so at most half a step
+away, whatever scale it chose for the block. Quantisers choose scales in their own ways; a scale is certainly wrong only
+if it leaves values far outside of all levels.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.block_levels import LAYOUTS, after_fit, misses, step_sizes
+from karat.check.files.block_levels import LAYOUTS, after_fit, misses, step_sizes
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
 

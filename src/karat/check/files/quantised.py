@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.block_errors import judges_values, strange_block
+from karat.check.files.block_errors import judges_values, strange_block
 from karat.check.model.checked import CheckedModel
 from karat.check.model.weights import CheckpointWeights
 from karat.checkpoint.gguf import GgufCheckpoint
