@@ -17,7 +17,7 @@ from karat.check.model.ops import Context, evaluate, rounded
 from karat.check.model.tokens import Tokens
 from karat.check.named import Diagnosis, Explanation
 from karat.check.record import Steps, record
-from karat.check.replay import F64, Finding
+from karat.check.replay.finding import F64, Finding
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.wording import diagnosis_lines
 from karat.ops.native import NativeOps

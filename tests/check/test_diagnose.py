@@ -188,7 +188,7 @@ def test_a_diagnosis_is_the_same_where_next_to_nothing_is_kept(monkeypatch: pyte
 
     expected = facts()
     assert [bugs for bugs, _ in expected[1]] == [{"bias-missing"}]
-    monkeypatch.setattr("karat.check.replay._BUDGET", 1)
+    monkeypatch.setattr("karat.check.replay.replay._BUDGET", 1)
     found = facts()
     assert [(f.name, f.is_wrong, f.error) for f in found[0]] == [(f.name, f.is_wrong, f.error) for f in expected[0]]
     assert found[1] == expected[1]

@@ -14,7 +14,7 @@ from karat.check.llamacpp import LlamaTokens, llamacpp_ids
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.peers import graph_of, known_difference, known_ids
 from karat.check.record import Steps, record
-from karat.check.replay import Replay
+from karat.check.replay.replay import Replay
 from karat.check.session import Plan, Session
 from karat.check.stage import Stage, overall
 from karat.check.stages import run_stages

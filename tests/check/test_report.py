@@ -17,8 +17,8 @@ import pytest
 
 from karat.check import session as sessions
 from karat.check.chat_audit import CHATS
-from karat.check.forced import Local
 from karat.check.model.checked import open_model
+from karat.check.replay.forced import Local
 from karat.check.report import page, visible
 from karat.check.report_pictures import attention, png
 from karat.check.session import Plan, Session

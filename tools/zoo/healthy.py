@@ -19,8 +19,8 @@ import torch
 
 from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
-from karat.check.ranks import gathered
 from karat.check.record import record_model
+from karat.check.replay.gathering import gathered
 from karat.check.trace.format import Trace
 from karat.models.registry import build
 from karat.ops.reference import ReferenceOps

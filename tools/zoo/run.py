@@ -13,7 +13,8 @@ import torch
 from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
 from karat.check.named import Diagnosis
-from karat.check.replay import LIMIT, Replay
+from karat.check.replay.finding import LIMIT
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache
 from tools.zoo.faults import Row

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
 from karat.check.model.ops import evaluate
-from karat.check.replay import F64, Replay
+from karat.check.replay.finding import F64
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace, TraceInfo
 
 Array = NDArray[np.floating]

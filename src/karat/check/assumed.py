@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from karat.check.distances import distance
-from karat.check.noise import PRECISION
-from karat.check.replay import Finding, Replay
+from karat.check.replay.distances import distance
+from karat.check.replay.finding import Finding
+from karat.check.replay.noise import PRECISION
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
 from karat.quant import FORMATS

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from karat.check.assumed import Assumed, assumptions, explains, info_with, is_throughout
 from karat.check.budget import Budget
-from karat.check.degenerate import emptiness
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import Theory
 from karat.check.explain import Explainer
@@ -19,8 +18,10 @@ from karat.check.mistakes.enumerate import Enumeration
 from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
-from karat.check.reach import reach
-from karat.check.replay import Finding, Replay
+from karat.check.replay.degenerate import emptiness
+from karat.check.replay.finding import Finding
+from karat.check.replay.replay import Replay
+from karat.check.replay.resolution import reach
 from karat.check.trace.format import Trace
 from karat.check.wording import located
 

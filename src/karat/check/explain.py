@@ -16,15 +16,16 @@ from karat.check.budget import Budget
 from karat.check.diagnosis.fitted_head import fitted_head
 from karat.check.diagnosis.known_mistakes import merged
 from karat.check.diagnosis.searched import same_by_factor, searched
-from karat.check.distances import distance
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.model.graph import Edits
 from karat.check.named import Explanation
-from karat.check.replay import LIMIT, Array, Finding, Replay
+from karat.check.replay.distances import distance
+from karat.check.replay.finding import LIMIT, Array, Finding
+from karat.check.replay.replay import Replay
 
-# A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (see karat.check.replay.LIMIT).
+# A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (replay.finding.LIMIT).
 REPRODUCED = 5.0
 # … and if it leaves so much less than the right computation does; a fit has a free number and needs more.
 GAIN, FIT_GAIN = 3.0, 10.0

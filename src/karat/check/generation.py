@@ -10,7 +10,7 @@ from karat.check.llamacpp import record_llamacpp
 from karat.check.numbers import label
 from karat.check.peers import known_difference
 from karat.check.record import Steps
-from karat.check.replay import LIMIT
+from karat.check.replay.finding import LIMIT
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict
 from karat.check.trace.format import Array, rows_of

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from karat.check.forced import ForcedTap
 from karat.check.model.graph import Graph
 from karat.check.record import Steps, joined, one_sequence
+from karat.check.replay.forced import ForcedTap
 from karat.check.trace.format import Array, TraceInfo, make_info
 from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint.weights import Weight
@@ -112,7 +112,7 @@ class LayerwiseRun:
         yield from self._part(rest, tap, states, cache)
 
     def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
-        """The part that was made last once more, each op fed what another engine had (karat.check.forced).
+        """The part that was made last once more, each op fed what another engine had (karat.check.replay.forced).
 
         theirs: its results in this part, rows of logits as ours; before: what it had at the end of the part before
         [tokens, hidden], None for the embedding. The cache rounds nothing, whatever that of the run does.

@@ -5,7 +5,7 @@ this one. The process imports nothing from the current folder, has a time limit 
 
 Flash attention is off and the cache float32, so that scores exist. Scores are its products q · k with the scale and the
 mask that its softmax is given. Before a product with a weight that is not float32 it rounds activations
-(karat.check.ggml_rounding).
+(karat.check.replay.ggml_rounding).
 """
 
 import ctypes

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from karat.check.assumed import Assumed
 from karat.check.mistakes.catalogue import Variant
-from karat.check.replay import Finding
+from karat.check.replay.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ class Explanation:
 class Wrong:
     """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
 
-    empty: what the result is, if it holds too little for a name ("all zero"; see karat.check.degenerate). follows:
-    whether it is computed through results that are wrong, and is as wrong as they make it, or cannot be told. hint:
-    what more of a trace would tell. not_tried: the mistakes that there was no time for.
+    empty      what the result is, if it holds too little for a name ("all zero"; see karat.check.replay.degenerate)
+    follows    it is computed through wrong results, and is as wrong as they make it, or that cannot be told
+    hint       what more of a trace would tell
+    not_tried  the mistakes that there was no time for
     """
 
     finding: Finding

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
-from karat.check.compare import Drift
+from karat.check.replay.drift import Drift
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict
 from karat.check.streamed import Results

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
 from karat.check.model.graph import Graph, build_graph
-from karat.check.replay import Replay
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import TraceInfo
 from karat.checkpoint import GgufCheckpoint
 from karat.config import ModelConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.forced import Local
-from karat.check.replay import LIMIT
+from karat.check.replay.finding import LIMIT
+from karat.check.replay.forced import Local
 from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
 from karat.check.session import Session
 from karat.check.stage import Stage, meaning

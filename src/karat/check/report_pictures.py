@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.graph import Graph
-from karat.check.replay import LIMIT, Finding
+from karat.check.replay.finding import LIMIT, Finding
 from karat.check.streamed import AttentionMap
 from karat.check.wording import times
 

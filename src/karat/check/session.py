@@ -14,9 +14,9 @@ from karat.check import agreement
 from karat.check.layerwise import LayerwiseRun
 from karat.check.llamacpp import record_llamacpp
 from karat.check.model.checked import CheckedModel
-from karat.check.ranks import gathered
 from karat.check.record import Steps
-from karat.check.replay import Replay
+from karat.check.replay.gathering import gathered
+from karat.check.replay.replay import Replay
 from karat.check.stage import Verdict
 from karat.check.streamed import Results, Streamed
 from karat.check.trace.format import Array, Trace, make_info

@@ -9,16 +9,16 @@ import numpy as np
 
 from karat.check import agreement
 from karat.check.diagnose import Diagnoser
-from karat.check.distances import distance
 from karat.check.generation import generation_stage
 from karat.check.health import signs
 from karat.check.inputs import weights_stage
 from karat.check.invariance import Row, invariance_of
 from karat.check.model.weights import digest
-from karat.check.noise import PRECISION
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.peers import graph_of, known_difference
 from karat.check.prompt import findings_of_model, token_lines
+from karat.check.replay.distances import distance
+from karat.check.replay.noise import PRECISION
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage

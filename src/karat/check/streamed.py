@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.diagnose import Diagnoser
-from karat.check.forced import Local, local_errors
 from karat.check.health import Health
 from karat.check.layerwise import LayerwiseRun, parts_of
 from karat.check.model.checked import CheckedModel
 from karat.check.named import Diagnosis, Wrong, diagnosis_of
-from karat.check.noise import PRECISION
 from karat.check.peers import Known, known_difference
-from karat.check.replay import Finding, Replay
+from karat.check.replay.drift import Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.finding import Finding
+from karat.check.replay.forced import Local, local_errors
+from karat.check.replay.noise import PRECISION
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import Array, Trace, TraceInfo
 
 _MAPS = 4  # attention maps that are kept for the report

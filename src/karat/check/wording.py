@@ -8,7 +8,7 @@ from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
 from karat.check.model.roles import shortened
 from karat.check.named import Diagnosis, Named, Wrong
-from karat.check.replay import Finding
+from karat.check.replay.finding import Finding
 from karat.check.trace.format import TraceInfo, rows_of
 
 _SHOWN = 8

@@ -61,11 +61,11 @@ def diagnose(
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
     from karat.check.peers import graph_of, known_difference
     from karat.check.prompt import findings_of_model, token_lines
-    from karat.check.ranks import gathered
-    from karat.check.reach import reach
-    from karat.check.replay import Replay
+    from karat.check.replay.gathering import gathered
+    from karat.check.replay.replay import Replay
+    from karat.check.replay.resolution import reach
+    from karat.check.replay.validate import misnamed_of
     from karat.check.trace.reading import read_trace
-    from karat.check.validate import misnamed_of
     from karat.check.wording import diagnosis_lines
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
@@ -146,8 +146,8 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
     """
     from karat.check.model.checked import open_model
     from karat.check.model.weights import digest
-    from karat.check.ranks import gathered
-    from karat.check.replay import Replay
+    from karat.check.replay.gathering import gathered
+    from karat.check.replay.replay import Replay
 
     if model is not None:
         return open_model(model)

@@ -202,8 +202,8 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
 def _validate(model: str | None, path: Path) -> None:
     from karat.check.model.checked import open_model
     from karat.check.model.roles import shortened
+    from karat.check.replay.validate import validate
     from karat.check.trace.reading import read_trace
-    from karat.check.validate import validate
     from karat.checkpoint.wording import shown
 
     made = read_trace(path)

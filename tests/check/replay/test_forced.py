@@ -13,7 +13,7 @@ from karat.check import session as sessions  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.layerwise import LayerwiseRun, parts_of  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
-from karat.check.replay import Replay  # noqa: E402
+from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.session import Plan, Session  # noqa: E402
 from karat.check.stages import run_stages  # noqa: E402
 from karat.check.streamed import Streamed  # noqa: E402

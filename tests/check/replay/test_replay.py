@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check.replay import LIMIT, Replay
+from karat.check.replay.finding import LIMIT
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import Array, Trace, make_info
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.compare import compare  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.mistakes.weight_readings import Effective  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
@@ -19,8 +19,9 @@ from karat.check.model.graph import build_graph  # noqa: E402
 from karat.check.model.ops import Context, evaluate  # noqa: E402
 from karat.check.model.tokens import Tokens  # noqa: E402
 from karat.check.model.weights import CheckpointWeights  # noqa: E402
-from karat.check.noise import PRECISION  # noqa: E402
 from karat.check.record import record_model  # noqa: E402
+from karat.check.replay.drift import compare  # noqa: E402
+from karat.check.replay.noise import PRECISION  # noqa: E402
 from karat.check.trace.selection import Selection  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import TraceError, UsageError  # noqa: E402

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
 from karat.check.hf import record_hf  # noqa: E402
 from karat.check.model.graph import Graph  # noqa: E402
-from karat.check.reach import reach  # noqa: E402
-from karat.check.replay import Replay  # noqa: E402
+from karat.check.replay.replay import Replay  # noqa: E402
+from karat.check.replay.resolution import reach  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.wording import diagnosis_lines  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402

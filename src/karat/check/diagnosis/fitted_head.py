@@ -3,7 +3,8 @@
 import numpy as np
 
 from karat.check.model.ops import evaluate
-from karat.check.replay import F64, Finding, Replay
+from karat.check.replay.finding import F64, Finding
+from karat.check.replay.replay import Replay
 
 _TESTED = 4  # tokens at least, on which a map that was fitted to the others is tried
 _MORE = 4  # tokens beyond one for each hidden feature: as many give any logits

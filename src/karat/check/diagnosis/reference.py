@@ -1,6 +1,6 @@
 """A trace beside one that is known to be right: where it first leaves it further than rounding goes.
 
-With the model, the floor is that of a whole run under disturbance (karat.check.compare). Without it nothing can be
+With the model, the floor is that of a whole run under disturbance (karat.check.replay.drift). Without it nothing can be
 computed, so results are compared by name, and what rounding may do is a rule of thumb for each type.
 """
 
@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from karat.check.agreement import DRIFT_LIMIT
-from karat.check.compare import Drift, FreeRun, aligned, coarser, drift_of
-from karat.check.distances import distance, largest_finite
 from karat.check.peers import Known, known_difference
-from karat.check.replay import Finding, Replay
+from karat.check.replay.distances import distance, largest_finite
+from karat.check.replay.drift import Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.finding import Finding
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import MASKED, Trace
 from karat.check.wording import times
 from karat.config import FloatName

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from karat.check.budget import Budget
-from karat.check.distances import distance
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.graph import Edits
-from karat.check.replay import Finding, Replay
+from karat.check.replay.distances import distance
+from karat.check.replay.finding import Finding
+from karat.check.replay.replay import Replay
 
 _REACHES = (4, 12, 40, 1 << 20)
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.replay import Replay
+from karat.check.replay.replay import Replay
 
 _FEW = 3  # values
 

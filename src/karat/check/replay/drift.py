@@ -1,8 +1,8 @@
 """A trace against the whole right computation: how errors add up, and where they first leave what rounding explains.
 
-Local errors (each op re-run from the recorded inputs) are karat.check.replay's. Here the reference runs freely, from
-the token ids on, in float64; beside it the same run in the engine's precision: once in float32, and with every result
-moved at random by half a unit in the last place. Their spread is the floor of each row.
+karat.check.replay.replay finds local errors: each op is run again from its recorded inputs. Here the reference runs
+freely, from the token ids on, in float64. Beside it the same run is made in the engine's precision: once in float32,
+and with every result moved at random by half a unit in the last place. Their spread is the floor of each row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.distances import distance, pooled
 from karat.check.model.ops import evaluate
-from karat.check.noise import PRECISION
-from karat.check.replay import F32, F64, MANY, Array, Finding, Replay
+from karat.check.replay.distances import distance, pooled
+from karat.check.replay.finding import F32, F64, Array, Finding
+from karat.check.replay.noise import PRECISION
+from karat.check.replay.replay import MANY, Replay
 from karat.check.trace.format import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError

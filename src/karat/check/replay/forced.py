@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from karat.check.distances import distance
-from karat.check.replay import LIMIT, Array, Replay
+from karat.check.replay.distances import distance
+from karat.check.replay.finding import LIMIT, Array
+from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from karat.ops.api import Ops, Tensor
 from karat.ops.tap import Tap

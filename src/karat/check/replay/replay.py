@@ -9,29 +9,23 @@ training). What rounding alone can explain lies within a small multiple of it.
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.align import Place, Recordings
-from karat.check.distances import distance, gap, largest_finite, pooled
 from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.graph import Edits, Graph, Node
 from karat.check.model.ops import Context, Weights, evaluate
 from karat.check.model.tokens import Tokens
-from karat.check.noise import PRECISION, Noise
-from karat.check.segments import Segments
+from karat.check.replay.align import Place, Recordings
+from karat.check.replay.distances import distance, gap, largest_finite, pooled
+from karat.check.replay.finding import F32, F64, LIMIT, Array, Finding
+from karat.check.replay.noise import PRECISION, Noise
+from karat.check.replay.segments import Segments
 from karat.check.trace.format import Trace
 from karat.config import FloatName
 from karat.errors import TraceError
 
-Array = NDArray[np.floating]
-
-F64, F32 = np.dtype(np.float64), np.dtype(np.float32)
-# A row within this multiple of its floor is explained by rounding. On healthy runs the largest ratio stays below 4
-# (docs/diagnosis.md has the distribution); a bug counts as visible from here on.
-LIMIT = 10.0
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
@@ -41,32 +35,6 @@ _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
 _ROUNDINGS: Mapping[str, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "rope": 2}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Finding:
-    """How one recorded result compares with the right computation from its recorded inputs.
-
-    ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
-    largest absolute error, of what is beyond the limit if anything is (under a mistake: of the same values); where the
-    row of the largest ratio; scale the largest magnitude of the right result; by_token the largest ratio of each token
-    that the result has a row for (nothing where all are equal); odd the first place of NaN or infinity in what was
-    recorded, masks aside (nothing: there is none).
-    """
-
-    name: str
-    ratio: float
-    error: float
-    scale: float
-    where: tuple[int, ...]
-    exact: bool
-    segment: tuple[str, ...] = field(default=())
-    by_token: tuple[float, ...] = field(default=(), repr=False)
-    odd: tuple[int, ...] = ()
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.ratio > LIMIT
 
 
 class Replay:

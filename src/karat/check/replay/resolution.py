@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from karat.check.model.graph import Graph
 from karat.check.model.roles import layers_text, shortened
-from karat.check.replay import Replay
+from karat.check.replay.replay import Replay
 
 
 def reach(replay: Replay) -> str:

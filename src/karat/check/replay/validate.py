@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
-from karat.check.ranks import gathered, is_part
-from karat.check.reach import reach
-from karat.check.replay import Replay
+from karat.check.replay.gathering import gathered, is_part
+from karat.check.replay.replay import Replay
+from karat.check.replay.resolution import reach
 from karat.check.trace.format import Trace
 
 # Beside the graph's nodes.

@@ -38,7 +38,7 @@ class TraceInfo:
     sampling    {"temperature": …} and whatever else decided about `generated`
     model       path or name, for people; digest of the weights, to tell models apart
     config      the model's config.json, where there is no model to ask
-    ranks       tensor-parallel ranks; arrays of rank r are called `name@r` (see karat.check.ranks)
+    ranks       tensor-parallel ranks; arrays of rank r are called `name@r` (see karat.check.replay.gathering)
     """
 
     token_ids: tuple[int, ...]
