@@ -116,10 +116,20 @@ def test_unknown_fields_are_refused_with_advice() -> None:
         "detokenize": "always",
         "truncate_prompt_tokens": "token ids",
         "structured_outputs": "no structured output yet",
+        "length_penalty": "beam search",
+        "use_beam_search": "cumulative_logprob",
+        "flat_logprobs": "one form",
     }.items():
         with pytest.raises(RequestError, match=f"SamplingParams has no {name}; ") as caught:
             SamplingParams(**{name: 2})
         assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [-1, 65])
+def test_more_log_probabilities_than_there_are_name_what_has_them(name: str, value: int) -> None:
+    with pytest.raises(RequestError, match=f"{name}={value}: expected None or an integer from 0 to 64; LLM.logits"):
+        SamplingParams(**{name: value})
 
 
 def test_a_clone_is_equal() -> None:

@@ -6,32 +6,45 @@ Use: python -m tools.api_page > docs/api.md
 import ast
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "karat"
-# File and the public classes in it, in the order of the page.
-CLASSES = {
+# File and its public classes and types, in the order of the page.
+NAMES = {
     "engine/llm.py": ["LLM"],
-    "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "StreamChunk"],
+    "text/chat_prompt.py": ["ChatPrompt"],
+    "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "StreamChunk"],
 }
 HEAD = """\
 # Python API
 
-This page is made by `python -m tools.api_page` from the docstrings; a test compares them. All names but those of
-the errors are in `karat`. [from-vllm.md](from-vllm.md) says what differs from vLLM.
+This page is made by `python -m tools.api_page` from the docstrings; a test compares them. Each class
+and type with a section of its own is in `karat`; the errors are in `karat.errors`. [from-vllm.md](from-vllm.md) says
+what differs from vLLM.
 """
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD, *_classes(), *_errors()])
+    return "\n".join([HEAD, *_names(), *_errors()])
 
 
-def _classes() -> Iterator[str]:
-    for name, wanted in CLASSES.items():
-        found = {node.name: node for node in _module(name).body if isinstance(node, ast.ClassDef)}
+def _names() -> Iterator[str]:
+    for name, wanted in NAMES.items():
+        body = _module(name).body
+        classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+        types = {
+            ast.unparse(node.targets[0]): pair for pair in pairwise(body) if isinstance(node := pair[0], ast.Assign)
+        }
         for title in wanted:
-            yield from _class(found[title])
+            if title in classes:
+                yield from _class(classes[title])
+            else:
+                definition, meaning = types[title]
+                yield f"## {title}\n"
+                yield _code([ast.unparse(definition)])
+                yield f"{ast.literal_eval(ast.unparse(meaning))}\n"
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:

@@ -4,32 +4,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from karat.errors import KaratError
-from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StreamChunk
+from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StreamChunk, TokenLogprobs
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
+    from karat.text.chat_prompt import ChatPrompt
 
 __version__ = "0.1.0"
 
+# Imported when they are first asked for: NumPy and the tokenizer take a while, and not every command runs.
+_LAZY = {"LLM": "karat.engine.llm", "ChatPrompt": "karat.text.chat_prompt"}
+
 __all__ = [
     "LLM",
+    "ChatPrompt",
     "CompletionOutput",
     "KaratError",
     "Logprob",
     "RequestOutput",
     "SamplingParams",
     "StreamChunk",
+    "TokenLogprobs",
     "__version__",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """LLM is imported when it is first asked for: NumPy and the tokenizer take a while, and not every command runs."""
-    if name == "LLM":
-        return import_module("karat.engine.llm").LLM
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names, LLM among them before it is imported."""
+    """The public names, those among them that are not imported yet."""
     return sorted(__all__)

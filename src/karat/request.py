@@ -22,13 +22,17 @@ _ABSENT = {
     "bad_words": "logit_bias with -100 bars single tokens",
     "best_of": "ask for n choices and take the best by cumulative_logprob",
     "detokenize": "text is always made",
+    "early_stopping": "it belongs to beam search, which Karat does not have; leave it out",
     "extra_args": "leave it out",
+    "flat_logprobs": "logprobs have one form, a mapping for each token; leave it out",
     "guided_decoding": "Karat has no structured output yet",
+    "length_penalty": "it belongs to beam search, which Karat does not have; leave it out",
     "logits_processors": "logit_bias adds to the scores of tokens",
     "output_kind": "use LLM.stream for the text as it grows, LLM.generate for all of it",
     "spaces_between_special_tokens": "leave it out",
     "structured_outputs": "Karat has no structured output yet",
     "truncate_prompt_tokens": "shorten the prompt: LLM.get_tokenizer() encodes it, and LLM.generate takes token ids",
+    "use_beam_search": "Karat has no beam search; ask for n choices and take the best by cumulative_logprob",
 }
 
 
@@ -106,14 +110,14 @@ class SamplingParams:
             f"at most {MAX_IDS} token ids with numbers from -100 to 100",
         )
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        for name, least, most in (
-            ("seed", 0, MAX_SEED),
-            ("max_tokens", 1, MAX_COUNT),
-            ("logprobs", 0, MAX_LOGPROBS),
-            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        for name, least, most, instead in (
+            ("seed", 0, MAX_SEED, ""),
+            ("max_tokens", 1, MAX_COUNT, ""),
+            ("logprobs", 0, MAX_LOGPROBS, "; LLM.logits gives the logits of the whole vocabulary"),
+            ("prompt_logprobs", 0, MAX_LOGPROBS, "; LLM.logits gives the logits of the whole vocabulary"),
         ):
             if getattr(self, name) is not None:
-                self._int(name, least, most, f"None or an integer from {least} to {most}")
+                self._int(name, least, most, f"None or an integer from {least} to {most}{instead}")
         limit = MAX_COUNT if self.max_tokens is None else self.max_tokens
         self._int("min_tokens", 0, limit, f"an integer from 0 to max_tokens={self.max_tokens}")
         self._require(
@@ -184,13 +188,21 @@ def _is_number(value: object, least: float, most: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-def unknown_name(owner: str, name: str, known: Iterable[str], absent: Mapping[str, str]) -> str:
-    """The message for an argument that `owner` does not take; `absent`: advice for names that other engines have."""
+def unknown_name(
+    owner: str, name: str, known: Iterable[str], absent: Mapping[str, str], accepted: Iterable[str] = ()
+) -> str:
+    """The message for an argument that `owner` does not take.
+
+    `known` are its arguments, `absent` is advice for names that other engines have, `accepted` are names that it takes
+    and that have no effect. A misspelt name is compared with all of them.
+    """
     if name in absent:
         return f"{owner} has no {name}; {absent[name]}"
-    close = get_close_matches(name, list(known), 1)
-    advice = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
-    return f"{owner} has no {name}; {advice}"
+    close = get_close_matches(name, [*known, *absent, *accepted], 1)
+    if not close:
+        return f"{owner} has no {name}; expected one of {', '.join(sorted(known))}"
+    instead = f" {owner} has none either; {absent[close[0]]}" if close[0] in absent else ""
+    return f"{owner} has no {name}; did you mean {close[0]}?{instead}"
 
 
 def shown(value: object) -> str:
@@ -234,7 +246,8 @@ class Logprob:
     decoded_token: str
 
 
-TokenLogprobs = Mapping[int, Logprob]  # token id -> Logprob: the chosen token and the k most probable
+TokenLogprobs = Mapping[int, Logprob]
+"""Of one position: token id to Logprob, for the chosen token and the k most probable ones."""
 
 
 @dataclass(frozen=True, slots=True)

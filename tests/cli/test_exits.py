@@ -172,7 +172,8 @@ def test_streams_that_the_caller_closed(redirection: str, command: str, code: in
         ["sh", "-c", line, sys.executable], capture_output=True, text=True, env=environment(), timeout=300
     )
     assert done.returncode == code
-    message = "karat: error: the output cannot be written (stdout is closed); free some space or write elsewhere\n"
+    message = "karat: error: the output cannot be written (stdout is closed); leave stdout open, or "
+    message += "redirect it to a file or a pipe\n"
     assert done.stderr == (message if code == 1 and "2>&-" not in redirection else done.stderr if code == 2 else "")
     assert bool(done.stdout) == (code == 0)
 

@@ -1,6 +1,8 @@
 """Styles, tables and text made safe."""
 
+import errno
 import io
+import os
 
 import pytest
 
@@ -24,14 +26,26 @@ def test_generated_text_is_exact_in_a_pipe_and_safe_on_a_terminal(monkeypatch: p
         assert stream.getvalue() == expected
 
 
-def test_a_full_disk_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space or write elsewhere"),
+        (errno.EFBIG, "raise ulimit -f or write elsewhere"),
+        (errno.EBADF, "leave stdout open, or redirect it to a file or a pipe"),
+        (errno.EIO, "write elsewhere"),
+    ],
+)
+def test_output_that_fails_is_an_error_of_ours_with_advice_that_helps(
+    number: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.StringIO):
         def flush(self) -> None:
-            raise OSError(28, "No space left on device")
+            raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("sys.stdout", Full())
-    with pytest.raises(KaratError, match="No space left"):
+    monkeypatch.setattr("sys.stdout", Failing())
+    with pytest.raises(KaratError) as caught:
         emit("text")
+    assert str(caught.value) == f"the output cannot be written ({os.strerror(number)}); {advice}"
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,19 @@ def test_arguments_outside_the_contract_are_refused(x: F32, num_weights: int, ep
 
 
 def test_a_build_that_cannot_run_is_refused_with_the_choices() -> None:
-    with pytest.raises(ExecutorError, match=r"kernel build 'sse9': .* can run generic.*KARAT_ISA"):
+    with pytest.raises(ExecutorError, match=r"kernel build 'sse9': this installation has generic.*KARAT_ISA to one of"):
         NativeOps(isa="sse9")
+
+
+def test_a_build_that_was_not_compiled_says_what_compiles_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `make demo`: this CPU's builds alone."""
+    monkeypatch.setattr("karat.ops.native.compiled_isas", lambda: ("generic",))
+    monkeypatch.setattr("karat.ops.native.supported_isas", lambda: ("generic",))
+    with pytest.raises(ExecutorError, match=r"has generic; .*`make demo` compiles only .* `make test` and a wheel"):
+        NativeOps(isa="avx2")
+    monkeypatch.setattr("karat.ops.native.compiled_isas", lambda: ("generic", "avx2"))
+    with pytest.raises(ExecutorError, match=r"'avx2': this CPU cannot run it; set KARAT_ISA to one of generic, or"):
+        NativeOps(isa="avx2")
 
 
 def test_other_types_are_refused() -> None:

@@ -1,5 +1,6 @@
 """docs/api.md is what the script prints, and has every public name."""
 
+import re
 from pathlib import Path
 
 import karat
@@ -17,3 +18,8 @@ def test_every_public_name_is_on_the_page() -> None:
     assert not missing
     for method in ("generate", "chat", "stream", "stream_chat", "logits", "close", "get_tokenizer"):
         assert f"### LLM.{method}\n" in page()
+
+
+def test_every_name_with_a_section_is_in_the_package() -> None:
+    titles = set(re.findall(r"^## (\w+)$", page(), re.MULTILINE)) - {"Errors"}
+    assert {"LLM", "ChatPrompt", "TokenLogprobs"} <= titles <= set(karat.__all__)

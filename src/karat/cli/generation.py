@@ -123,9 +123,15 @@ class Meter:
     def summary(self, *, interrupted: bool = False) -> str:
         """One line: tokens, rates, and why it ended."""
         found = f"{self.num_found_tokens} cached" if self.num_found_tokens else ""
-        parts = [f"{self.num_prompt_tokens} prompt tokens{_details(found, _rate_text(self.prefill_rate))}"]
-        parts.append(f"{self.num_tokens} answer tokens{_details(_rate_text(self.decode_rate))}")
+        prompt = _counted(self.num_prompt_tokens, "prompt token")
+        answer = _counted(self.num_tokens, "answer token")
+        parts = [f"{prompt}{_details(found, _rate_text(self.prefill_rate))}"]
+        parts.append(f"{answer}{_details(_rate_text(self.decode_rate))}")
         return " · ".join([*parts, *(["interrupted"] if interrupted else sorted(self._reasons))])
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _details(*parts: str) -> str:

@@ -4,6 +4,7 @@ Text that a model or a file made never reaches a terminal with its control chara
 rename the window or forge what Karat says. Into a pipe or a file, generated text goes exactly as it is.
 """
 
+import errno
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,13 @@ from typing import TextIO
 
 from karat.errors import KaratError, OutputError
 
+_FULL = "free some space or write elsewhere"
+_ADVICE = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "raise ulimit -f or write elsewhere",
+    errno.EBADF: "leave stdout open, or redirect it to a file or a pipe",
+}
 _STYLES = {"dim": "2", "bold": "1", "error": "1;31"}
 # Control pictures for C0 and DEL; one sign for C1, which some terminals obey as they do escape sequences.
 _VISIBLE = (
@@ -69,7 +77,8 @@ def writing() -> Iterator[None]:
         raise
     except OSError as fault:
         reason = fault.strerror or str(fault)
-        raise KaratError(f"the output cannot be written ({reason}); free some space or write elsewhere") from fault
+        advice = _ADVICE.get(fault.errno or 0, "write elsewhere")
+        raise KaratError(f"the output cannot be written ({reason}); {advice}") from fault
 
 
 def note(text: str, end: str = "\n") -> None:

@@ -42,6 +42,12 @@ _REPLACED = {
     "hf_overrides": "the model's config.json is what counts; change it there",
     "override_generation_config": "give sampling_params= with each call",
     "enable_lora": "there are no adapters yet",
+    "served_model_name": "a name is for a server; leave it out",
+    "max_logprobs": "the limit is 64 for everybody; leave it out, and use LLM.logits for more",
+    "attention_backend": "each executor has one attention; leave it out",
+    "async_scheduling": "steps are scheduled one after the other; leave it out",
+    "logits_processors": "logit_bias in sampling_params= adds to the scores of tokens",
+    "compilation_config": "nothing is compiled while a model is loaded; leave it out",
     "speculative_config": "there is no speculative decoding yet",
     "limit_mm_per_prompt": "there are no images yet",
     "runner": "there is generation only; leave it out",
@@ -60,10 +66,13 @@ _OF_CALLS = {
 
 
 def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..., None]) -> None:
-    """Logs what of `arguments`, which `constructor` does not take, has no effect; UsageError for all others."""
+    """Logs at INFO those of `arguments` without effect; UsageError for a name that is not known.
+
+    `constructor` takes none of `arguments`; the names that it takes are those that the error advises.
+    """
     for name in arguments:
         if name not in _WITHOUT_EFFECT:
-            raise UsageError(unknown_name("LLM", name, _names(constructor), _REPLACED))
+            raise UsageError(unknown_name("LLM", name, _names(constructor), _REPLACED, _WITHOUT_EFFECT))
     for name in arguments:
         _log.info("%s has no effect: %s", name, _WITHOUT_EFFECT[name])
 

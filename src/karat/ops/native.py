@@ -42,6 +42,17 @@ def supported_isas() -> tuple[str, ...]:
     return () if unavailable_reason() else tuple(native().supported_isas())
 
 
+def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
+    """The message for a kernel build that this CPU cannot run or that this installation does not have."""
+    advice = f"set KARAT_ISA to one of {', '.join(runnable)}, or unset it for the fastest"
+    if isa in compiled_isas():
+        return f"kernel build {isa!r}: this CPU cannot run it; {advice}"
+    return (
+        f"kernel build {isa!r}: this installation has {', '.join(compiled_isas())}; {advice}; `make demo` compiles "
+        "only what this CPU would choose, `make test` and a wheel have all builds"
+    )
+
+
 class NativeOps:
     """Ops (karat.ops.api) on NumPy arrays in float32.
 
@@ -56,10 +67,7 @@ class NativeOps:
             raise ExecutorError(f"the native executor is not available: {reason}; or use the reference executor")
         runnable = supported_isas()
         if isa is not None and isa not in runnable:
-            raise ExecutorError(
-                f"kernel build {isa!r}: this CPU and this installation can run {', '.join(runnable)}; "
-                "set KARAT_ISA to one of them, or unset it for the fastest"
-            )
+            raise ExecutorError(_cannot_run(isa, runnable))
         if threads is not None and not 1 <= threads <= MAX_THREADS:
             raise ExecutorError(f"threads={threads}: expected from 1 to {MAX_THREADS}")
         self._held_as_float32: set[str] = set()
