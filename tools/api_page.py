@@ -13,6 +13,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "karat"
 # File and its public classes and types, in the order of the page.
 NAMES = {
     "engine/llm.py": ["LLM"],
+    "engine/async_llm.py": ["AsyncLLM"],
+    "engine/engine.py": ["RequestUpdate", "PromptProgress"],
+    "engine/stats.py": ["EngineStats"],
     "text/chat_prompt.py": ["ChatPrompt"],
     "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "StreamChunk"],
 }
@@ -49,7 +52,7 @@ def _names() -> Iterator[str]:
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
     yield f"## {node.name}\n"
-    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
     if constructor := methods.get("__init__"):
         yield _signature(constructor, node.name)
     fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
@@ -64,8 +67,10 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
             yield f"{_doc(method)}\n"
 
 
-def _signature(method: ast.FunctionDef, name: str) -> str:
-    """One line, or one argument a line where that is too long."""
+def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
+    """One line, or one argument a line where that is too long. What an iterator is made of is not awaited."""
+    is_awaited = isinstance(method, ast.AsyncFunctionDef) and "Iterator" not in ast.unparse(method.returns or method)
+    name = f"await {name}" if is_awaited else name
     arguments = method.args
     positional = arguments.args[1:]  # all but self
     num_required = len(positional) - len(arguments.defaults)

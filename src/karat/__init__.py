@@ -7,21 +7,35 @@ from karat.errors import KaratError
 from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StreamChunk, TokenLogprobs
 
 if TYPE_CHECKING:
+    from karat.engine.async_llm import AsyncLLM
+    from karat.engine.engine import PromptProgress, RequestUpdate
     from karat.engine.llm import LLM
+    from karat.engine.stats import EngineStats
     from karat.text.chat_prompt import ChatPrompt
 
 __version__ = "0.1.0"
 
 # Imported when they are first asked for: NumPy and the tokenizer take a while, and not every command runs.
-_LAZY = {"LLM": "karat.engine.llm", "ChatPrompt": "karat.text.chat_prompt"}
+_LAZY = {
+    "LLM": "karat.engine.llm",
+    "AsyncLLM": "karat.engine.async_llm",
+    "ChatPrompt": "karat.text.chat_prompt",
+    "EngineStats": "karat.engine.stats",
+    "PromptProgress": "karat.engine.engine",
+    "RequestUpdate": "karat.engine.engine",
+}
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "ChatPrompt",
     "CompletionOutput",
+    "EngineStats",
     "KaratError",
     "Logprob",
+    "PromptProgress",
     "RequestOutput",
+    "RequestUpdate",
     "SamplingParams",
     "StreamChunk",
     "TokenLogprobs",

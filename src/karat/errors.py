@@ -65,6 +65,14 @@ class CapacityError(RequestError):
     exit_code = 8
 
 
+class OverloadedError(CapacityError):
+    """More requests than may wait, or one that has waited for too long: nothing is wrong with it, so try it later."""
+
+
+class SlowReaderError(RequestError):
+    """Who asked does not read: the request was ended rather than its answer kept without bound."""
+
+
 class ExecutorError(KaratError):
     """An executor that is not available here, or an op called against its contract."""
 
@@ -87,3 +95,9 @@ class RankError(KaratError):
     """A tensor-parallel rank that died, hangs or could not be started."""
 
     exit_code = 12
+
+
+class EngineDiedError(KaratError):
+    """The process of an engine, or one of its ranks, that died, hangs or could not be started."""
+
+    exit_code = 13

@@ -6,6 +6,7 @@ import struct
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 32  # bytes of a message
 _PIECE = 1 << 16
+_MOST_PIECES = 64  # taken at once, lest who has other things to do never gets to them
 
 
 class ConnectionEndedError(Exception):
@@ -18,6 +19,7 @@ class Connection:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._received = bytearray()
+        self._unsent = bytearray()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -39,6 +41,52 @@ class Connection:
         message = bytes(memoryview(self._received)[_LENGTH.size : end])
         del self._received[:end]
         return message
+
+    def take(self) -> list[bytes]:
+        """The messages that have come whole, without waiting. Raises ConnectionEndedError when all were taken."""
+        messages: list[bytes] = []
+        has_ended = False
+        for _ in range(_MOST_PIECES):
+            try:
+                part = self._socket.recv(_PIECE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                part = b""
+            if not part:
+                has_ended = True
+                break
+            self._received += part
+        start = 0
+        while len(self._received) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received, start)
+            assert length < _MOST, f"a message of {length} bytes"
+            end = start + _LENGTH.size + length
+            if len(self._received) < end:
+                break
+            messages.append(bytes(memoryview(self._received)[start + _LENGTH.size : end]))
+            start = end
+        del self._received[:start]
+        if has_ended and not messages:
+            raise ConnectionEndedError
+        return messages
+
+    def offer(self, message: bytes | None = None) -> bool:
+        """Send without waiting what was offered before and did not go yet, then `message`; whether all has gone.
+
+        Raises ConnectionEndedError. A connection that is offered to is not for `send`.
+        """
+        if message is not None:
+            self._unsent += _LENGTH.pack(len(message)) + message
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except (BrokenPipeError, ConnectionResetError) as fault:
+                raise ConnectionEndedError from fault
+            del self._unsent[:sent]
+        return True
 
     @property
     def has_more(self) -> bool:

@@ -32,6 +32,7 @@ EXIT_CODES: Mapping[int, str] = {
     10: "NaN or infinity where a finite number was required",
     11: "a trace is malformed or does not fit the model",
     12: "a tensor-parallel rank died, hangs or could not be started",
+    13: "the process of a server's engine died, hangs or could not be started",
     BUG: "a bug in Karat: please report it with the output of --debug",
     HUNG_UP: "stopped by SIGHUP: the terminal went away",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -131,6 +132,18 @@ def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     raise RequestError(
         f"a prompt={shown(dict(prompt))}: expected {{'prompt': a text}} or {{'prompt_token_ids': token ids}}{advice}"
     )
+
+
+def chat_options(
+    tools: Sequence[Message] | None,
+    add_generation_prompt: bool,
+    now: datetime | None,
+    variables: Mapping[str, Any] | None,
+    sanitize_control_tokens: bool,
+) -> dict[str, Any]:
+    """What `Intake.chat_prompt` takes as variables; `now` None is the clock."""
+    options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
+    return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}
 
 
 def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

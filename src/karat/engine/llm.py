@@ -15,7 +15,7 @@ from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, 
 from karat.config import FloatName, ModelConfig, embedded_model_path
 from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.engine.engine import Engine
-from karat.engine.intake import Intake, Message, Prompt, conversations_in, plain_ids, prompts_in
+from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
@@ -194,7 +194,7 @@ class LLM:
         self._turns.require_open()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
-        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         priorities = self._intake.priorities_for(len(conversations), priority)
         requests = [
             self._request(self._intake.chat_prompt(conversation, options), params, rank)
@@ -231,7 +231,7 @@ class LLM:
         refuse("stream_chat", others, LLM.stream_chat)
         self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
-        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return self._turns.stream(self._request(self._intake.chat_prompt(messages, options), params, priority))
 
     def chat_prompt(
@@ -250,7 +250,7 @@ class LLM:
         `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again.
         """
         refuse("chat_prompt", others, LLM.chat_prompt)
-        options = _chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return self._intake.chat_prompt(messages, options)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -355,14 +355,3 @@ def _text_side(
     if source == "none":
         defaults = replace(defaults, params=SamplingParams(), notice=None)
     return tokenizer, defaults
-
-
-def _chat_options(
-    tools: Sequence[Message] | None,
-    add_generation_prompt: bool,
-    now: datetime | None,
-    variables: Mapping[str, Any] | None,
-    sanitize_control_tokens: bool,
-) -> dict[str, Any]:
-    options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
-    return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}

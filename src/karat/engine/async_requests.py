@@ -1,0 +1,117 @@
+"""A request of AsyncLLM on this side: its news as they come, kept until they are read, and the output made of them."""
+
+import asyncio
+from collections import deque
+
+from karat.engine.async_messages import News
+from karat.engine.engine import PromptProgress, RequestUpdate
+from karat.errors import KaratError, SlowReaderError
+from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
+
+
+class OpenRequest:
+    """One reader waits for `next`; all else is called by the event loop as news come.
+
+    At most `most_kept` tokens wait to be read. `has_begun` once the engine computes it, `has_ended` when no more comes.
+    """
+
+    def __init__(self, request: Request, name: str, *, most_kept: int, tells_progress: bool) -> None:
+        self.request = request
+        self.name = name  # by which the caller knows it
+        self.has_begun = False
+        self.has_ended = False
+        self._most_kept = most_kept
+        self._tells_progress = tells_progress
+        self._kept: deque[RequestUpdate] = deque()
+        self._num_kept_tokens = 0
+        self._num_cached = 0
+        self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
+        self._error: KaratError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        if tells_progress:
+            self._keep((), None, PromptProgress(len(request.prompt_token_ids)))
+
+    def bring(self, news: News) -> None:
+        """What the engine tells; SlowReaderError takes the place of what is too much to keep."""
+        if self.has_ended:
+            return
+        progress = None
+        if news.progress is not None:
+            self.has_begun = True
+            self._num_cached = news.progress[0]
+            if self._tells_progress:
+                progress = PromptProgress(len(self.request.prompt_token_ids), *news.progress)
+        chunks = tuple(piece.chunk() for piece in news.pieces)
+        for chunk in chunks:
+            self._chunks[chunk.index].append(chunk)
+        self.has_ended = news.ended
+        if chunks or progress:
+            self._keep(chunks, self._output() if news.ended else None, progress)
+        if not self.has_ended and self._num_kept_tokens > self._most_kept:
+            self.fail(
+                SlowReaderError(
+                    f"{self._num_kept_tokens} tokens of request {self.name} wait to be read, of at most "
+                    f"{self._most_kept}; it was ended; read the answer as it comes, or ask for fewer tokens"
+                )
+            )
+
+    def fail(self, error: KaratError) -> None:
+        """Nothing more comes but this error, at once; what is kept is dropped."""
+        self.has_ended = True
+        self._kept.clear()
+        self._error = error
+        self._wake()
+
+    async def next(self) -> RequestUpdate:
+        """The next news, in order; the last has the output. Raises the error that ended the request."""
+        while not self._kept:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        update = self._kept.popleft()
+        self._num_kept_tokens -= sum(len(chunk.token_ids) for chunk in update.chunks)
+        return update
+
+    def _keep(
+        self, chunks: tuple[StreamChunk, ...], output: RequestOutput | None, progress: PromptProgress | None
+    ) -> None:
+        self._kept.append(RequestUpdate(self.name, chunks, output, progress))
+        self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _output(self) -> RequestOutput:
+        request, first = self.request, self._chunks[0]
+        return RequestOutput(
+            request_id=self.name,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=tuple(_choice(chunks, request) for chunks in self._chunks),
+            prompt_logprobs=first[0].prompt_logprobs if first else None,
+            seed=request.seed,
+            num_cached_tokens=self._num_cached,
+        )
+
+
+def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
+    """All chunks of a choice as one; the last says how it ended."""
+    last = chunks[-1]
+    logprobs = None
+    if request.params.logprobs is not None:
+        logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs or ())
+    return CompletionOutput(
+        index=last.index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=logprobs,
+        error=last.error,
+    )

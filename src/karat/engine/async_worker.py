@@ -1,0 +1,198 @@
+"""The process of AsyncLLM's engine: it owns an LLM, and its ranks, and computes what it is told to.
+
+It is started by karat.engine.async_process, never by hand. Commands are read between two steps, all that have come;
+then one step is computed, and one message tells what it brought. While nothing is asked of it, it sleeps.
+"""
+
+import logging
+import os
+import select
+import socket
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from karat.children.connection import Connection, ConnectionEndedError
+from karat.engine.async_messages import Abort, Add, Failed, Loading, Log, News, Open, Piece, Ready, Stepped, ToEngine
+from karat.engine.defaults import GenerationDefaults
+from karat.engine.engine import RequestUpdate
+from karat.engine.llm import LLM
+from karat.errors import CapacityError, KaratError, RequestError
+from karat.ranks.lifeline import end_with_parent
+
+_IDLE_LOOK_S = 0.5  # between looks at idle ranks
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the connection ends; the arguments are the descriptors of socket and lifeline."""
+    end, lifeline = map(_low, map(int, arguments))
+    end_with_parent(lifeline)
+    line = _Line(Connection(socket.socket(fileno=end)))
+    try:
+        try:
+            Worker(line, _opened(line)).serve()
+        except ConnectionEndedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it
+            line.send(Failed(*_told(error), line.take_logs()))
+    except ConnectionEndedError:
+        pass
+    os._exit(0)  # nothing here is worth a clean-up; ranks end with this process
+
+
+def _low(descriptor: int) -> int:
+    """The same file by the least number: a server has its descriptors beyond what `select` takes."""
+    low = os.dup(descriptor)
+    os.close(descriptor)
+    return low
+
+
+class _Line:
+    """Typed messages of a connection, and what was logged since the last one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decoder: Any = msgspec.msgpack.Decoder(ToEngine)
+        self._logs: list[Log] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self._logs.append(  # type: ignore[method-assign]
+            Log(record.levelno, record.name, record.getMessage())
+        )
+        logger = logging.getLogger("karat")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+    def send(self, message: msgspec.Struct) -> None:
+        self._connection.send(self._encode(message))
+
+    def receive(self) -> ToEngine:
+        command: ToEngine = self._decoder.decode(self._connection.receive())
+        return command
+
+    def has_come(self, wait_s: float | None) -> bool:
+        """Whether there is a message, or the beginning of one; None waits until there is."""
+        return self._connection.has_more or bool(select.select([self._connection], [], [], wait_s)[0])
+
+    def take_logs(self) -> list[Log]:
+        logs, self._logs = self._logs, []
+        return logs
+
+
+def _opened(line: _Line) -> LLM:
+    command = line.receive()
+    assert isinstance(command, Open), "a command before a model"
+    options = {field.name: getattr(command.options, field.name) for field in fields(command.options)}
+    tokenizer = None if command.tokenizer is None else Path(command.tokenizer)
+    llm = LLM(
+        Path(command.path), tokenizer=tokenizer, progress=lambda done, total: line.send(Loading(done, total)), **options
+    )
+    ready = Ready(
+        sizes=llm.engine.config,
+        defaults=GenerationDefaults(llm.default_params, llm.end_token_ids, llm.defaults_notice),
+        executor=llm.executor, dtype=llm.dtype, kv_dtype=llm.kv_dtype, logs=line.take_logs(),
+    )  # fmt: skip
+    line.send(ready)
+    return llm
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """The class to raise, by name, and what it says: the words of an error of ours, a traceback for a bug."""
+    match error:
+        case KaratError():
+            return type(error).__name__, str(error)
+        case MemoryError():
+            return CapacityError.__name__, "memory ran out; free some, or take a smaller model, context or KV cache"
+    return type(error).__name__, "".join(traceback.format_exception(error))
+
+
+class Worker:
+    """Requests on their way through the engine of this process."""
+
+    def __init__(self, line: _Line, llm: LLM) -> None:
+        self._line = line
+        self._llm = llm
+        self._engine = llm.engine
+        self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
+        self._waiting: set[str] = set()  # those whose beginning was not told
+        self._news: list[News] = []
+
+    def serve(self) -> None:
+        """Until the connection ends, or the engine, which raises."""
+        while True:
+            for command in self._commands():
+                self._obey(command)
+            if self._engine.has_work:
+                self._engine.advance()
+            else:
+                self._llm.check_ranks()
+            self._tell()
+
+    def _commands(self) -> Iterator[ToEngine]:
+        """Those that have come; where there is nothing to compute, waits for one or until ranks are due for a look."""
+        idle_s = _IDLE_LOOK_S if self._llm.tensor_parallel_size > 1 else None
+        wait_s = 0.0 if self._engine.has_work else idle_s
+        while self._line.has_come(wait_s):
+            yield self._line.receive()
+            wait_s = 0.0
+
+    def _obey(self, command: ToEngine) -> None:
+        match command:
+            case Add(request, tells_progress):
+                try:
+                    self._engine.add_request(request)
+                except RequestError as error:
+                    self._news.append(News(request.request_id, [], True, None, _told(error)))
+                    return
+                self._open[request.request_id] = tells_progress
+                self._waiting.add(request.request_id)
+            case Abort(request_id):
+                update = self._engine.abort(request_id)
+                if update is not None:
+                    self._news.append(self._forgotten(update))
+            case _:
+                raise AssertionError(f"no command for a model that is loaded: {type(command).__name__}")
+
+    def _tell(self) -> None:
+        """One message of what is new, if anything is."""
+        for request_id in list(self._open):
+            progress = self._progress(request_id)
+            for update in self._engine.take(request_id):
+                if update.output is not None:
+                    self._news.append(self._forgotten(update, progress))
+                else:
+                    self._news.append(News(request_id, _pieces(update), False, progress))
+                progress = None
+            if progress is not None:
+                self._news.append(News(request_id, [], False, progress))
+        logs = self._line.take_logs()
+        if self._news or logs:
+            self._line.send(Stepped(self._news, self._engine.stats(), logs))
+            self._news = []
+
+    def _progress(self, request_id: str) -> tuple[int, int] | None:
+        """Of the prompt, where there is something to tell: it begins, or is on its way and each step was asked for."""
+        if request_id not in self._waiting and not self._open[request_id]:
+            return None
+        found = self._engine.prompt_progress(request_id)
+        if found is None:
+            return None
+        self._waiting.discard(request_id)
+        if found.num_computed == found.num_tokens:
+            self._open[request_id] = False  # for the last time
+        return found.num_cached, found.num_computed
+
+    def _forgotten(self, update: RequestUpdate, progress: tuple[int, int] | None = None) -> News:
+        """The last news of a request."""
+        del self._open[update.request_id]
+        self._waiting.discard(update.request_id)
+        return News(update.request_id, _pieces(update), True, progress)
+
+
+def _pieces(update: RequestUpdate) -> list[Piece]:
+    return [Piece.of(chunk) for chunk in update.chunks]
