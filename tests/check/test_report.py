@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from karat.check import session as sessions
-from karat.check.chat_audit import CHATS
 from karat.check.model.checked import open_model
 from karat.check.replay.forced import Local
 from karat.check.report import page, visible
@@ -25,6 +24,7 @@ from karat.check.session import Plan, Session
 from karat.check.stage import overall
 from karat.check.stages import run_stages
 from karat.check.streamed import AttentionMap
+from karat.check.text.chat_audit import CHATS
 from karat.cli import check_facts
 from karat.cli.check_facts import gather
 from karat.config import embedded_model_path

@@ -1,7 +1,7 @@
 """Engines that read or write the wrong tokens: transformers' tokenizer used wrongly, and loops that choose badly.
 
 The arithmetic is transformers' own and right; what is wrong is what comes before and after it. Nothing of karat.text or
-of karat.check.prompt is used to make a mistake.
+of karat.check.text.prompt is used to make a mistake.
 """
 
 import json
@@ -18,8 +18,8 @@ import transformers
 from karat.check.diagnose import Diagnoser
 from karat.check.hf import record_hf
 from karat.check.model.checked import open_model
-from karat.check.prompt import findings_of_model
 from karat.check.record import Steps
+from karat.check.text.prompt import findings_of_model
 from karat.check.trace.format import Trace
 from karat.config import embedded_model_path
 from tests.support import random_models

@@ -16,12 +16,12 @@ from karat.check.invariance import Row, invariance_of
 from karat.check.model.weights import digest
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.peers import graph_of, known_difference
-from karat.check.prompt import findings_of_model, token_lines
 from karat.check.replay.distances import distance
 from karat.check.replay.noise import PRECISION
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
 from karat.check.story import story_stage
+from karat.check.text.prompt import findings_of_model, token_lines
 from karat.check.token_stage import tokens_stage
 from karat.check.trace.format import Array, Trace, rows_of
 from karat.check.wording import diagnosis_lines, times

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from karat.check import agreement
-from karat.check.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.llamacpp import llamacpp_tokens
 from karat.check.model.checked import CheckedModel
 from karat.check.peers import known_ids
-from karat.check.prompt import TokenFinding, token_lines
 from karat.check.stage import Stage, Verdict
-from karat.check.token_audit import Audit, FileAudit, Stated
+from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
+from karat.check.text.prompt import TokenFinding, token_lines
+from karat.check.text.token_audit import Audit, FileAudit, Stated
 from karat.checkpoint import GgufCheckpoint, read_json
 from karat.engine.defaults import read_defaults, turn_end_ids
 from karat.errors import TokenizerError

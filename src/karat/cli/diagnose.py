@@ -60,11 +60,11 @@ def diagnose(
     from karat.check.diagnose import Diagnoser
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
     from karat.check.peers import graph_of, known_difference
-    from karat.check.prompt import findings_of_model, token_lines
     from karat.check.replay.gathering import gathered
     from karat.check.replay.replay import Replay
     from karat.check.replay.resolution import reach
     from karat.check.replay.validate import misnamed_of
+    from karat.check.text.prompt import findings_of_model, token_lines
     from karat.check.trace.reading import read_trace
     from karat.check.wording import diagnosis_lines
 

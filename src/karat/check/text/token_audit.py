@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from karat.check.prompt import TokenFinding
+from karat.check.text.prompt import TokenFinding
 from karat.text import Tokenizer
 
 # How released models spell tokens that no text is meant to hold: <|im_end|>, <end_of_turn>, </s>, [/INST], <｜User｜>.

@@ -6,7 +6,7 @@ leave the last answer open, end it with a text, or think first: all that is righ
 
 from collections.abc import Collection, Mapping, Sequence
 
-from karat.check.token_audit import Audit, FileAudit, markers
+from karat.check.text.token_audit import Audit, FileAudit, markers
 from karat.errors import TemplateError
 from karat.text import Tokenizer
 

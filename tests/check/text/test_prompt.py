@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from karat.check.prompt import token_findings, token_lines
+from karat.check.text.prompt import token_findings, token_lines
 from karat.check.trace.format import Trace, make_info
 from karat.text import Tokenizer
 from tests.cli import alphabet_model

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, processors
 
 from karat.check import token_stage
-from karat.check.chat_audit import audit_chat
 from karat.check.model.checked import open_model
 from karat.check.session import PROMPT
 from karat.check.stage import Stage
-from karat.check.token_audit import MARKER, Audit, FileAudit, Stated
+from karat.check.text.chat_audit import audit_chat
+from karat.check.text.token_audit import MARKER, Audit, FileAudit, Stated
 from karat.check.token_stage import tokens_stage
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
