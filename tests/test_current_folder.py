@@ -22,7 +22,7 @@ COMMANDS = [
 ]
 LLAMA_CPP = """
 from pathlib import Path
-from karat.check import llamacpp
+from karat.check.record import llamacpp
 from karat.errors import ExecutorError
 try:
     llamacpp.llamacpp_tokens(Path("none.gguf"), {"a": "b"}, {})

@@ -16,7 +16,7 @@ from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.ops import Context, evaluate, rounded
 from karat.check.model.tokens import Tokens
 from karat.check.named import Diagnosis, Explanation
-from karat.check.record import Steps, record
+from karat.check.record.executors import Steps, record
 from karat.check.replay.finding import F64, Finding
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.wording import diagnosis_lines

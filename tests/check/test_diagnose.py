@@ -11,8 +11,8 @@ from karat.check.mistakes.catalogue import BUGS
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
-from karat.check.hf import record_hf  # noqa: E402
 from karat.check.model.roles import ranges  # noqa: E402
+from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.trace.reading import read_trace  # noqa: E402
 from karat.check.trace.writing import write_trace  # noqa: E402

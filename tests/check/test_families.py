@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from karat import LLM
-from karat.check import llamacpp
 from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel, open_model
+from karat.check.record import llamacpp
 from karat.check.session import STAGES, Plan, Session
 from karat.check.stage import overall
 from karat.check.stages import run_stages

@@ -15,7 +15,7 @@ from karat.check.model.graph import build_graph
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
 from karat.check.rank import HeldPart
-from karat.check.record import Steps, record_model
+from karat.check.record.executors import Steps, record_model
 from karat.check.replay.gathering import gathered
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace

@@ -9,7 +9,7 @@ from karat.check.diagnose import Diagnoser
 from karat.quant import FORMATS
 
 pytest.importorskip("torch", reason="the zoo breaks models of transformers")
-from karat.check.hf import record_hf
+from karat.check.record.hf import record_hf
 from tests.support.seed import SEED
 from tools.zoo.faults_quant import MINIMA, NIBBLES, SCALES, ZERO, Mistakes, quant
 from tools.zoo.healthy import KINDS, one_run

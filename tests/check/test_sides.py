@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import llamacpp, session
+from karat.check import session
 from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.model.checked import open_model
-from karat.check.record import Steps, record
+from karat.check.record import llamacpp
+from karat.check.record.executors import Steps, record
 from karat.check.session import Plan, Session
 from karat.check.stage import Stage
 from karat.check.stages import run_stages
@@ -104,7 +105,7 @@ def test_ids_that_are_not_those_of_the_prompt(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not has_transformers(), reason="needs transformers")
 def test_a_trace_in_bfloat16_has_a_floor_of_its_own(tmp_path: Path) -> None:
-    from karat.check.hf import load_hf, record_hf
+    from karat.check.record.hf import load_hf, record_hf
 
     trace = record_hf(load_hf(str(open_model(None).path), "bfloat16"), Steps(IDS))
     done = checked(trace, tmp_path / "x.trace", ("layers", "logits", "generation"))

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from karat.check import agreement, llamacpp, token_stage
-from karat.check.llamacpp import LlamaTokens, llamacpp_tokens
+from karat.check import agreement, token_stage
 from karat.check.model.checked import open_model
+from karat.check.record import llamacpp
+from karat.check.record.llamacpp import LlamaTokens, llamacpp_tokens
 from karat.check.session import PROMPT
 from karat.check.stage import Stage
 from karat.check.token_stage import tokens_stage

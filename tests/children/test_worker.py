@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from karat.check import llamacpp
-from karat.check.record import Steps
+from karat.check.record import llamacpp
+from karat.check.record.executors import Steps
 from karat.children import starter
 from karat.children.worker import run_worker
 from karat.errors import ExecutorError

@@ -141,7 +141,7 @@ def test_every_token_is_scored_once_with_enough_before_it(count: int, window: in
 
 def test_perplexity_is_transformers(tmp_path: Path, karat_here: Karat) -> None:
     torch = pytest.importorskip("torch")
-    from karat.check.hf import load_hf
+    from karat.check.record.hf import load_hf
 
     path = tmp_path / "text.txt"
     path.write_text("Once upon a time there was a fox. It lived in a hole under a tree, and it was not happy.\n" * 3)

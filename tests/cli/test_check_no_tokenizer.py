@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from karat.check import llamacpp
 from karat.check.model.checked import open_model
+from karat.check.record import llamacpp
 from karat.check.session import Plan, Session, tokenizer_of
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from karat.check.model.checked import open_model
-from karat.check.record import Steps, record
+from karat.check.record.executors import Steps, record
 from karat.check.trace.writing import write_trace
 from karat.convert import MIXES, convert
 from karat.models import families

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check import llamacpp
 from karat.check.model import checked
+from karat.check.record import llamacpp
 from karat.check.trace.format import Trace, make_info
 from karat.check.trace.writing import write_trace
 from karat.cli import exits

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from karat.check.model.checked import open_model
-from karat.check.record import Steps, record
+from karat.check.record.executors import Steps, record
 from karat.check.trace.format import Trace
 from karat.check.trace.writing import write_trace
 from karat.ops.native import NativeOps

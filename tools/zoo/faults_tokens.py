@@ -16,9 +16,9 @@ import torch
 import transformers
 
 from karat.check.diagnose import Diagnoser
-from karat.check.hf import record_hf
 from karat.check.model.checked import open_model
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
+from karat.check.record.hf import record_hf
 from karat.check.text.prompt import findings_of_model
 from karat.check.trace.format import Trace
 from karat.config import embedded_model_path

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from karat.check.diagnose import Diagnoser
-from karat.check.hf import record_hf
-from karat.check.record import record_model
+from karat.check.record.executors import record_model
+from karat.check.record.hf import record_hf
 from karat.check.replay.gathering import gathered
 from karat.check.trace.format import Trace
 from karat.models.registry import build

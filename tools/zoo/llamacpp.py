@@ -13,9 +13,9 @@ import numpy as np
 from karat.bench.peers import PeerModel
 from karat.bench.peers.gguf_file import write_gguf
 from karat.bench.shapes import RandomModel, random_model
-from karat.check.llamacpp import record_llamacpp
 from karat.check.model.weights import digest
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
+from karat.check.record.llamacpp import record_llamacpp
 from karat.check.trace.format import Trace
 from karat.check.trace.writing import write_trace
 from karat.checkpoint.weights import Weight

@@ -11,7 +11,7 @@ import torch
 
 from karat.check.model.graph import Graph, build_graph
 from karat.check.model.weights import CheckpointWeights
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
 from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS

@@ -13,8 +13,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from karat.check.hf import record_hf
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
+from karat.check.record.hf import record_hf
 from karat.check.trace.writing import write_trace
 from tests.support import random_models
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from karat.check.diagnose import Diagnoser
-from karat.check.hf import record_hf
 from karat.check.named import Diagnosis
+from karat.check.record.hf import record_hf
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace

@@ -30,14 +30,14 @@ def has_transformers() -> bool:
 
 
 def load_transformers(path: Path) -> Any:
-    from karat.check.hf import load_hf
+    from karat.check.record.hf import load_hf
 
     return load_hf(str(path))
 
 
 def hf_files(folder: Path) -> Any:
-    """The tensors of a folder, as the safetensors library reads them (karat.check.hf_layerwise.HfFiles)."""
-    from karat.check.hf_layerwise import HfFiles
+    """The tensors of a folder, as the safetensors library reads them (karat.check.record.hf_layerwise.HfFiles)."""
+    from karat.check.record.hf_layerwise import HfFiles
 
     return HfFiles(folder)
 
@@ -45,7 +45,7 @@ def hf_files(folder: Path) -> Any:
 def hf_layerwise(
     folder: Path, ids: Sequence[int], logit_rows: Sequence[int], on_part: Callable[[dict[str, Array]], None]
 ) -> None:
-    from karat.check.hf_layerwise import run_layerwise
+    from karat.check.record.hf_layerwise import run_layerwise
 
     run_layerwise(folder, ids, logit_rows, on_part)
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from karat import SamplingParams
 from karat.check import agreement
-from karat.check.llamacpp import record_llamacpp
 from karat.check.numbers import label
 from karat.check.peers import known_difference
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
+from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.finding import LIMIT
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict

@@ -17,7 +17,7 @@ import numpy as np
 
 from karat.check.model.graph import Graph
 from karat.check.rank import HeldPart, Hold, Holds, Record
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
 from karat.check.replay.gathering import gathered, merged
 from karat.check.trace.format import Array, Trace
 from karat.check.trace.reading import read_trace

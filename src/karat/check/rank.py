@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from karat.check.record import Steps, record_model
+from karat.check.record.executors import Steps, record_model
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.config import FloatName

@@ -11,10 +11,10 @@ import numpy as np
 
 from karat import LLM
 from karat.check import agreement
-from karat.check.layerwise import LayerwiseRun
-from karat.check.llamacpp import record_llamacpp
 from karat.check.model.checked import CheckedModel
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
+from karat.check.record.layerwise import LayerwiseRun
+from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.gathering import gathered
 from karat.check.replay.replay import Replay
 from karat.check.stage import Verdict

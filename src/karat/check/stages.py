@@ -181,7 +181,7 @@ def _judged(session: Session, name: str, trace: Trace) -> Stage:
 
 
 def _hybrid(session: Session) -> Stage:
-    from karat.check.hybrid import Hybrid, suspect
+    from karat.check.record.hybrid import Hybrid, suspect
 
     model, plan = session.plan.model, session.plan
     theirs = agreement.load_transformers(model.path)

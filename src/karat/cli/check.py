@@ -90,9 +90,9 @@ def check(
     """
     import secrets
 
-    from karat.check import llamacpp
     from karat.check.agreement import has_transformers
     from karat.check.model.checked import open_model
+    from karat.check.record import llamacpp
     from karat.check.session import STAGES, Plan, Session
     from karat.check.stage import meaning, overall
     from karat.check.stages import run_stages
@@ -144,7 +144,7 @@ def check(
         raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")
     opened = open_model(model)
     if hybrid:
-        from karat.check.hybrid import check_part
+        from karat.check.record.hybrid import check_part
 
         for part in hybrid:
             check_part(part, opened.config.num_layers)

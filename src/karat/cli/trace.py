@@ -76,7 +76,7 @@ def trace(
     from karat.check.model.checked import open_model
 
     opened = open_model(model)
-    from karat.check.record import Steps
+    from karat.check.record.executors import Steps
     from karat.check.trace.selection import Selection, tokens_of
     from karat.check.trace.selection import only_tokens as with_only
     from karat.check.trace.writing import write_trace
@@ -112,7 +112,7 @@ def _record(
 ) -> "Trace":
     if source == "hf":
         try:
-            from karat.check.hf import load_hf, record_hf
+            from karat.check.record.hf import load_hf, record_hf
         except ImportError as fault:
             raise UsageError(
                 f"--with hf needs torch and transformers ({fault}): pip install torch transformers"
@@ -123,14 +123,14 @@ def _record(
             raise UsageError("--kv-dtype: transformers' cache has the type that is computed in")
         return record_hf(load_hf(str(opened.path), dtype), steps, selection=selection)
     if source == "llama.cpp":
-        from karat.check.llamacpp import record_llamacpp
+        from karat.check.record.llamacpp import record_llamacpp
 
         if not opened.path.is_file():
             raise UsageError(f"--with llama.cpp: it needs a GGUF file; make one of {opened.path} with karat convert")
         if dtype is not None or kv_dtype is not None:
             raise UsageError("--dtype, --kv-dtype: llama.cpp computes as the file's types say, with a float32 cache")
         return record_llamacpp(opened.path, opened.stored, steps, selection=selection)
-    from karat.check.record import record
+    from karat.check.record.executors import record
     from karat.config import FLOAT_BYTES
     from karat.ops.registry import create
 

@@ -9,7 +9,7 @@ import pytest
 
 from karat.check.diagnose import Diagnoser
 from karat.check.model.checked import CheckedModel, open_model
-from karat.check.record import Steps, record_model
+from karat.check.record.executors import Steps, record_model
 from karat.check.trace.format import Trace
 from karat.check.wording import diagnosis_lines
 from karat.models.registry import build

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnose import Diagnoser  # noqa: E402
-from karat.check.hf import record_hf  # noqa: E402
 from karat.check.model.graph import Graph  # noqa: E402
+from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.replay.resolution import reach  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402

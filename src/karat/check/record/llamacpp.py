@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING, Selection, padded

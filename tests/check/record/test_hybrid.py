@@ -5,8 +5,8 @@ import os
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.hf import load_hf  # noqa: E402
-from karat.check.hybrid import Hybrid, check_part, hybrid_runs, suspect  # noqa: E402
+from karat.check.record.hf import load_hf  # noqa: E402
+from karat.check.record.hybrid import Hybrid, check_part, hybrid_runs, suspect  # noqa: E402
 from karat.config import embedded_model_path  # noqa: E402
 from karat.errors import UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402

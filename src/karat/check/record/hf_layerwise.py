@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from karat.check.hf import Recorder
+from karat.check.record.hf import Recorder
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
 from karat.errors import CheckpointError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from karat.check.record import one_sequence
+from karat.check.record.executors import one_sequence
 from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
@@ -141,7 +141,7 @@ class Hybrid:
 def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int]) -> list[HybridRun]:
     """Karat's reference executor in a transformers model that is loaded, with the weights of `folder`, part by part.
 
-    model: whatever is to be looked into, a wrong one included (karat.check.hf.load_hf loads a right one). Raises
+    model: whatever is to be looked into, a wrong one included (karat.check.record.hf.load_hf loads a right one). Raises
     UsageError for a part that there is none of.
     """
     from karat.check.model.checked import open_model

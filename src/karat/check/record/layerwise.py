@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from karat.check.model.graph import Graph
-from karat.check.record import Steps, joined, one_sequence
+from karat.check.record.executors import Steps, joined, one_sequence
 from karat.check.replay.forced import ForcedTap
 from karat.check.trace.format import Array, TraceInfo, make_info
 from karat.check.trace.selection import EVERYTHING
@@ -51,8 +51,8 @@ class LayerwiseRun:
     """Karat's run over one text, every result recorded, in the parts of `parts_of`.
 
     The layers are the engine's own, on `ops`; each is loaded when its turn comes, runs all `steps`, and is dropped. The
-    bits are those of a whole run (karat.check.record). logit_rows: the tokens, ascending, whose logits are computed
-    (None: as many of the last as fit). Raises CapacityError for a text that is too long.
+    bits are those of a whole run (karat.check.record.executors). logit_rows: the tokens, ascending, whose logits are
+    computed (None: as many of the last as fit). Raises CapacityError for a text that is too long.
     """
 
     def __init__(

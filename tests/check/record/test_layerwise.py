@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch", reason="transformers needs torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from karat.check.diagnose import Diagnoser  # noqa: E402
-from karat.check.hf import record_hf  # noqa: E402
-from karat.check.hf_layerwise import HfFiles, run_layerwise  # noqa: E402
-from karat.check.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.model.checked import CheckedModel  # noqa: E402
-from karat.check.record import Steps, record  # noqa: E402
+from karat.check.record.executors import Steps, record  # noqa: E402
+from karat.check.record.hf import record_hf  # noqa: E402
+from karat.check.record.hf_layerwise import HfFiles, run_layerwise  # noqa: E402
+from karat.check.record.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.replay.drift import compare  # noqa: E402
 from karat.check.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import make_info  # noqa: E402

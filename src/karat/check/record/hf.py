@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from karat.check.record import Steps
+from karat.check.record.executors import Steps
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
 from karat.config import FloatName
