@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from karat.check import budget, explain
+from karat.check.diagnosis import budget, explain
 
 
 @pytest.fixture(autouse=True)

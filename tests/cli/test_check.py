@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from karat import LLM
-from karat.check.health import signs
+from karat.check.diagnosis.signs import signs
 from karat.check.model.checked import open_model
 from karat.check.perplexity import perplexity, windows
 from karat.check.trace.format import Trace

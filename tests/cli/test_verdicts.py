@@ -16,7 +16,7 @@ from karat.check.trace.writing import write_trace
 from karat.cli import exits
 from karat.config import embedded_model_path
 from karat.errors import KaratError
-from tests.check.test_assumed import CONFIG, IDS, ggml_run, layer_outputs
+from tests.check.diagnosis.test_assumed import CONFIG, IDS, ggml_run, layer_outputs
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_exits import error_classes
 from tests.support.parallel import config_of, write

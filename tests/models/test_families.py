@@ -13,7 +13,7 @@ PACKAGE = Path(karat.__file__).parent
 # Files in which the words mean something else.
 OTHER_MEANINGS = {
     "bench/peers/gguf_file.py": "a pre-tokenizer in GGUF",
-    "check/peers.py": "pre-tokenizers in GGUF",
+    "check/diagnosis/peers.py": "pre-tokenizers in GGUF",
     "bench/shapes.py": "config.json of released models",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
     "text/gguf_tokenizer.py": "kinds of tokenizers in GGUF",

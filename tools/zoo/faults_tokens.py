@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.model.checked import open_model
 from karat.check.record.executors import Steps
 from karat.check.record.hf import record_hf

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.record.executors import record_model
 from karat.check.record.hf import record_hf
 from karat.check.replay.gathering import gathered

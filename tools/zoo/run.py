@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from karat.check.diagnose import Diagnoser
-from karat.check.named import Diagnosis
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.verdict import Diagnosis
 from karat.check.record.hf import record_hf
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay

@@ -15,9 +15,7 @@ from karat.check.trace.format import Trace, TraceInfo
 
 Array = NDArray[np.floating]
 
-# How far, in multiples of one noisy run, accumulated rounding has been seen to go: both sides stray, by chance.
-DRIFT_LIMIT = 100.0
-# … and relative to the deviation of the logits, in hybrid runs.
+# How far apart the logits of right hybrid runs are, relative to their deviation.
 HYBRID_LIMIT = 1e-2
 _ROWS = 16  # of logits that are compared at a time
 

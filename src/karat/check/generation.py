@@ -6,8 +6,8 @@ import numpy as np
 
 from karat import SamplingParams
 from karat.check import agreement
+from karat.check.diagnosis.peers import known_difference
 from karat.check.numbers import label
-from karat.check.peers import known_difference
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.finding import LIMIT
@@ -72,7 +72,7 @@ def _against(other: str, logits: Array, session: Session, chosen: Sequence[int],
     """Whether the other side would have taken our tokens; whole: our logits [tokens, vocab] of prompt and tokens.
 
     Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not. From a
-    known difference on (karat.check.peers), that is said instead.
+    known difference on (karat.check.diagnosis.peers), that is said instead.
     """
     first = len(session.ids) - 1
     known = known_difference(other, session.plan.model.config, len(whole) - 1)

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
-from karat.check.replay.drift import Drift
+from karat.check.diagnosis.wording import diagnosis_lines, times
+from karat.check.replay.drift import DRIFT_LIMIT, Drift
 from karat.check.session import Session
 from karat.check.stage import Stage, Verdict
 from karat.check.streamed import Results
 from karat.check.trace.format import rows_of
-from karat.check.wording import diagnosis_lines, times
 
 _LABELS = {"trace": "the trace"}
 
@@ -40,13 +40,13 @@ def layers_stage(session: Session) -> Stage:
             continue
         lines += [results.known[other].text] if other in results.known else []
         far = max(drifts, key=lambda d: d.ratio)
-        first = next((d for d in drifts if not d.ratio <= agreement.DRIFT_LIMIT), None)
+        first = next((d for d in drifts if not d.ratio <= DRIFT_LIMIT), None)
         facts[f"against_{other}"] = far.ratio
         lines.append(f"against {label(other)}: at most {times(far.ratio)} ({far.name})")
         if first is not None and (again := _unrounded(session, other)):
             # Their cache rounds nothing, and ours does: compared on a cache that does not.
             far = max(again, key=lambda d: d.ratio)
-            first = next((d for d in again if not d.ratio <= agreement.DRIFT_LIMIT), None)
+            first = next((d for d in again if not d.ratio <= DRIFT_LIMIT), None)
             lines[-1] += f"; on a {session.dtype} cache, as {label(other)} has it, {times(far.ratio)} ({far.name})"
         if first is not None:
             lines.append(
@@ -92,9 +92,9 @@ def logits_stage(session: Session) -> Stage:
         facts[f"against_{other}"] = against
         comparable &= np.isfinite(against["largest"])
         head = _head(results.drift.get(other, ()))
-        if head > agreement.DRIFT_LIMIT and (again := _unrounded(session, other)):
+        if head > DRIFT_LIMIT and (again := _unrounded(session, other)):
             head = _head(again)
-        if head > agreement.DRIFT_LIMIT:
+        if head > DRIFT_LIMIT:
             lines.append(f"that is {times(head)} what rounding does to a whole run{_weight(results, other)}")
             comparable &= other in results.spread_beside
     rows = rows_of(results.info, "lm_head")
@@ -105,7 +105,7 @@ def logits_stage(session: Session) -> Stage:
         facts["perplexity"] = shown
         lines.append(f"perplexity of {_text(session)}: " + ", ".join(f"{s} {value:.6g}" for s, value in shown.items()))
     explained = all(flip.startswith("flip") for flip in facts["flips"])
-    ok = comparable and explained and _head(results.drift["float64"]) <= agreement.DRIFT_LIMIT
+    ok = comparable and explained and _head(results.drift["float64"]) <= DRIFT_LIMIT
     verdict: Verdict = "exact" if facts["largest"] == 0 else rounding
     if session.plan.original is not None:
         far = agreement.logit_facts(ours, agreement.reference_logits(session.plan.original, results.info))

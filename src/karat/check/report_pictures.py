@@ -10,10 +10,10 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.diagnosis.wording import times
 from karat.check.model.graph import Graph
 from karat.check.replay.finding import LIMIT, Finding
 from karat.check.streamed import AttentionMap
-from karat.check.wording import times
 
 Pixels = NDArray[np.uint8]  # [rows, columns, 3]
 

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from karat.check import agreement
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.peers import graph_of, known_difference
+from karat.check.diagnosis.signs import signs
+from karat.check.diagnosis.wording import diagnosis_lines, times
 from karat.check.generation import generation_stage
-from karat.check.health import signs
 from karat.check.inputs import weights_stage
 from karat.check.invariance import Row, invariance_of
 from karat.check.model.weights import digest
 from karat.check.numbers import label, layers_stage, logits_stage
-from karat.check.peers import graph_of, known_difference
 from karat.check.replay.distances import distance
+from karat.check.replay.drift import DRIFT_LIMIT
 from karat.check.replay.noise import PRECISION
 from karat.check.session import STAGES, Session
 from karat.check.stage import Stage, Verdict
@@ -24,7 +26,6 @@ from karat.check.story import story_stage
 from karat.check.text.prompt import findings_of_model, token_lines
 from karat.check.token_stage import tokens_stage
 from karat.check.trace.format import Array, Trace, rows_of
-from karat.check.wording import diagnosis_lines, times
 from karat.errors import NumericsError
 from karat.models.opening import open_model
 
@@ -142,7 +143,7 @@ def _invariance(session: Session) -> Stage:
         f"chunks of {chunk}: largest difference {error.max():.3g}, {times(ratios[chunk])} what rounding does"
         for chunk, error in apart.items()
     ]
-    small = max(ratios.values()) <= agreement.DRIFT_LIMIT
+    small = max(ratios.values()) <= DRIFT_LIMIT
     verdict: Verdict = "exact" if max(ratios.values()) == 0 else session.rounding if small else "bug"
     return Stage("invariance", verdict, lines, {f"chunks of {chunk}": ratio for chunk, ratio in ratios.items()})
 
@@ -198,8 +199,8 @@ def _hybrid(session: Session) -> Stage:
     small = largest <= agreement.HYBRID_LIMIT
     if not small:  # unless rounding alone moves the logits of this model so far
         results = session.run_unrounded
-        room = agreement.DRIFT_LIMIT * float(results.spread.max() / results.logits["float64"].std())
-        lines.append(f"rounding alone, from the token ids on, moves logits by {room / agreement.DRIFT_LIMIT:.2g}")
+        room = DRIFT_LIMIT * float(results.spread.max() / results.logits["float64"].std())
+        lines.append(f"rounding alone, from the token ids on, moves logits by {room / DRIFT_LIMIT:.2g}")
         small = largest <= min(room, 1.0)
     return Stage("hybrid", session.rounding if small else "bug", lines, facts)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.diagnose import Diagnoser
-from karat.check.health import Health
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.peers import Known, known_difference
+from karat.check.diagnosis.signs import Health
+from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.model.checked import CheckedModel
-from karat.check.named import Diagnosis, Wrong, diagnosis_of
-from karat.check.peers import Known, known_difference
 from karat.check.record.layerwise import LayerwiseRun, parts_of
 from karat.check.replay.drift import Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from karat.check import agreement
+from karat.check.diagnosis.peers import known_ids
 from karat.check.model.checked import CheckedModel
-from karat.check.peers import known_ids
 from karat.check.record.llamacpp import llamacpp_tokens
 from karat.check.stage import Stage, Verdict
 from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats

@@ -15,8 +15,8 @@ from karat.errors import TraceError
 
 if TYPE_CHECKING:
     from karat.check.diagnosis.reference import Departure
+    from karat.check.diagnosis.verdict import Diagnosis
     from karat.check.model.checked import CheckedModel
-    from karat.check.named import Diagnosis
     from karat.check.trace.format import Trace
 
 EXAMPLES = """
@@ -57,16 +57,16 @@ def diagnose(
     Each wrong op is run again from its recorded inputs with every known mistake. A bug is named only where its mistake
     gives the recorded numbers to rounding; what gives them equally well is named with it.
     """
-    from karat.check.diagnose import Diagnoser
+    from karat.check.diagnosis.diagnose import Diagnoser
+    from karat.check.diagnosis.peers import graph_of, known_difference
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
-    from karat.check.peers import graph_of, known_difference
+    from karat.check.diagnosis.wording import diagnosis_lines
     from karat.check.replay.gathering import gathered
     from karat.check.replay.replay import Replay
     from karat.check.replay.resolution import reach
     from karat.check.replay.validate import misnamed_of
     from karat.check.text.prompt import findings_of_model, token_lines
     from karat.check.trace.reading import read_trace
-    from karat.check.wording import diagnosis_lines
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
     opened = _model_of(model, trace, right)

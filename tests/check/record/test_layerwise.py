@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from safetensors.torch import save_file  # noqa: E402
 
-from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
 from karat.check.model.checked import CheckedModel  # noqa: E402
 from karat.check.record.executors import Steps, record  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.verdict import Diagnosis
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.graph import build_graph
 from karat.check.model.weights import CheckpointWeights, digest
-from karat.check.named import Diagnosis
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import llamacpp_ids, record_llamacpp

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.wording import diagnosis_lines
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record.executors import Steps, record_model
 from karat.check.trace.format import Trace
-from karat.check.wording import diagnosis_lines
 from karat.models.registry import build
 from karat.ops.reference import ReferenceOps
 from tests.support.parallel import config_of, write

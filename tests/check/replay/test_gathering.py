@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.gathering import gathered  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402

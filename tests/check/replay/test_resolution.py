@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.wording import diagnosis_lines  # noqa: E402
 from karat.check.model.graph import Graph  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.replay.resolution import reach  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
-from karat.check.wording import diagnosis_lines  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo import run  # noqa: E402
 from tools.zoo.attention import patch_attention  # noqa: E402

@@ -1,1 +1,1 @@
-"""From wrong results to the names of mistakes."""
+"""From wrong results to the names of mistakes: what is assumed, tried and searched for, and how it is said."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from karat.check.agreement import DRIFT_LIMIT
-from karat.check.peers import Known, known_difference
+from karat.check.diagnosis.peers import Known, known_difference
+from karat.check.diagnosis.wording import times
 from karat.check.replay.distances import distance, largest_finite
-from karat.check.replay.drift import Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.drift import DRIFT_LIMIT, Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import MASKED, Trace
-from karat.check.wording import times
 from karat.config import FloatName
 from karat.errors import TraceError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.budget import Budget
+from karat.check.diagnosis.budget import Budget
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.graph import Edits
 from karat.check.replay.distances import distance

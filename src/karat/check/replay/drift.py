@@ -21,6 +21,8 @@ from karat.check.trace.format import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError
 
+# How far accumulated rounding has been seen to go, in multiples of one noisy run: both sides stray, by chance.
+DRIFT_LIMIT = 100.0
 _DRAWS = 2
 
 

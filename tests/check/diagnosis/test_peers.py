@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from karat.check import generation, session, token_stage
+from karat.check.diagnosis.peers import graph_of, known_difference, known_ids
 from karat.check.diagnosis.reference import departure, departure_lines
 from karat.check.model.checked import CheckedModel, open_model
-from karat.check.peers import graph_of, known_difference, known_ids
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps, record
 from karat.check.record.llamacpp import LlamaTokens, llamacpp_ids

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from karat.check.assumed import Assumed
+from karat.check.diagnosis.assumed import Assumed
 from karat.check.mistakes.catalogue import Variant
 from karat.check.replay.finding import Finding
 

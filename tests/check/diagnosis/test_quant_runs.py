@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from karat.check.diagnose import Diagnoser
+from karat.check.diagnosis.diagnose import Diagnoser
 from karat.quant import FORMATS
 
 pytest.importorskip("torch", reason="the zoo breaks models of transformers")

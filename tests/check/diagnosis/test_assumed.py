@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from karat import LLM
-from karat.check.diagnose import Diagnoser
-from karat.check.explain import Explainer
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.explain import Explainer
+from karat.check.diagnosis.verdict import Diagnosis, Explanation
+from karat.check.diagnosis.wording import diagnosis_lines
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.ops import Context, evaluate, rounded
 from karat.check.model.tokens import Tokens
-from karat.check.named import Diagnosis, Explanation
 from karat.check.record.executors import Steps, record
 from karat.check.replay.finding import F64, Finding
 from karat.check.trace.format import Array, Trace, make_info
-from karat.check.wording import diagnosis_lines
 from karat.ops.native import NativeOps
 from tests.support.parallel import config_of, write
 

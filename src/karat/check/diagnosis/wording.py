@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from karat.check.explain import EVERYTHING
+from karat.check.diagnosis.explain import EVERYTHING
+from karat.check.diagnosis.verdict import Diagnosis, Named, Wrong
 from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
 from karat.check.model.roles import shortened
-from karat.check.named import Diagnosis, Named, Wrong
 from karat.check.replay.finding import Finding
 from karat.check.trace.format import TraceInfo, rows_of
 

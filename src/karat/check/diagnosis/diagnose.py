@@ -1,29 +1,29 @@
 """Naming a bug: an op that departs from the right computation of its own inputs, re-run with every known mistake.
 
 Every recorded result is judged first, which takes one pass. Then the first wrong one is searched for mistakes
-(karat.check.explain), and where results are computed over several ops, what explains it is tried at the next one before
-anything else is. Before all mistakes comes what a trace leaves out and an engine does all the same
-(karat.check.assumed).
+(karat.check.diagnosis.explain). Where results are computed over several ops, the explanation of one is tried first at
+the next. Before any mistake, what a trace leaves out is tried: roundings that an engine does without stating them
+(karat.check.diagnosis.assumed).
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from karat.check.assumed import Assumed, assumptions, explains, info_with, is_throughout
-from karat.check.budget import Budget
+from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_with, is_throughout
+from karat.check.diagnosis.budget import Budget
+from karat.check.diagnosis.explain import Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import Theory
-from karat.check.explain import Explainer
+from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
+from karat.check.diagnosis.wording import located
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
-from karat.check.named import Diagnosis, Wrong, diagnosis_of
 from karat.check.replay.degenerate import emptiness
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
 from karat.check.replay.resolution import reach
 from karat.check.trace.format import Trace
-from karat.check.wording import located
 
 
 class Diagnoser:

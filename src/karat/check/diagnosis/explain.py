@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.budget import Budget
+from karat.check.diagnosis.budget import Budget
 from karat.check.diagnosis.fitted_head import fitted_head
 from karat.check.diagnosis.known_mistakes import merged
 from karat.check.diagnosis.searched import same_by_factor, searched
+from karat.check.diagnosis.verdict import Explanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.model.graph import Edits
-from karat.check.named import Explanation
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array, Finding
 from karat.check.replay.replay import Replay

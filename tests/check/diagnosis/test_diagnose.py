@@ -10,13 +10,13 @@ import pytest
 from karat.check.mistakes.catalogue import BUGS
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
-from karat.check.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
+from karat.check.diagnosis.wording import diagnosis_lines, times  # noqa: E402
 from karat.check.model.roles import ranges  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.trace.reading import read_trace  # noqa: E402
 from karat.check.trace.writing import write_trace  # noqa: E402
-from karat.check.wording import diagnosis_lines, times  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.faults_bytes import dtype_trunc  # noqa: E402
