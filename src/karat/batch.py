@@ -16,14 +16,23 @@ class ForwardBatch:
 
     token_ids     [tokens] int32
     positions     [tokens] int32   absolute; consecutive within a sequence, ending at context_lens[i] - 1
-    slots         [tokens] int32   where K and V of the token go: block * block_size + offset
+    slots         [tokens] int32   KV cache slot of the token: block * block_size + offset
     query_starts  [seqs + 1] int32
     context_lens  [seqs] int32     keys visible to the last token of the sequence, this step's included
     block_tables  [seqs, max_blocks] int32   block of each block_size positions; unused entries are -1
     logit_rows    [rows] int32     rows of the step whose logits are wanted, ascending; may be empty
     block_size    tokens in a block
 
-    `validate` holds the invariants that keep positions and cache length together; it is O(tokens).
+    A step of two sequences, one in decode with 5 cached tokens and one in prefill of 3 (block_size 4):
+
+        row            0        | 1     2     3
+        positions      5        | 0     1     2
+        slots          4·b₁ + 1 | 4·c₀  +1    +2        of block tables [b₀ b₁], [c₀ -1]
+        query_starts   0          1           (4)
+        context_lens   6          3
+        logit_rows     0                      3
+
+    `validate` checks the invariants of these arrays and of the cache's length, in O(tokens).
     """
 
     token_ids: Int32
@@ -46,8 +55,8 @@ class ForwardBatch:
     def validate(self, *, cached_lens: Int32, num_slots: int, vocab_size: int) -> None:
         """Raise AssertionError unless the batch continues sequences that hold `cached_lens` [seqs] tokens already.
 
-        `cached_lens` must come from who keeps the cache, not from who made the batch: the two are checked against
-        each other here, on every step.
+        The cache's bookkeeping gives `cached_lens`, not the code that builds the batch: each step checks one against
+        the other.
         """
         num_tokens, num_seqs, size = self.num_tokens, self.num_seqs, self.block_size
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
@@ -65,7 +74,7 @@ class ForwardBatch:
         assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (
             "per-sequence arrays differ in length"
         )
-        # Lists: a step has few tokens or is long, and a dozen calls of NumPy would cost more than either.
+        # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         starts, positions, slots = self.query_starts.tolist(), self.positions.tolist(), self.slots.tolist()
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"

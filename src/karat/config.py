@@ -1,6 +1,6 @@
-"""Frozen configuration: what a model is, and the few settings that come from the environment.
+"""Frozen configuration: a model's, and the few settings that come from the environment.
 
-Nothing else in Karat reads the environment (huggingface_hub reads its own `HF_*` variables).
+No other module of Karat reads the environment (huggingface_hub reads its own `HF_*` variables).
 """
 
 import os
@@ -15,19 +15,19 @@ from karat.errors import ConfigError
 RopeType = Literal["default", "factors", "linear", "llama3", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 
-_PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # of variables' names: ours, and huggingface_hub's
+_PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # Karat's variables and huggingface_hub's
 
 FLOAT_BYTES: Mapping[FloatName, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding, as the Hugging Face family of formats describes it.
+    """Rotary position embedding, with the fields of Hugging Face's `rope_parameters`.
 
-    Which fields matter depends on `rope_type`: linear uses `factor`; llama3 `factor`, the two frequency factors and
-    the original length; yarn `factor`, the original length, the betas, `truncate` and `attention_factor` (already
-    resolved: cosine and sine are multiplied by it). `factors`, which is GGUF's and no folder's, has a number for each
-    pair of a head that its frequency is divided by.
+    `rope_type` decides which fields are used. linear: `factor`. llama3: `factor`, the two frequency factors and the
+    original length. yarn: `factor`, the original length, the betas, `truncate` and `attention_factor` (already
+    resolved; cosine and sine are multiplied by it). factors (only from GGUF): `factors` has a number for each pair of a
+    head, and the pair's frequency is divided by it.
     """
 
     theta: float
@@ -45,11 +45,11 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What every decoder-only transformer has, each choice resolved. A family adds what only its models have.
+    """The sizes and choices of every decoder-only transformer, all resolved. A family adds fields of its own.
 
-    Written by the family's reader, never changed.
-    layer_windows[i] is the number of keys a token of layer i sees, itself included, or None for all.
-    dtype is the checkpoint's stated dtype (information; each tensor is computed on as it is stored).
+    The family's reader writes it; it never changes. Raises ConfigError for sizes that do not fit together.
+    layer_windows[i] is the number of keys that a token of layer i sees, itself included; None means all.
+    dtype is the checkpoint's stated dtype. It is information only: each tensor is used in its stored type.
     """
 
     model_type: str
@@ -99,17 +99,18 @@ class ModelConfig:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
 
     def kv_bytes_per_token(self, kv_dtype: FloatName, num_kv_heads: int | None = None) -> int:
-        """Bytes of K and V that one token takes over all layers: KV heads only, all of them or as many as are given."""
+        """Bytes of K and V of one token over all layers, for `num_kv_heads` KV heads (None: all of the model)."""
         heads = self.num_kv_heads if num_kv_heads is None else num_kv_heads
         return 2 * self.num_layers * heads * self.head_dim * FLOAT_BYTES[kv_dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says. `KARAT_ISA` forces a kernel build: generic, avx2, avx512 or
-    avx512-intel (neon on Arm).
+    """Settings from the environment.
 
-    `variables` are all that change what Karat or huggingface_hub does, by name, for `karat env` to show.
+    `isa` (`KARAT_ISA`) forces a kernel build: generic, avx2, avx512 or avx512-intel (generic or neon on Arm). `debug`
+    (`KARAT_DEBUG`) is on unless empty or 0. `variables` holds every set variable of Karat and huggingface_hub by name;
+    `karat env` shows them.
     """
 
     isa: str | None
@@ -126,5 +127,5 @@ class Settings:
 
 
 def embedded_model_path() -> Path:
-    """Folder of the model that is shipped in the package."""
+    """The folder of the model in the package."""
     return Path(__file__).parent / "embedded"

@@ -6,7 +6,7 @@ exits with the class's `exit_code`, which is part of the public interface.
 
 
 class KaratError(Exception):
-    """Base of all errors a user can cause or meet. Anything else that escapes is a bug in Karat."""
+    """Base of all errors that a user can cause or meet. Any other exception that escapes is a bug in Karat."""
 
     exit_code = 1
 
@@ -30,7 +30,7 @@ class CheckpointError(KaratError):
 
 
 class OutputError(KaratError):
-    """A file that cannot be written: it is there already, its folder is not, or the disk is full."""
+    """A file that cannot be written: it exists already, its folder does not exist, or the disk is full."""
 
 
 class TokenizerError(KaratError):
@@ -40,11 +40,11 @@ class TokenizerError(KaratError):
 
 
 class NoTokenizerError(TokenizerError):
-    """A model that brings no tokenizer, or one of a kind that Karat does not read."""
+    """A model without a tokenizer, or with one of a kind that Karat does not read."""
 
 
 class TemplateError(TokenizerError):
-    """A chat template that is absent, wrong, or exceeds its limits."""
+    """A chat template that is absent, invalid, or exceeds its limits."""
 
 
 class HubError(KaratError):

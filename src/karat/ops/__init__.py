@@ -1,1 +1,1 @@
-"""The ops that models are written in, and the executors that run them."""
+"""The ops that models are written in, and the executors that run the ops."""

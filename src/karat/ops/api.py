@@ -1,11 +1,12 @@
 """The ops that every model is written in: their contracts, for every executor.
 
-A model calls these and nothing else, so the same code runs on any executor and can be recorded as a plan. Results are
-opaque handles: a model must not read their values, shapes or truth. `dtype` below is the executor's compute dtype
-(float32, or float64 in the reference). `name` is the canonical name under which a tap records the result: the Hugging
-Face module path where one exists (`model.layers.3.self_attn.q_proj`), else a name beside it (`….self_attn.q_rope`).
+A model calls these ops and computes nothing else, so the same code runs on any executor and can be recorded as a plan.
+Results are opaque handles: a model must not read their values, shapes or truth. `dtype` below is the executor's compute
+dtype (float32, or float64 in the reference). `name` is the canonical name under which a tap records the result: the
+Hugging Face module path where one exists (`model.layers.3.self_attn.q_proj`), else a name beside it
+(`….self_attn.q_rope`).
 
-Weights are used as [out_features, in_features]. Every row of a batch is computed independently of the others.
+Weights are [out_features, in_features]. Every row of a batch is computed independently of the others.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,11 @@ Runner = Callable[[ForwardBatch], NDArray[np.floating]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """Size of a paged KV cache: K and V for KV heads only, num_blocks * block_size slots a layer."""
+    """Size of a paged KV cache: K and V of the KV heads, num_blocks * block_size slots a layer.
+
+    `block_size` is in tokens, `head_dim` in numbers of `dtype`. The layout in memory is the executor's own:
+    karat.kv.cache shows it.
+    """
 
     num_layers: int
     num_blocks: int
@@ -44,7 +49,7 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step that a runner must be able to run; context_len is of the longest sequence."""
+    """The largest step that a runner must be able to run; context_len is the longest sequence's, in tokens."""
 
     num_tokens: int
     num_logit_rows: int
@@ -54,24 +59,27 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Which KV head a query head reads: head h the KV head (first + h) // size. The first and last group may be cut."""
+    """Which KV head a query head reads: query head h reads KV head (first + h) // size.
+
+    The first and the last group may have fewer than `size` query heads, where ranks split a group.
+    """
 
     size: int
     first: int = 0
 
     @classmethod
     def equal(cls, num_heads: int, num_kv_heads: int) -> "HeadGroups":
-        """Whole groups, which do not fit where the heads do not divide."""
+        """Groups of num_heads // num_kv_heads. `fit` is False for them where the heads do not divide evenly."""
         return cls(max(1, num_heads // num_kv_heads))
 
     def fit(self, num_heads: int, num_kv_heads: int) -> bool:
-        """Whether so many query heads read all of so many KV heads and no other."""
+        """Whether `num_heads` query heads read all of `num_kv_heads` KV heads and no others."""
         return 0 <= self.first < self.size and (self.first + num_heads - 1) // self.size + 1 == num_kv_heads
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A loaded weight, read back: `data` [bytes] uint8 of stored type `dtype` (a type of karat.checkpoint.Weight)."""
+    """A loaded weight, read back: `data` [bytes] uint8 in the stored type `dtype` (of karat.checkpoint.Weight)."""
 
     dtype: str
     data: NDArray[np.uint8]
@@ -89,39 +97,43 @@ class Ops(Protocol):
     @property
     def default_kv_dtype(self) -> FloatName: ...
 
-    # Set-up and hand-over
+    # Set-up and transfer
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
-        """Memory that a tensor of a stored type (of karat.checkpoint.Weight) takes once it is loaded."""
+        """Bytes of memory that a loaded tensor takes; `dtype` is its stored type (of karat.checkpoint.Weight)."""
 
     def load(self, weight: Weight) -> Loaded:
-        """Take a stored tensor into the executor's layout, without changing a value."""
+        """Convert a stored tensor to the executor's layout. No value changes."""
 
     def held(self, loaded: Loaded) -> Held:
-        """What became of a stored tensor in `load`, to be compared with the file."""
+        """The tensor that `load` made, read back to be compared with the file."""
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
 
     def new_cache(self, spec: CacheSpec) -> Cache:
-        """An empty cache. Slots that were never written hold arbitrary values, which no op may let through."""
+        """An empty cache. Unwritten slots hold arbitrary values (NaN too); they must not affect any result."""
 
     def begin(self, batch: ForwardBatch) -> Step:
-        """Hand the batch over; every op of the step gets the result."""
+        """The batch as the executor holds it; every op of the step receives it as `step`."""
 
     def read(self, x: Tensor) -> NDArray[np.floating]:
         """The value of a result as an array of `dtype`."""
 
     def runner(self, forward: "Callable[[Ops, Step], Tensor]", limits: StepLimits) -> Runner:
-        """`forward` as a function of batches, whose result may be overwritten by the next call.
+        """`forward` as a function of batches. The next call may overwrite the array that a call returned.
 
-        An executor may call `forward` once now, with handles, and replay for each batch what it recorded.
+        An executor may call `forward` once now, with handles, and replay the recorded ops for each batch.
         """
 
     # Arithmetic
 
     def embedding(self, step: Step, table: Loaded, *, share: Share | None = None, name: str) -> Tensor:
-        """table[token_ids]: [tokens, hidden]. With `share`, the table is this rank's part of the vocabulary."""
+        """table[token_ids]: [tokens, hidden].
+
+        With `share`, the table holds this rank's rows of the vocabulary. Each rank looks up the rows it holds, and the
+        owner's row is copied to the others. Nothing is added.
+        """
 
     def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
         """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
@@ -138,13 +150,13 @@ class Ops(Protocol):
     ) -> Tensor:
         """x @ weight.T + bias: [rows, out_features]; bias added after the whole sum.
 
-        `leaves`, a power of two of them, says where each leaf of the sum ends (karat.ops.leaves): it is the binary tree
-        over the leaves, which are sums over columns. With `group`, x and weight have only this rank's columns, and the
-        tree goes on over ranks: all of them get the whole sum.
+        `leaves` are the columns at which each leaf of the sum ends (karat.ops.leaves); their number is a power of two.
+        A leaf is a sum over its columns, and the result is the sum of a binary tree over the leaves. With `group`, x
+        and weight hold this rank's columns, the tree continues over ranks, and every rank gets the whole sum.
         """
 
     def gather_columns(self, x: Tensor, share: Share, *, name: str) -> Tensor:
-        """All ranks' columns of x side by side: [rows, share.total]. Once in a step."""
+        """All ranks' columns of x side by side: [rows, share.total]. Allowed once in a step."""
 
     def qkv(
         self,
@@ -155,7 +167,7 @@ class Ops(Protocol):
         head_dim: int,
         names: tuple[str, str, str],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Three linears in one: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
+        """Three linears of one x: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
 
     def gate_up(
         self,
@@ -165,21 +177,21 @@ class Ops(Protocol):
         *,
         names: tuple[str, str],
     ) -> tuple[Tensor, Tensor]:
-        """Two linears in one: gate and up, each [tokens, intermediate]."""
+        """Two linears of one x: gate and up, each [tokens, intermediate]."""
 
     def silu_mul(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
         """gate * sigmoid(gate) * up."""
 
     def add(self, x: Tensor, y: Tensor, *, name: str) -> Tensor:
-        """x + y, of one shape."""
+        """x + y; both have the same shape."""
 
     def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
-        """Turn the pairs (i, i + head_dim/2) of x [tokens, heads, head_dim] by the angle of each token's position."""
+        """x [tokens, heads, head_dim], each pair (i, i + head_dim/2) turned by the angle of its token's position."""
 
     def kv_write(self, k: Tensor, v: Tensor, cache: Cache, layer: int, step: Step) -> None:
         """Store k and v [tokens, kv_heads, head_dim] at the step's slots, rounded to the cache's dtype.
 
-        A finite value that the cache's dtype cannot hold raises NumericsError.
+        Raises NumericsError for a finite value that the cache's dtype cannot hold.
         """
 
     def paged_attention(
@@ -197,10 +209,10 @@ class Ops(Protocol):
     ) -> Tensor:
         """Causal attention of q [tokens, heads, head_dim] over the cache: [tokens, heads * head_dim].
 
-        A token at position p sees keys 0 … p, or the last `window` of them. `groups` says which KV head a query head
-        reads (None: groups are equal), and each that the cache holds is read. Masked keys are skipped, never multiplied
-        by zero. `observe` is called for each sequence with "scores" and "weights", [heads, new_tokens, context_len]:
-        masked scores -inf, masked weights 0.
+        A token at position p sees keys 0 … p, or the last `window` of them. `groups` maps query heads to KV heads
+        (None: equal groups); every KV head of the cache is read. Masked keys are skipped, not multiplied by zero.
+        `observe` is called for each sequence with "scores" and "weights", each [heads, new_tokens, context_len]: masked
+        scores are -inf, masked weights 0.
         """
 
     def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Guard: wraps an executor and stops at the first result that no right computation gives, with op, layer and token."""
+"""Guard: wraps an executor and stops at the first impossible result; the error names op, layer and token."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,21 +10,21 @@ from karat.ops.tap import Tap
 
 Array = NDArray[np.floating]
 
-# The square of anything larger is infinite in float32, and every result goes through a norm.
+# Every result goes through a norm; the sum of squares of larger numbers may overflow float32.
 LARGEST = 1e18
-# Far beyond what a trained head says; a softmax over such logits is one token.
+# Far beyond the logits of a trained model; a softmax over such logits is one token.
 LARGEST_LOGIT = 1e6
-# Rounding takes sums of a softmax, and lengths of what RoPE turned, a few units in the last place from what they are.
+# Relative. Rounding moves the sum of a softmax, or a length that RoPE keeps, by a few units in the last place only.
 SLACK = 1e-3
 
 
 class Guard(Tap):
-    """Ops that behave as `inner` does, bit for bit, and look at every named result. Nothing is kept.
+    """Ops with the same bits as `inner` that check every named result. No result is kept.
 
-    NumericsError at the op where it arises: for NaN, infinity, magnitudes above LARGEST, attention weights that are not
-    from 0 to 1 or do not sum to 1, RoPE that does not turn but stretch, logits that are all the same or above
-    LARGEST_LOGIT. The engine runs a batch that fails again sequence by sequence, so only the request at fault ends,
-    with this error.
+    The op at which a fault arises raises NumericsError: for NaN, infinity, magnitudes above LARGEST, attention weights
+    below 0 or with a sum other than 1, RoPE that changes a pair's length, logits of a token that are all equal, and
+    logits above LARGEST_LOGIT. The engine runs a failed batch again sequence by sequence, so only the request at fault
+    ends with this error.
     """
 
     def __init__(self, inner: Ops) -> None:
@@ -55,7 +55,7 @@ class Guard(Tap):
         lengths, turned = (np.linalg.norm(part, axis=-1) for part in (before, after))
         seen = lengths > 1e-20 * max(1.0, float(lengths.max(initial=0)))
         ratios = np.where(seen, turned / np.where(seen, lengths, 1), 1.0)
-        factor = float(np.median(ratios[seen])) if seen.any() else 1.0  # yarn lengthens all by one factor
+        factor = float(np.median(ratios[seen])) if seen.any() else 1.0  # yarn multiplies all lengths by one factor
         wrong = seen & (np.abs(ratios - factor) > SLACK * factor)
         if wrong.any():
             self._stop(name, ratios, wrong, f"times the length before; others {factor:.6g} times, and RoPE turns only")

@@ -1,8 +1,8 @@
-"""The native executor: C++ kernels on the CPU, the same bits from every build of them (csrc/contract/kernels.h).
+"""The native executor: C++ kernels on the CPU. Every build of them gives the same bits (csrc/contract/kernels.h).
 
-Two faces of one thing: `NativeOps` runs op by op on arrays, each op as a plan of its own; `NativeOps.runner` records a
-whole model as one plan (karat.ops.native_plan) and runs it in one call a step. Both give the same bits. Ranks whose
-transport needs the host (a group without a channel) run op by op and exchange between two ops.
+`NativeOps` runs op by op on arrays, each op as a plan of its own. `NativeOps.runner` records a whole model as one plan
+(karat.ops.native_plan) and runs it in one call a step. Both give the same bits. Ranks without shared memory (a group
+without a channel) run op by op and exchange results between ops.
 """
 
 import logging
@@ -33,7 +33,7 @@ __all__ = ["NativeOps", "compiled_isas", "supported_isas", "unavailable_reason"]
 
 
 def compiled_isas() -> tuple[str, ...]:
-    """Kernel builds that this installation has, also those that this CPU cannot run; none without the extension."""
+    """Kernel builds of this installation, those that this CPU cannot run included; none without the extension."""
     return () if unavailable_reason() else tuple(native().compiled_isas())
 
 
@@ -56,8 +56,9 @@ def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
 class NativeOps:
     """Ops (karat.ops.api) on NumPy arrays in float32.
 
-    `isa` forces a kernel build (one of `supported_isas()`); None takes the fastest. `threads` is how many threads work
-    on an op; None takes one for each physical core that the process may use.
+    `isa` is the kernel build, one of `supported_isas()`; None takes the fastest. `threads` is the number of threads
+    that work on an op; None takes one for each physical core that the process may use. Raises ExecutorError for a
+    dtype, a build or a number of threads that is not available.
     """
 
     def __init__(self, dtype: FloatName = "float32", *, isa: str | None = None, threads: int | None = None) -> None:
@@ -93,9 +94,9 @@ class NativeOps:
         return num_stored_bytes(dtype, (rows, *shape[1:]))
 
     def load(self, weight: Weight) -> Loaded:
-        """A matrix is packed as it is stored; a vector (norm, bias) is held in float32.
+        """The tensor in the layout of the kernels: a matrix packed in its stored type, a vector in float32.
 
-        So is a matrix of a type that has no kernels, which is said once for each type.
+        A matrix of a type without kernels is packed in float32; a warning says so once for each type.
         """
         if len(weight.shape) == 1:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
@@ -149,7 +150,7 @@ class NativeOps:
         return x
 
     def runner(self, forward: Callable[..., object], limits: StepLimits) -> Runner:
-        """`forward` recorded as one plan, for steps within `limits`; the result lies in it until the next step."""
+        """`forward` recorded as one plan, for steps within `limits`. The next step overwrites the result."""
         recorder = PlanRecorder(self.isa, self.threads)
         result = forward(recorder, recorder.begin(None))
         assert isinstance(result, Handle), "a model returns the result of an op"
@@ -266,7 +267,7 @@ class NativeOps:
         scores: NDArray[np.float32] | None = None,
         score_seq: int = 0,
     ) -> list[Array]:
-        """Run one op as a plan of its own on copies of the inputs, each [rows, …]."""
+        """The results of one op, run as a plan of its own on copies of the inputs [rows, …]."""
         for x in inputs:
             if x.dtype != np.float32:
                 raise ExecutorError(f"an input of {x.dtype}; native kernels compute in float32")
@@ -290,7 +291,7 @@ class NativeOps:
 
 
 def plain_batch(rows: int) -> ForwardBatch:
-    """A batch for ops that know only rows."""
+    """A batch for ops that use only the number of rows."""
     zeros = np.zeros(rows, np.int32)
     return ForwardBatch(
         token_ids=zeros,

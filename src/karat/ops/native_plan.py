@@ -1,4 +1,4 @@
-"""Recording a plan for the native executor: ops that note what is to be done, on handles instead of values."""
+"""PlanRecorder: the ops of the native executor, recorded on handles as one plan and run once a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ MAX_THREADS = 1024  # of a pool (csrc/runtime/pool.h)
 
 
 def unavailable_reason() -> str | None:
-    """Why the native executor cannot run here, and the remedy; None where it can."""
+    """Why the native executor cannot run here, with the remedy; None where it can."""
     return _UNAVAILABLE
 
 
 def native() -> ModuleType:
-    """The C++ extension; only where `unavailable_reason` is None."""
+    """The C++ extension. To be called only where `unavailable_reason()` is None."""
     return _native
 
 
 def _channel(group: Group, name: str) -> Any:
-    """What the plan exchanges results through."""
+    """The group's shared memory, through which a plan exchanges results; ExecutorError without one."""
     if group.channel is None:
         raise ExecutorError(
             f"{name}: a native plan exchanges results with other ranks through shared memory, and this group has none"
@@ -51,14 +51,14 @@ def _channel(group: Group, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handle:
-    """A result of the plan, [rows, *tail], that has no value until the plan runs. To look at it is an error."""
+    """A result of the plan, [rows, *tail]. It has no value before the plan runs; reading it raises ExecutorError."""
 
     register: int
     tail: tuple[int, ...]
 
     def _refuse(self, *_: object) -> NoReturn:
         raise ExecutorError(
-            "a model looked at a value, shape or truth while its plan was recorded; a model states ops and nothing else"
+            "a model read a value, shape or truth while its plan was recorded; a model may only call ops"
         )
 
     __bool__ = __len__ = __iter__ = __array__ = __getitem__ = __float__ = __int__ = _refuse
@@ -69,7 +69,7 @@ class Handle:
 
 
 class PlanRecorder:
-    """The arithmetic of Ops (karat.ops.api), each call one op more in a plan. Then `finish`, and `run` once a step."""
+    """The arithmetic of Ops (karat.ops.api); each call records one op. Then `finish` once, and `run` once a step."""
 
     def __init__(self, isa: str, threads: int) -> None:
         try:
@@ -80,11 +80,11 @@ class PlanRecorder:
     # ---- recording
 
     def input(self, tail: tuple[int, ...]) -> Handle:
-        """A register to be filled before each run."""
+        """An input [rows, *tail], to be filled before each run."""
         return Handle(self._plan.input(prod(tail)), tail)
 
     def begin(self, batch: object) -> object:
-        """The step of a plan is each batch it will be run with."""
+        """The step of a plan: it stands for every batch that the plan will run."""
         return batch
 
     def embedding(self, step: object, table: Loaded, *, share: Share | None = None, name: str) -> Handle:
@@ -188,14 +188,17 @@ class PlanRecorder:
         return Handle(self._plan.select(x.register), x.tail)
 
     def finish(self, limits: StepLimits, kept: Sequence[Handle]) -> None:
-        """End the recording; only the handles in `kept` have values afterwards. CapacityError for too large a step."""
+        """End the recording. Only the handles in `kept` have values after a run.
+
+        Raises CapacityError if the buffers of a step within `limits` do not fit into memory.
+        """
         registers = [handle.register for handle in kept]
         try:
             self._plan.finish(limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers)
         except MemoryError as fault:
             raise CapacityError(
                 f"a step of {limits.num_tokens} tokens needs larger buffers than this process gets; lower "
-                "max_num_batched_tokens (--max-num-batched-tokens), of which a prompt is computed so many at a time"
+                "max_num_batched_tokens (--max-num-batched-tokens), the number of tokens that a step computes"
             ) from fault
 
     def _linears(
@@ -225,12 +228,16 @@ class PlanRecorder:
     # ---- running
 
     def fill(self, handle: Handle, values: NDArray[np.floating]) -> None:
-        """The value [rows, *tail] of an input."""
+        """Set the value [rows, *tail] of an input."""
         rows: NDArray[np.floating] = np.ascontiguousarray(values, np.float32).reshape(len(values), prod(handle.tail))
         self._plan.write(handle.register, rows)
 
     def run(self, batch: ForwardBatch, scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> None:
-        """One step. NumericsError for a K or V that the cache cannot hold; ExecutorError beyond the plan's limits."""
+        """Run one step. If `scores` is given, the attention scores of sequence `score_seq` are written to it.
+
+        Raises NumericsError for a K or V that the cache's dtype cannot hold, ExecutorError for a step beyond the limits
+        of the plan.
+        """
         try:
             lost = self._plan.run(
                 batch.token_ids,
@@ -254,6 +261,6 @@ class PlanRecorder:
             )
 
     def value(self, handle: Handle) -> NDArray[np.floating]:
-        """The value [rows, *tail] of a kept handle after a run; it lies in the plan until the next one."""
+        """The value [rows, *tail] of a kept handle after a run. The next run overwrites it."""
         rows: NDArray[np.floating] = self._plan.read(handle.register)
         return rows.reshape(len(rows), *handle.tail)

@@ -1,4 +1,4 @@
-"""The reference executor: every op as one obvious NumPy function, in float64 (the truth) or float32."""
+"""The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -186,7 +186,7 @@ class ReferenceOps:
         groups = groups or HeadGroups.equal(num_heads, num_kv_heads)
         fits = groups.fit(num_heads, num_kv_heads)
         _require(fits, name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
-        # What is missing of cut groups is computed with queries of zero and left out.
+        # A cut group is filled up with queries of zero; their results are left out.
         held = slice(groups.first, groups.first + num_heads)
         padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), q.dtype)
         padded[:, held] = q
@@ -228,7 +228,7 @@ def _slots(step: ForwardBatch, seq: int, context_len: int) -> NDArray[np.signedi
 
 
 def _store(values: Array, dtype: FloatName, what: str) -> NDArray[np.generic]:
-    """Round to the cache's type, to nearest even; bfloat16 by way of float32."""
+    """`values` rounded to the cache's dtype, ties to even; to bfloat16 by way of float32."""
     with np.errstate(over="ignore"):
         if dtype == "bfloat16":
             bits = values.astype(np.float32).view(np.uint32)
@@ -249,7 +249,7 @@ def _store(values: Array, dtype: FloatName, what: str) -> NDArray[np.generic]:
 
 
 def _restore(stored: NDArray[np.generic], dtype: FloatName, compute: np.dtype[np.floating]) -> Array:
-    """What the cache holds, exactly, in the compute dtype (a float64 cache read in float32 is rounded)."""
+    """The cache's values in the compute dtype: exact, except that a float64 cache read in float32 is rounded."""
     if dtype == "bfloat16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(compute)
     return stored.astype(compute)

@@ -12,7 +12,7 @@ from karat.ops.reference import ReferenceOps
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """How an executor is made, and the dtypes that it computes in."""
+    """`create` makes the executor from dtype, threads and kernel build; `dtypes` are those it computes in."""
 
     create: Callable[[FloatName, int | None, str | None], Ops]
     dtypes: tuple[FloatName, ...]
@@ -29,12 +29,11 @@ EXECUTORS: Mapping[str, Executor] = {
 def create(
     executor: str = "auto", dtype: FloatName = "float32", threads: int | None = None, isa: str | None = None
 ) -> Ops:
-    """An executor that computes in `dtype`; ExecutorError if there is none of that name, of that dtype or on this CPU.
+    """An executor that computes in `dtype`. Raises ExecutorError for an unknown name, dtype or kernel build.
 
-    `threads` is for executors that have threads of their own (None: one for each physical core that may be used), and
-    so is `isa`, a kernel build (None: what KARAT_ISA says, or the fastest).
-    "auto" is native where it has the dtype and the extension is installed, else the reference; `ops.executor` says
-    which.
+    `threads` (None: one for each physical core that may be used) and `isa`, a kernel build (None: KARAT_ISA, or else
+    the fastest), apply to the native executor only. "auto" is native where the extension is installed and has the
+    dtype, else the reference; `ops.executor` is the name of the one chosen.
     """
     if executor == "auto":
         native = dtype in EXECUTORS["native"].dtypes and unavailable_reason() is None

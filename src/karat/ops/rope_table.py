@@ -1,10 +1,10 @@
 """Cosine and sine of rotary position embedding: one table, with the same bits on every machine, for all executors.
 
-Models were trained with float32 frequencies, so these are part of the model: they are computed in float32, step by
-step as transformers does, from IEEE operations and a power that is rounded once (from 40 decimal digits). An angle is
-the float32 product of frequency and position. Its cosine and sine are computed in float64 from additions and
-multiplications only (a library function's last bit changes with the CPU) and rounded once to the table's dtype.
-Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), and by factors that are given (GGUF).
+Models are trained with float32 frequencies, so the frequencies are part of the model. They are computed in float32, in
+the same steps as in transformers, from IEEE operations and a power that is rounded once (from 40 decimal digits). An
+angle is the float32 product of frequency and position. Its cosine and sine are computed in float64 from additions and
+multiplications only, because the last bit of a library function changes with the CPU, and rounded once to the table's
+dtype. Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), and by given factors (GGUF).
 """
 
 import math
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from karat.config import RopeConfig
 
-# π/2 in three parts: the first two have 33 significant bits, so that their products with a quadrant number of up to
-# 20 bits are exact in float64.
+# π/2 in three parts. The first two have 33 significant bits, so their products with a quadrant number of up to 20 bits
+# are exact in float64.
 _HALF_PI = (
     float.fromhex("0x1.921fb54400000p+0"),
     float.fromhex("0x1.0b4611a600000p-34"),
@@ -46,7 +46,7 @@ def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype:
     """The table for positions 0 … num_positions - 1."""
     frequencies = inverse_frequencies(rope, head_dim)
     table = CosSin(*(np.empty((num_positions, head_dim // 2), dtype) for _ in range(2)))
-    for start in range(0, num_positions, _CHUNK):  # in float64 it would take twenty times the memory of the result
+    for start in range(0, num_positions, _CHUNK):  # float64 intermediates of all positions: 20 times the result's bytes
         stop = min(start + _CHUNK, num_positions)
         positions = np.arange(start, stop, dtype=np.float32)
         angles = positions[:, None] * frequencies[None, :]  # [positions, head_dim / 2] float32
@@ -70,7 +70,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
         case "linear":
             return one / wavelengths / np.float32(rope.factor)
         case "factors":
-            # `karat check` also asks what a wrong size of heads would give: the last factor stands for those beyond.
+            # `karat check` also computes tables of a wrong head_dim: columns beyond the factors use the last one.
             columns = np.minimum(np.arange(len(exponents)), len(rope.factors) - 1)
             return one / wavelengths / np.array(rope.factors, np.float32)[columns]
         case "llama3":
@@ -83,7 +83,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
 
 
 def _llama3(frequencies: NDArray[np.float32], rope: RopeConfig) -> NDArray[np.float32]:
-    """Long waves are slowed down by `factor`, short ones kept, those between blended by how often they turn."""
+    """Frequencies of long waves divided by `factor`, those of short waves unchanged, those between blended."""
     one, length = np.float32(1), np.float32(rope.original_max_position_embeddings)
     low, high = np.float32(rope.low_freq_factor), np.float32(rope.high_freq_factor)
     wavelengths = one / frequencies * np.float32(2 * math.pi)
@@ -96,7 +96,10 @@ def _llama3(frequencies: NDArray[np.float32], rope: RopeConfig) -> NDArray[np.fl
 
 
 def _yarn_ramp(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
-    """0 for columns that turn over beta_fast times in the original context (kept), 1 below beta_slow (slowed)."""
+    """[head_dim / 2] from 0 (the frequency is kept) to 1 (it is divided by the factor).
+
+    A column gets 0 if it turns more than beta_fast times in the original context, 1 if fewer than beta_slow times.
+    """
 
     def column(num_turns: float) -> Decimal:
         turns = Decimal(rope.original_max_position_embeddings) / (Decimal(num_turns) * 2 * _PI)
@@ -116,7 +119,7 @@ def _yarn_ramp(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """The factor on cosine and sine when a yarn configuration does not state one (arXiv 2309.00071, section 3.4)."""
+    """The factor on cosine and sine for a yarn configuration that states none (arXiv 2309.00071, section 3.4)."""
 
     def scale(weight: float) -> Decimal:
         return Decimal(1) if factor <= 1 else Decimal("0.1") * Decimal(weight) * Decimal(factor).ln() + 1

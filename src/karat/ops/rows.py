@@ -1,8 +1,8 @@
-"""What sampling asks of a row of logits, over vocabularies of any size.
+"""Functions of one row of logits that sampling uses, for vocabularies of any size.
 
-Each function gives the same bits on every machine, with the native extension or without: searches are exact, and `exp`
-is made of IEEE operations alone (additions, products, powers of two), within an ulp of the true value. With the
-extension a row of 150,000 takes some tens of microseconds.
+Each function gives the same bits on every machine, with the native extension or without. Searches are exact. `exp` uses
+only IEEE operations (additions, products, powers of two) and is within an ulp of the true value. With the extension a
+row of 150,000 logits takes some tens of microseconds.
 """
 
 import math
@@ -26,14 +26,14 @@ _NUM_SUMS = 8
 
 
 def argmax(row: NDArray[np.floating]) -> int:
-    """The first of the largest values of a row [vocab] without NaN."""
+    """The index of the largest value of a row [vocab] without NaN; of equal ones the first."""
     if (values := _plain(row)) is not None:
         return _native.argmax(values)
     return int(np.argmax(row))
 
 
 def finite_argmax(row: NDArray[np.floating]) -> int | None:
-    """The first of the largest values of a row [vocab] if all of them are finite, in one pass over them; else None."""
+    """As `argmax`, if all values of the row [vocab] are finite; else None. One pass over the row."""
     if (values := _plain(row)) is not None:
         found = _native.finite_argmax(values)
         return None if found < 0 else found
@@ -55,13 +55,15 @@ def exp_weights(row: NDArray[np.floating], temperature: float) -> Float64:
     top = float(row[argmax(row)])
     if _native is not None and row.dtype in (np.float32, np.float64):
         return _native.exp_weights(np.ascontiguousarray(row), top, temperature)
-    with np.errstate(over="ignore"):  # a tiny temperature: everything but the largest becomes 0, which is meant
+    with np.errstate(over="ignore"):  # with a tiny temperature all but the largest become 0, as they should
         return exp((row.astype(np.float64) - top) / temperature)
 
 
 def log_sum_exp(row: NDArray[np.floating]) -> tuple[float, float]:
-    """The largest x of a finite row [vocab], and log(sum(exp(x - largest))), in float64: log-probabilities lose nothing
-    when both are subtracted in turn. The last bit is that of the system's logarithm.
+    """The largest value of a finite row [vocab], and log(sum(exp(x - largest))), both float64.
+
+    A log-probability is x minus both, subtracted in turn, so that nothing cancels. The last bit comes from the system's
+    logarithm.
     """
     top = float(row[argmax(row)])
     if (values := _plain(row)) is not None:
@@ -75,7 +77,7 @@ def log_sum_exp(row: NDArray[np.floating]) -> tuple[float, float]:
 
 
 def exp(x: Float64) -> Float64:
-    """exp(x) of an array of values up to 0: x = k ln 2 + r, and the Taylor series of r to its 13th power."""
+    """exp(x) of values up to 0: x = k ln 2 + r, and the Taylor series of exp(r) to the 13th power."""
     x = np.maximum(x, _LOWEST)
     count = (x * _LOG2_E + _ROUND) - _ROUND
     r = (x - count * _LN2_HIGH) - count * _LN2_LOW
@@ -88,5 +90,5 @@ def exp(x: Float64) -> Float64:
 
 
 def _plain(row: NDArray[np.floating]) -> NDArray[np.float32] | None:
-    """The row as the extension takes it; None where NumPy must do."""
+    """The row as a contiguous float32 array for the extension; None where NumPy does the work."""
     return np.ascontiguousarray(row, np.float32) if _native is not None and row.dtype == np.float32 else None

@@ -26,10 +26,10 @@ from karat.ranks.group import Group, Share
 
 
 class Tap:
-    """Ops that behave as `inner` does, bit for bit, and keep a copy of each result whose name `keep` accepts.
+    """Ops with the same bits as `inner` that keep a copy of each result whose name `keep` accepts.
 
-    `records` maps a name to its arrays in the order they were made (one a step; attention scores and weights, named
-    `….scores` and `….weights`, one a sequence). Of a sum over ranks this rank's part is kept too, as `….partial`.
+    `records` maps a name to its arrays in the order of the steps. Attention scores and weights, named `….scores` and
+    `….weights`, have one array a sequence. A sum over ranks has this rank's part beside it, as `….partial`.
     """
 
     def __init__(self, inner: Ops, keep: Callable[[str], bool] = lambda name: True) -> None:
@@ -76,7 +76,7 @@ class Tap:
         return self._inner.read(x)
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
-        """Op by op, for the results to be recorded."""
+        """`forward` op by op, so that results are recorded."""
         return lambda batch: self.read(forward(self, self.begin(batch)))
 
     def embedding(self, step: Step, table: Loaded, *, share: Share | None = None, name: str) -> Tensor:
