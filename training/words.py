@@ -170,9 +170,6 @@ class Lexicon:
     animate: frozenset[str]
     names: tuple[str, ...]
 
-    def requestable(self, word: str) -> bool:
-        return word in self.counts and not is_reserved(word)
-
 
 def build_lexicon(texts: Iterable[str], min_count: int = 4) -> Lexicon:
     """Find the nouns by how words are used: after a determiner, closing a noun phrase, seldom after a pronoun, with a

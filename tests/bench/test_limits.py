@@ -1,4 +1,7 @@
-"""The loops that measure limits do read every byte and compute every step; times are not judged."""
+"""The loops that measure limits do read every byte and compute every step; times are not judged.
+
+Covers: karat.machine.caches.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""A peer in a process of its own: it answers, stands still between its turns, and does not outlive anything."""
+"""A peer in a process of its own: it answers, stands still between its turns, and does not outlive anything.
+
+Covers: karat.bench.peers.messages, karat.bench.peers.process.
+"""
 
 import os
 import signal

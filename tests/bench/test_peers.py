@@ -1,4 +1,8 @@
-"""A peer computes on exactly the weights that Karat has: read back from its file, and seen in its logits."""
+"""A peer computes on exactly the weights that Karat has: read back from its file, and seen in its logits.
+
+Covers: karat.bench.peers.api, karat.bench.peers.gguf_file, karat.bench.peers.hf, karat.bench.peers.llamacpp,
+karat.bench.peers.ov.
+"""
 
 import importlib.util
 from collections.abc import Sequence

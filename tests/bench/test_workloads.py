@@ -1,4 +1,7 @@
-"""The order of a measurement, with sides that only take notes; and Karat as a side."""
+"""The order of a measurement, with sides that only take notes; and Karat as a side.
+
+Covers: karat.bench.sides.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -143,7 +146,8 @@ def tiny() -> RandomModel:
     return random_model("tiny", stored="f32")
 
 
-def karat_side(*, budget: int = 16) -> tuple[KaratSide, LLM, Account]:
+def karat_side(*, budget: int = 16) -> tuple[KaratSide, LLM, int]:
+    """A side, its LLM, and the bytes of all stored weights."""
     made = tiny()
     llm = LLM(
         made.checkpoint,
@@ -153,18 +157,19 @@ def karat_side(*, budget: int = 16) -> tuple[KaratSide, LLM, Account]:
         generation_config="none",
         kv_dtype="float32",
     )
-    account = Account(llm.config, stored_bytes(find_weights(llm.config, made.checkpoint), None), llm.kv_dtype)
-    return KaratSide(llm, account, "0", num_threads=1), llm, account
+    stored = stored_bytes(find_weights(llm.config, made.checkpoint), None)
+    side = KaratSide(llm, Account(llm.config, stored, llm.kv_dtype), "0", num_threads=1)
+    return side, llm, sum(stored.values())
 
 
 def test_a_prefill_of_karat() -> None:
-    side, llm, account = karat_side()
+    side, llm, weight_bytes = karat_side()
     run = llm.engine.run
     sample = side.prefill(list(range(40)))
     assert sample.work and sample.model_s is not None
     assert 0 < sample.model_s < sample.seconds
     # Three steps of 16, 16 and 8 tokens; only the last wants logits, of one row.
-    layers, rows = account.total_bytes - 512 * 64 * 4, 64 * 4
+    layers, rows = weight_bytes - 512 * 64 * 4, 64 * 4
     assert sample.work.weight_bytes == 3 * layers + 32 * rows + 512 * 64 * 4
     assert sample.work.cache_bytes == (16 + 32 + 40) * llm.config.kv_bytes_per_token("float32")
     assert sample.work.attention_flops == 4 * 64 * 2 * sum(range(1, 41))  # heads × head_dim, layers

@@ -1,4 +1,7 @@
-"""Every layer gets its tensor and every tensor has a layer; else one error lists all that is wrong, and why."""
+"""Every layer gets its tensor and every tensor has a layer; else one error lists all that is wrong, and why.
+
+Covers: karat.checkpoint.mismatch.
+"""
 
 import importlib
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""A rank's part of a tensor has the bytes that NumPy cuts out of it, and nothing is copied until it is asked for."""
+"""A rank's part of a tensor has the bytes that NumPy cuts out of it, and nothing is copied until it is asked for.
+
+Covers: karat.checkpoint.weights.
+"""
 
 import mmap
 from collections.abc import Callable

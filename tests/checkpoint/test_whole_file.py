@@ -1,4 +1,7 @@
-"""A file is written whole or not at all, whatever stops it."""
+"""A file is written whole or not at all, whatever stops it.
+
+Covers: karat.checkpoint.files.
+"""
 
 import os
 import threading

@@ -1,4 +1,7 @@
-"""A piece of work in a process of its own: it fails, takes too long or is done, and leaves nothing behind."""
+"""A piece of work in a process of its own: it fails, takes too long or is done, and leaves nothing behind.
+
+Covers: karat.children.starter.
+"""
 
 import os
 import time

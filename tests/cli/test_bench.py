@@ -1,4 +1,7 @@
-"""`karat bench`: the whole way on a tiny shape and the embedded model; shapes of the output, never times."""
+"""`karat bench`: the whole way on a tiny shape and the embedded model; shapes of the output, never times.
+
+Covers: karat.bench.exchange, karat.bench.session.
+"""
 
 import json
 import re

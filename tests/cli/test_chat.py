@@ -1,4 +1,7 @@
-"""`karat chat`: entries, commands, history, and a Ctrl-C that stops the answer and not the program."""
+"""`karat chat`: entries, commands, history, and a Ctrl-C that stops the answer and not the program.
+
+Covers: karat.cli.chat_input, karat.cli.chat_session, karat.cli.conversation.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""`karat chat` on two ranks: the same answers, and a rank that dies is said while the user still types."""
+"""`karat chat` on two ranks: the same answers, and a rank that dies is said while the user still types.
+
+Covers: karat.cli.rank_watch.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`karat chat` as a person at a terminal has it: pasted texts, a prompt that takes long, what is typed ahead."""
+"""`karat chat` as a person at a terminal has it: pasted texts, a prompt that takes long, what is typed ahead.
+
+Covers: karat.cli.interrupts, karat.cli.prefill.
+"""
 
 import json
 import time

@@ -1,4 +1,7 @@
-"""`karat check` and `karat perplexity`, on models small enough to check in seconds."""
+"""`karat check` and `karat perplexity`, on models small enough to check in seconds.
+
+Covers: karat.cli.check_facts, karat.cli.check_ranks, karat.cli.perplexity.
+"""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""`karat diagnose --reference`: a right reference decides, with the model, with a wrong one, and without any."""
+"""`karat diagnose --reference`: a right reference decides, with the model, with a wrong one, and without any.
+
+Covers: karat.cli.diagnose.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""`karat env`: what it says is so, and it keeps secrets."""
+"""`karat env`: what it says is so, and it keeps secrets.
+
+Covers: karat.machine.processor.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Every way a command ends: its exit code, and one readable line on stderr."""
+"""Every way a command ends: its exit code, and one readable line on stderr.
+
+Covers: karat.__main__, karat.cli.topics, karat.errors.
+"""
 
 import errno
 import os

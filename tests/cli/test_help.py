@@ -1,4 +1,7 @@
-"""The help teaches: every option, every field of SamplingParams, examples that parse; and it is quick."""
+"""The help teaches: every option, every field of SamplingParams, examples that parse; and it is quick.
+
+Covers: karat.cli.app, karat.cli.options.
+"""
 
 import dataclasses
 import re

@@ -1,4 +1,7 @@
-"""`karat inspect`: its numbers are those that can be counted from the files without Karat."""
+"""`karat inspect`: its numbers are those that can be counted from the files without Karat.
+
+Covers: karat.cli.inspect_ranks.
+"""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""`karat run`: exactly the text on stdout, every option obeyed, and a clean end whatever happens."""
+"""`karat run`: exactly the text on stdout, every option obeyed, and a clean end whatever happens.
+
+Covers: karat.cli.run_json.
+"""
 
 import dataclasses
 import json

@@ -1,4 +1,7 @@
-"""`karat trace` and `karat diagnose`, from the command line to the verdict."""
+"""`karat trace` and `karat diagnose`, from the command line to the verdict.
+
+Covers: karat.cli.traced_model.
+"""
 
 import json
 import re

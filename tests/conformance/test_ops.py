@@ -3,6 +3,8 @@
 Tolerance: an output that is a sum of n products may be off by (n + 8) roundings of the executor's dtype, each relative
 to the sum of the products' magnitudes; the other ops by 8 roundings of their result. Softmax and rotation add their
 own few. The bound is the worst case, so it holds for any order of summation.
+
+Covers: karat.ops.api, karat.ops.reference, karat.ops.registry.
 """
 
 import math

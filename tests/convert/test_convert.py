@@ -1,4 +1,7 @@
-"""What `convert` writes: the gguf package reads it, it is the same model, and a failure leaves nothing."""
+"""What `convert` writes: the gguf package reads it, it is the same model, and a failure leaves nothing.
+
+Covers: karat.checkpoint.gguf.writer, karat.convert.job, karat.convert.metadata, karat.convert.tokenizer.
+"""
 
 import json
 import os

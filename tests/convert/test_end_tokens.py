@@ -1,4 +1,7 @@
-"""What ends a text in a folder ends it in the file that `convert` makes of it."""
+"""What ends a text in a folder ends it in the file that `convert` makes of it.
+
+Covers: karat.models.end_tokens.
+"""
 
 import json
 import random

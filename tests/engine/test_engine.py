@@ -1,4 +1,7 @@
-"""The engine on the fake model: what comes out of requests, however they are batched, cut and preempted."""
+"""The engine on the fake model: what comes out of requests, however they are batched, cut and preempted.
+
+Covers: karat.engine.readers.
+"""
 
 from typing import Any
 

@@ -2,6 +2,8 @@
 
 Tolerances: float64 logits 1e-10, float32 logits 1e-4, of values of deviation above 1: NumPy's matrix products round
 differently for other numbers of rows. Tokens must be the same.
+
+Covers: karat.engine.options.
 """
 
 import os

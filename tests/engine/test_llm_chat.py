@@ -1,4 +1,7 @@
-"""LLM with what a model brings: its chat template, its end tokens, its default sampling."""
+"""LLM with what a model brings: its chat template, its end tokens, its default sampling.
+
+Covers: karat.text.chat_prompt.
+"""
 
 import logging
 from datetime import datetime

@@ -1,4 +1,7 @@
-"""What LLM is told when a model is loaded: arguments, what is no model, and the size of the cache."""
+"""What LLM is told when a model is loaded: arguments, what is no model, and the size of the cache.
+
+Covers: karat.engine.loading, karat.engine.plan.
+"""
 
 from pathlib import Path
 from typing import Any

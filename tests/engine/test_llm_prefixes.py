@@ -1,6 +1,8 @@
 """Real executors where prompts begin alike: the same bits, shared or not, preempted or not, from the native one.
 
 The reference's matrix products round differently for other numbers of rows: float64 logits 1e-10, as in test_llm.
+
+Covers: karat.kv.cache.
 """
 
 from collections.abc import Callable

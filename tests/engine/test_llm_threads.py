@@ -1,4 +1,7 @@
-"""Several threads with one LLM, and an LLM that is closed."""
+"""Several threads with one LLM, and an LLM that is closed.
+
+Covers: karat.engine.turns.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,7 @@
-"""Available memory as different systems state it."""
+"""Available memory as different systems state it.
+
+Covers: karat.machine.memory.
+"""
 
 import json
 from pathlib import Path

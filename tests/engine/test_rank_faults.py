@@ -1,4 +1,7 @@
-"""What happens when ranks die, stop or hang, and when who started them does: a clear error, and nothing left behind."""
+"""What happens when ranks die, stop or hang, and when who started them does: a clear error, and nothing left behind.
+
+Covers: karat.engine.rank, karat.engine.rank_messages.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The scheduler on random traffic: limits, order, integrity after every step, and an end for everyone."""
+"""The scheduler on random traffic: limits, order, integrity after every step, and an end for everyone.
+
+Covers: karat.engine.sequence.
+"""
 
 import random
 from dataclasses import dataclass, field

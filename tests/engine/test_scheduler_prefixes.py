@@ -1,4 +1,7 @@
-"""Sequences that begin with the same tokens: what they compute, what they wait for, and what they hold."""
+"""Sequences that begin with the same tokens: what they compute, what they wait for, and what they hold.
+
+Covers: karat.kv.prefix.
+"""
 
 from typing import Any
 

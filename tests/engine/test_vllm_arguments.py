@@ -1,4 +1,7 @@
-"""Arguments by vLLM's names: taken, noted as without effect, or refused with what replaces them."""
+"""Arguments by vLLM's names: taken, noted as without effect, or refused with what replaces them.
+
+Covers: karat.engine.request_bar.
+"""
 
 import logging
 import re

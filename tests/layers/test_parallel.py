@@ -1,4 +1,8 @@
-"""Each parallel layer against its unsharded self, in float64; mistakes that only sharding can have are seen here."""
+"""Each parallel layer against its unsharded self, in float64; mistakes that only sharding can have are seen here.
+
+Covers: karat.layers.attention, karat.layers.linear, karat.layers.merged, karat.layers.mlp, karat.layers.place,
+karat.layers.shards, karat.layers.vocabulary, karat.layers.weights.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""How many threads the native executor takes, from what the system says of its CPUs."""
+"""How many threads the native executor takes, from what the system says of its CPUs.
+
+Covers: karat.machine.control_groups.
+"""
 
 import os
 from collections.abc import Mapping

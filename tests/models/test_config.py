@@ -1,4 +1,8 @@
-"""config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over."""
+"""config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
+
+Covers: karat.models.family, karat.models.llama, karat.models.mistral, karat.models.qwen2, karat.models.qwen3,
+karat.models.reader.
+"""
 
 import copy
 import inspect

@@ -1,4 +1,7 @@
-"""What is never cut follows from the types of a model's weights, for all layers alike; then no block is ever cut."""
+"""What is never cut follows from the types of a model's weights, for all layers alike; then no block is ever cut.
+
+Covers: karat.models.degrees.
+"""
 
 from pathlib import Path
 

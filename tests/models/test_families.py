@@ -1,4 +1,7 @@
-"""A family is one file: nothing else in Karat decides anything by the name of one."""
+"""A family is one file: nothing else in Karat decides anything by the name of one.
+
+Covers: karat.models.registry.
+"""
 
 import ast
 import inspect

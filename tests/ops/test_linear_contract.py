@@ -1,6 +1,8 @@
 """Native linear layers have the bits of csrc/contract/kernels.h, in every build and for any number of tokens.
 
 The contract is written out below in NumPy, one operation a rounding, with an emulated fused multiply-add.
+
+Covers: karat.ops.leaves.
 """
 
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""What a recorded plan makes of linear layers: taken together or cut, they have the bits of each alone."""
+"""What a recorded plan makes of linear layers: taken together or cut, they have the bits of each alone.
+
+Covers: karat.ops.native_plan.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,7 @@
-"""Every block format, by what the gguf package makes of the same bytes and values: bit for bit."""
+"""Every block format, by what the gguf package makes of the same bytes and values: bit for bit.
+
+Covers: karat.quant.*.
+"""
 
 from pathlib import Path
 

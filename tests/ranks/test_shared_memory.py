@@ -1,4 +1,7 @@
-"""Exchange between processes: what is sent arrives, however ranks are delayed; a step that is given up ends."""
+"""Exchange between processes: what is sent arrives, however ranks are delayed; a step that is given up ends.
+
+Covers: karat.ranks.group, karat.ranks.lifeline.
+"""
 
 import errno
 import os

@@ -1,4 +1,7 @@
-"""Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode."""
+"""Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode.
+
+Covers: karat.text.pre_tokenizers.
+"""
 
 import math
 import os

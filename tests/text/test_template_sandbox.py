@@ -1,4 +1,7 @@
-"""What a hostile chat template must not do: read, change or call what is not its own, or use up time and memory."""
+"""What a hostile chat template must not do: read, change or call what is not its own, or use up time and memory.
+
+Covers: karat.text.template_budget, karat.text.template_printing.
+"""
 
 import threading
 import time

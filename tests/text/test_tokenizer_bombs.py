@@ -1,4 +1,7 @@
-"""A tokenizer.json that would take all memory, all time or the process is a TokenizerError, soon and in little room."""
+"""A tokenizer.json that would take all memory, all time or the process is a TokenizerError, soon and in little room.
+
+Covers: karat.text.tokenizer_limits.
+"""
 
 import base64
 import copy

@@ -61,7 +61,6 @@ class Account:
         self._head_params = config.vocab_size * config.hidden_size
         self._row_bytes = stored_bytes[_EMBEDDING] // config.vocab_size
         self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * FLOAT_BYTES[kv_dtype]
-        self.total_bytes = sum(stored_bytes[name] for name in specs)
 
     def of(self, batch: ForwardBatch) -> Work:
         """The work of one step."""

@@ -59,7 +59,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that can be taken: empty or kept."""
-        return len(self._empty) + len(self._kept)
+        return len(self._empty) + self.num_kept
 
     @property
     def num_kept(self) -> int:

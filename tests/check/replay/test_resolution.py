@@ -17,12 +17,12 @@ from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.replay.resolution import reach  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
+from tests.support.thinning import WAYS, thinned  # noqa: E402
 from tools.zoo import run  # noqa: E402
 from tools.zoo.attention import patch_attention  # noqa: E402
 from tools.zoo.faults import ROWS, Row  # noqa: E402
 from tools.zoo.faults_norm import embed_scale  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
-from tools.zoo.thinning import WAYS, thinned  # noqa: E402
 
 ENDS = ("model.embed_tokens", "model.norm", "lm_head")
 # Less, and a norm's output is the same within roundings whether its input is doubled or not.

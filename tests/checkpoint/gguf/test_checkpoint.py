@@ -1,4 +1,7 @@
-"""A GGUF file gives the config and the weights that the Hugging Face folder of the same model gives."""
+"""A GGUF file gives the config and the weights that the Hugging Face folder of the same model gives.
+
+Covers: karat.checkpoint.gguf.config, karat.checkpoint.gguf.rope.
+"""
 
 import math
 import random

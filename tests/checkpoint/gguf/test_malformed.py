@@ -1,4 +1,7 @@
-"""Files that are wrong in one place each end in one clear error; so does whatever a flip of bytes makes."""
+"""Files that are wrong in one place each end in one clear error; so does whatever a flip of bytes makes.
+
+Covers: karat.checkpoint.gguf.header, karat.checkpoint.gguf.values.
+"""
 
 import math
 import struct
