@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.cli import prefill
 from karat.cli.conversation import Conversation
 from karat.cli.interrupts import Interrupt
-from karat.cli.prefill import prefill_watched
+from karat.cli.prefill import PromptWatch
+from karat.engine.pace import Pace
 from karat.errors import RequestError, UsageError
 from karat.ops.native import unavailable_reason
 from tests.cli.alphabet_model import ALPHABET
@@ -64,10 +64,11 @@ def test_ctrl_c_in_a_long_prompt_stops_it_and_progress_is_shown(alphabet: Path) 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="steps are cut for the native executor")
 def test_steps_of_a_prompt_are_cut_to_half_a_second(alphabet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sizes = [0.0], []
-    monkeypatch.setattr(prefill, "perf_counter", lambda: clock[0])
-    llm = LLM(alphabet)
     params = SamplingParams(temperature=0, max_tokens=4)
-    (expected,) = llm.generate([65] * 1000, params)
+    (expected,) = LLM(alphabet).generate([65] * 1000, params)
+    llm = LLM(alphabet)
+    monkeypatch.setattr(llm.engine, "_pace", Pace(0.0))  # as if attention were free
+    monkeypatch.setattr(llm.engine, "_clock", lambda: clock[0])
     run = llm.engine.run
 
     def slow(batch):  # type: ignore[no-untyped-def]
@@ -75,20 +76,17 @@ def test_steps_of_a_prompt_are_cut_to_half_a_second(alphabet: Path, monkeypatch:
         sizes.append(batch.num_tokens)
         return run(batch)
 
-    llm = LLM(alphabet)
-    run = llm.engine.run
     llm.engine.run = slow
     interrupt = Interrupt()
-    with prefill_watched(llm, 1000, interrupt):
-        (output,) = llm.generate([65] * 1000, params)
-    assert output == expected
-    assert sizes == [64, *[100] * 9, 36, 1, 1, 1]
-    assert llm.engine.run is slow
+    with PromptWatch(interrupt) as watch:
+        chunks = list(llm.stream([65] * 1000, params, on_prompt=watch))
+    assert sum((chunk.token_ids for chunk in chunks), ()) == expected.outputs[0].token_ids
+    assert sizes == [40, *[100] * 9, 60, 1, 1, 1]
     (again,) = llm.generate([66] * 1000, params)
-    assert sizes[14] == 512, "afterwards all is as before"
+    assert sizes[14] == 512, "nobody watches"
     interrupt.requested = True
-    with pytest.raises(KeyboardInterrupt), prefill_watched(llm, 1000, interrupt):
-        llm.generate([67] * 1000, params)
+    with pytest.raises(KeyboardInterrupt), PromptWatch(interrupt) as watch:
+        list(llm.stream([67] * 1000, params, on_prompt=watch))
     assert not llm.engine.has_work
     assert llm.generate([66] * 1000, params)[0].outputs == again.outputs
 

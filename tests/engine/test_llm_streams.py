@@ -1,11 +1,15 @@
 """Streams of an LLM: what generate gives, token by token; left, interrupted and side by side."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from karat import LLM, SamplingParams
+from karat.engine.engine import PromptProgress
+from karat.errors import RequestError
+from karat.ops.native import unavailable_reason
 from tests.engine.tiny import (
     GREEDY,
     PROMPTS,
@@ -95,3 +99,60 @@ def test_interrupted_logits_free_their_blocks(llm: LLM, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         llm.logits([1, 2, 3])
     assert at_rest(llm)
+
+
+# Prompts that take long
+
+
+def test_who_asks_is_told_how_far_the_prompt_is(folder: Path) -> None:
+    llm = LLM(folder, max_num_batched_tokens=16, dtype="float64")
+    told: list[PromptProgress] = []
+    chunks = list(llm.stream(list(range(40)), GREEDY, on_prompt=told.append))
+    assert told == [PromptProgress(40, 0, 16), PromptProgress(40, 0, 32), PromptProgress(40, 0, 40)]
+    assert [chunk.token_ids for chunk in chunks] == [
+        chunk.token_ids for chunk in llm.stream(list(range(40)), GREEDY, on_prompt=told.append)
+    ]
+    assert told[3:] == [PromptProgress(40, 32, 40)], "what was found is said"
+
+    def stop(progress: PromptProgress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(llm.stream(list(range(100, 140)), GREEDY, on_prompt=stop))
+    assert at_rest(llm) and not llm._turns._told and not llm._turns._streams
+
+
+def test_a_prompt_that_fails_is_told_no_further(llm: LLM) -> None:
+    def abort(progress: PromptProgress) -> None:
+        llm.engine.abort(next(iter(llm.engine._entries)))
+
+    with pytest.raises(RequestError, match="there is no request"):
+        list(llm.stream([1, 2, 3], GREEDY, on_prompt=abort))
+    assert at_rest(llm)
+
+
+@pytest.mark.parametrize(("max_step_ms", "expected"), [(None, 200), (0, 0), (7, 7)])
+def test_the_bound_of_a_step(folder: Path, max_step_ms: int | None, expected: int) -> None:
+    """Time changes no bit of the native executor; of others it may, so there it is only what is asked for."""
+    config = LLM(folder, dtype="float64", max_step_ms=max_step_ms).engine.config
+    assert config.max_step_ms == (max_step_ms or 0)
+    if unavailable_reason() is None:
+        assert LLM(folder, executor="native", max_step_ms=max_step_ms).engine.config.max_step_ms == expected
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="bits of the native executor")
+@pytest.mark.parametrize("max_step_ms", [1, 0])
+def test_the_bound_changes_no_token(folder: Path, max_step_ms: int) -> None:
+    """A long prompt comes in while others stream; a step of 1 ms computes one token of it or a few."""
+    llm = LLM(folder, executor="native", max_step_ms=max_step_ms)
+    prompt = [i % 250 for i in range(100)]
+    whole = LLM(folder, executor="native").generate([PROMPTS[0], prompt], GREEDY)
+    sizes, run = [], llm.engine.run
+    llm.engine.run = lambda batch: sizes.append(batch.num_tokens) or run(batch)  # type: ignore[func-returns-value]
+    first, second = llm.stream(PROMPTS[0], GREEDY), llm.stream(prompt, GREEDY)
+    got: list[list[int]] = [list(next(first).token_ids), []]
+    for stream, own in ((second, got[1]), (first, got[0])):
+        for chunk in stream:
+            own += chunk.token_ids
+    assert got == [list(output.outputs[0].token_ids) for output in whole]
+    assert (max(sizes) > 100) == (max_step_ms == 0)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from karat.engine.pace import UNBOUNDED, StepBudget
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError
@@ -22,7 +23,7 @@ class Traffic:
 
     seed: int
     share_prefixes: bool
-    with_priorities: bool = False
+    with_priorities: bool = False  # and budgets of any size
     trace: list[object] = field(default_factory=list)
     num_found: int = 0
 
@@ -60,7 +61,7 @@ class Traffic:
                 scheduler.check()
             if not live:
                 continue
-            chunks = scheduler.schedule()
+            chunks = scheduler.schedule(some_budget(rng) if self.with_priorities else UNBOUNDED)
             self.trace.append((sizes(chunks), scheduler.num_preemptions))
             assert len({c.seq.seq_id for c in chunks}) == len(chunks)
             if not self.with_priorities:
@@ -90,6 +91,11 @@ class Traffic:
         assert scheduler.blocks.num_free == num_blocks
         assert scheduler.num_running == scheduler.num_waiting == 0
         self.num_found = scheduler.num_found_tokens
+
+
+def some_budget(rng: random.Random) -> StepBudget:
+    decoding = rng.choice([0.0, 0.5, 3.0, 20.0])
+    return StepBudget(rng.choice([0.0, 0.1]), decoding, decoding / 4, rng.choice([0.0, 4.0, 100.0]))
 
 
 def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[int, tuple[int, ...]]) -> None:

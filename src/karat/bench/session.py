@@ -142,6 +142,7 @@ class _Session:
             "max_model_len": max(lengths),
             "max_num_seqs": options.batch,
             "max_num_batched_tokens": budget,
+            "max_step_ms": 0,  # prompts are computed in whole chunks, also while others decode
             "num_blocks": max(blocks),
             "generation_config": "none",
             "enable_prefix_caching": False,  # a turn measures the same prompt as the one before

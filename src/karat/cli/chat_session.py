@@ -11,7 +11,7 @@ from karat.cli.chat_input import echo_off
 from karat.cli.conversation import Conversation
 from karat.cli.generation import Meter, Task, raise_if_failed
 from karat.cli.interrupts import Interrupt, deferred_interrupt
-from karat.cli.prefill import prefill_watched
+from karat.cli.prefill import PromptWatch
 from karat.cli.sources import MAX_PIPE_BYTES
 from karat.cli.terminal import columns, emit, note, tell
 from karat.errors import CapacityError, KaratError, UsageError
@@ -98,9 +98,9 @@ class Session:
         pieces: list[str] = []
         last = None
         waiting = self._interruptible if self._interactive else nullcontext
-        with waiting() as interrupt, prefill_watched(self._llm, len(task.prompt_ids), interrupt, quiet=self._quiet):
+        with waiting() as interrupt, PromptWatch(interrupt, quiet=self._quiet) as prefill:
             try:
-                for last in meter.watch(task.stream()):
+                for last in meter.watch(task.stream(prefill)):
                     pieces.append(last.text)
                     emit(last.text)
                     if interrupt and interrupt.requested:

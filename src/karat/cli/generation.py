@@ -1,6 +1,6 @@
 """What `run` and `chat` share: loading a model with its remarks, asking it, and measuring the answer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from karat.errors import CheckpointError, ConfigError, HubError, KaratError, Num
 from karat.request import StreamChunk
 
 if TYPE_CHECKING:
+    from karat.engine.engine import PromptProgress
     from karat.engine.llm import LLM
     from karat.text import ChatPrompt
 
@@ -73,9 +74,9 @@ class Task:
             self.prompt_ids = list(self._input.token_ids)
         self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
 
-    def stream(self) -> Iterator[StreamChunk]:
-        """The answer as it is generated."""
-        return self.llm.stream(self._input, self.params)
+    def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> Iterator[StreamChunk]:
+        """The answer as it is generated; `on_prompt` as LLM.stream takes it."""
+        return self.llm.stream(self._input, self.params, on_prompt=on_prompt)
 
 
 class Meter:

@@ -12,7 +12,7 @@ import typer
 
 from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
 from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
-from karat.cli.prefill import prefill_watched
+from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
@@ -85,10 +85,10 @@ def run(
     asked = _conversation(source.prompt, system) if chat else source.prompt
     task = Task(llm, asked, given, sanitize_control_tokens=sanitize_control_tokens)
     meter = Meter(len(task.prompt_ids))
-    chunks = meter.watch(task.stream())
+    prefill = PromptWatch(quiet=quiet)
+    chunks = meter.watch(task.stream(prefill))
     if not quiet:
         remark(llm, source.model, given, loading)
-    prefill = prefill_watched(llm, len(task.prompt_ids), quiet=quiet)
     if as_json:
         with prefill:
             listed = list(chunks)

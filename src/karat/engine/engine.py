@@ -1,13 +1,17 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
+from math import inf
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.engine.choice import Carried, Choice, resolve_max_tokens
+from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
@@ -29,6 +33,8 @@ class EngineConfig:
     """Sizes of an engine. max_model_len bounds prompt and output of a request together.
 
     With enable_prefix_caching, sequences that begin with the same tokens share the blocks of these (karat.kv.blocks).
+    A step in which somebody decodes takes at most about max_step_ms (0: no bound), by computing less of prompts; what
+    the keys that a token sees cost, over its linear layers, is key_work (karat.engine.pace).
     """
 
     vocab_size: int
@@ -38,6 +44,8 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     enable_prefix_caching: bool = False
+    max_step_ms: int = 0
+    key_work: float = 0.0
 
     @property
     def max_prompt_logits(self) -> int:
@@ -103,7 +111,10 @@ class Engine:
     while adding or aborting aborts (again).
     """
 
-    def __init__(self, run: Runner, tokenizer: Tokenizer, config: EngineConfig) -> None:
+    def __init__(
+        self, run: Runner, tokenizer: Tokenizer, config: EngineConfig, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        """`clock` gives seconds: how long steps take decides how much of a prompt the next ones compute."""
         self.config = config
         self.scheduler = Scheduler(
             BlockPool(config.num_blocks, config.block_size),
@@ -114,6 +125,8 @@ class Engine:
         )
         self.run = run
         self._tokenizer = tokenizer
+        self._clock = clock
+        self._pace = Pace(config.key_work)
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id; who is not here has ended
         self._entries: dict[str, _Entry] = {}  # by request_id
@@ -208,12 +221,22 @@ class Engine:
                 self._entries[request_id] = entry
             raise
 
-    def advance(self) -> None:
-        """One forward pass over as many sequences as fit. What became new is there for `take`."""
+    def advance(self, *, is_watched: bool = True, prompt_step_s: float = inf) -> None:
+        """One forward pass over as many sequences as fit. What became new is there for `take`.
+
+        Unless `is_watched` nobody sees tokens before all are there, and the step is not bounded by time. A step in
+        which nobody decodes takes at most about prompt_step_s. Neither holds where max_step_ms is 0.
+        """
         self._mend()
-        chunks = self._schedule()
+        begun, max_step_s = self._clock(), self.config.max_step_ms / 1000
+        is_bounded = is_watched and max_step_s > 0
+        budget = self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
+        chunks = self._schedule(budget)
+        work = _work_with_prompts(chunks, budget)
         results = self._compute(chunks)
         self._collect(chunks, results)
+        if work:
+            self._pace.note(work, self._clock() - begun)
 
     def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
         """The updates of a request since the last call, in order; it is forgotten with its last one.
@@ -302,10 +325,10 @@ class Engine:
         del self._readers[reader.sequence.seq_id]
         self.scheduler.remove(reader.sequence, forget=forget)
 
-    def _schedule(self) -> list[Chunk]:
+    def _schedule(self, budget: StepBudget) -> list[Chunk]:
         """Who computes how many tokens in this step; their blocks are reserved."""
         self._half_done = True
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.schedule(budget)
         self._half_done = False
         return chunks
 
@@ -404,3 +427,10 @@ class Engine:
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id <= largest:
                 raise RequestError(f"{what}: {shown(token_id)} is no token id; expected integers from 0 to {largest}")
+
+
+def _work_with_prompts(chunks: list[Chunk], budget: StepBudget) -> float:
+    """The work of a step that computes part of a prompt; 0 for one that only decodes, which is as long as it is."""
+    if all(chunk.seq.num_pending == 1 for chunk in chunks):
+        return 0.0
+    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in chunks)

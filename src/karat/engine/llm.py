@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import FloatName, ModelConfig, embedded_model_path
 from karat.engine.defaults import GenerationDefaults, read_defaults
-from karat.engine.engine import Engine
+from karat.engine.engine import Engine, PromptProgress
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
@@ -55,7 +55,9 @@ class LLM:
     End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
     finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
     processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
-    with this object or this process. progress is called with the bytes of weights that are loaded, and of all of them.
+    with this object or this process. While streams are open, a step in which somebody decodes takes at most about
+    max_step_ms, by computing less of other prompts (0: no bound; None: 200 with the native executor, whose bits do not
+    depend on it, no bound with others). progress is called with the bytes of weights that are loaded, and of all.
     Arguments of vLLM's that cannot change anything here, such as gpu_memory_utilization, are logged and left at that;
     for any other name UsageError says what replaces it.
 
@@ -83,6 +85,7 @@ class LLM:
         guard: bool = False,
         progress: Callable[[int, int], None] | None = None,
         tensor_parallel_size: int = 1,
+        max_step_ms: int | None = None,
         **others: object,
     ) -> None:
         settle_constructor(others, LLM.__init__)
@@ -106,6 +109,7 @@ class LLM:
             threads=threads,
             guard=guard,
             tensor_parallel_size=tensor_parallel_size,
+            max_step_ms=max_step_ms,
         )
         ops = registry.create(executor, options.compute_dtype, threads)
         checkpoint = _opened(model)
@@ -203,16 +207,25 @@ class LLM:
         return self._turns.run(requests, show_progress=use_tqdm)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0, **others: object
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        on_prompt: Callable[[PromptProgress], object] | None = None,
+        **others: object,
     ) -> Iterator[StreamChunk]:
         """Continue one prompt, token by token; errors as in `generate`, raised by this call.
 
         Work is done as chunks are asked for. Closing or dropping the iterator ends the request and frees its blocks.
-        Several streams may be open; a step serves all of them. priority as in `generate`.
+        Several streams may be open; a step serves all of them. priority as in `generate`. on_prompt is called after
+        each step until the prompt is computed; what it raises ends the request. So that it is called often enough,
+        steps without decoding take at most about half a second then, with the native executor.
         """
         refuse("stream", others, LLM.stream)
         self._turns.require_open()
-        return self._turns.stream(self._request(prompt, self._intake.params_for(1, sampling_params)[0], priority))
+        request = self._request(prompt, self._intake.params_for(1, sampling_params)[0], priority)
+        return self._turns.stream(request, on_prompt)
 
     def stream_chat(
         self,
@@ -225,6 +238,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
         priority: int = 0,
+        on_prompt: Callable[[PromptProgress], object] | None = None,
         **others: object,
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
@@ -232,7 +246,8 @@ class LLM:
         self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
-        return self._turns.stream(self._request(self._intake.chat_prompt(messages, options), params, priority))
+        request = self._request(self._intake.chat_prompt(messages, options), params, priority)
+        return self._turns.stream(request, on_prompt)
 
     def chat_prompt(
         self,

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import ExecutorError, UsageError
-from karat.request import MAX_SEED, shown
+from karat.request import MAX_COUNT, MAX_SEED, shown
 
 GenerationSource = Literal["auto", "none"]
 Quantization = Literal["q8_0", "q4_0"]
@@ -30,6 +30,7 @@ class Options:
     threads: int | None = None
     guard: bool = False
     tensor_parallel_size: int = 1
+    max_step_ms: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in get_args(Quantization):
@@ -44,6 +45,8 @@ class Options:
         if not isinstance(self.enable_prefix_caching, bool):
             raise UsageError(f"enable_prefix_caching={shown(self.enable_prefix_caching)}: expected True or False")
         self._check_int("seed", 0, MAX_SEED)
+        if self.max_step_ms is not None:
+            self._check_int("max_step_ms", 0, MAX_COUNT)
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
             self._check_int(name, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:

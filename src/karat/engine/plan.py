@@ -22,6 +22,7 @@ from karat.ops.rope_table import table_bytes
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
 
+MAX_STEP_MS = 200  # of the native executor, unless another is asked for
 Progress = Callable[[int, int], None]  # bytes of weights that are loaded, and of all of them
 
 
@@ -115,7 +116,24 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching,
+        max_step_ms=_max_step_ms(ops, options),
+        key_work=_key_work(config),
     )
     return LoadPlan(
         checkpoint, config, ops, options, kv_dtype, sizes, num_bytes=sum(weight.num_bytes for weight in each_once)
     )
+
+
+def _max_step_ms(ops: Ops, options: Options) -> int:
+    """How long a step may take. How a prompt is cut into chunks changes no bit of the native executor, but others'."""
+    if options.max_step_ms is not None:
+        return options.max_step_ms
+    return MAX_STEP_MS if ops.executor == "native" else 0
+
+
+def _key_work(config: ModelConfig) -> float:
+    """Multiply-adds of attention for each key that a token sees, over those of its linear layers."""
+    width = config.num_heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    linear = config.hidden_size * (2 * width + 2 * kv_width + 3 * config.intermediate_size)
+    return 2 * width / linear

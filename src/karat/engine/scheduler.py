@@ -18,6 +18,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from karat.engine.pace import UNBOUNDED, StepBudget
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError
 from karat.kv.blocks import BlockPool, Chain
@@ -45,6 +46,30 @@ class _Head:
     rivals: list[Sequence] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Left:
+    """What a step still has for prefills: tokens, prompt positions whose logits are wanted, work."""
+
+    budget: StepBudget
+    num_tokens: int
+    num_logits: int
+    work: float
+    is_whole: bool = True  # nothing was taken yet
+
+    def most(self, seq: Sequence, start: int) -> int:
+        """The largest chunk of a prefill from position `start` on; the first in order has a token at least."""
+        num_tokens = min(self.num_tokens, self.num_logits) if seq.reads_prompt else self.num_tokens
+        in_time = self.budget.num_tokens(start, self.work)
+        return int(min(num_tokens, max(in_time, 1 if self.is_whole else 0)))
+
+    def take(self, chunk: Chunk) -> None:
+        seq = chunk.seq
+        self.num_tokens -= chunk.num_tokens
+        self.num_logits -= chunk.num_tokens if seq.reads_prompt else 0
+        self.work = max(0.0, self.work - self.budget.work(seq.num_computed, chunk.num_tokens))
+        self.is_whole = False
+
+
 class Scheduler:
     """Decides the steps; owns the blocks of the sequences it runs.
 
@@ -69,7 +94,6 @@ class Scheduler:
         self.blocks = blocks
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._step_tokens = max_num_batched_tokens
         self._max_prompt_logits = max_prompt_logits
         self._share_prefixes = share_prefixes
         self._waiting: list[Sequence] = []  # both in order
@@ -87,10 +111,6 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
-
-    def limit_steps(self, num_tokens: int) -> None:
-        """From now on a step has at most so many tokens, within what the scheduler was made for."""
-        self._step_tokens = max(self._max_num_seqs, min(num_tokens, self._max_num_batched_tokens))
 
     def check_fits(self, num_tokens: int) -> None:
         """Raise CapacityError for a sequence that could not be in the cache even alone."""
@@ -120,33 +140,40 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self) -> list[Chunk]:
-        """The chunks of the next step, their blocks reserved; empty only if there is no sequence at all."""
-        tokens_left = self._step_tokens - sum(seq.num_pending == 1 for seq in self._running)
-        logits_left = self._max_prompt_logits
+    def schedule(self, budget: StepBudget = UNBOUNDED) -> list[Chunk]:
+        """The chunks of the next step, their blocks reserved; empty only if there is no sequence at all.
+
+        `budget` bounds its work beside the limits that the scheduler was made for; it stops nobody who decodes.
+        """
+        decoding = [budget.work(seq.num_computed, 1) for seq in self._running if seq.num_pending == 1]
+        left = _Left(
+            budget,
+            num_tokens=self._max_num_batched_tokens - len(decoding),
+            num_logits=self._max_prompt_logits,
+            work=budget.of_prefills(sum(decoding) if decoding else None),
+        )
         chunks: list[Chunk] = []
         for seq in list(self._running):
             if seq not in self._running:
                 break  # preempted, and with it all that come after
-            decode = seq.num_pending == 1
-            chunk = self._reserve(seq, 1 if decode else tokens_left, logits_left)
+            is_decode = seq.num_pending == 1
+            chunk = self._reserve(seq, 1 if is_decode else left.most(seq, seq.num_computed))
             if chunk:
                 chunks.append(chunk)
-                tokens_left -= 0 if decode else chunk.num_tokens
-                logits_left -= chunk.num_tokens if seq.reads_prompt else 0
-        while self._waiting and len(self._running) < self._max_num_seqs and tokens_left > 0:
+                if not is_decode:
+                    left.take(chunk)
+        while self._waiting and len(self._running) < self._max_num_seqs and left.num_tokens > 0:
             seq = self._waiting[0]
             found = self._find(seq)
             if not self._has_room_for(seq, found) or self._should_wait(seq, len(found)):
                 break
-            if seq.reads_prompt and logits_left == 0:
+            if left.most(seq, len(found) * self.blocks.block_size) == 0:
                 break
             self._admit(seq, found)
-            chunk = self._reserve(seq, tokens_left, logits_left)
+            chunk = self._reserve(seq, left.most(seq, seq.num_computed))
             assert chunk, "a sequence was admitted without room"
             chunks.append(chunk)
-            tokens_left -= chunk.num_tokens
-            logits_left -= chunk.num_tokens if seq.reads_prompt else 0
+            left.take(chunk)
         assert chunks or not (self._running or self._waiting), "nothing can be scheduled"
         return chunks
 
@@ -231,9 +258,9 @@ class Scheduler:
         self.num_wanted_tokens += len(seq.token_ids)
         self.num_found_tokens += seq.num_computed
 
-    def _reserve(self, seq: Sequence, tokens_left: int, logits_left: int) -> Chunk | None:
-        """As large a chunk as budgets and blocks allow; preempts those that come after rather than get no block."""
-        wanted = min(seq.num_pending, tokens_left, logits_left if seq.reads_prompt else tokens_left)
+    def _reserve(self, seq: Sequence, most: int) -> Chunk | None:
+        """A chunk of at most `most` tokens; preempts those that come after rather than get no block."""
+        wanted = min(seq.num_pending, most)
         if wanted == 0:
             return None
         while (room := self.blocks.room(seq.seq_id)) == 0 and self._running[-1] is not seq:

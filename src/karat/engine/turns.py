@@ -1,14 +1,17 @@
 """Several threads with one engine: each carries its own requests to their end, and one at a time is in the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from threading import RLock
 from typing import TypeVar
 
-from karat.engine.engine import Engine, RequestUpdate
+from karat.engine.engine import Engine, PromptProgress, RequestUpdate
 from karat.engine.readers import LogitsTarget
 from karat.engine.request_bar import RequestBar
 from karat.errors import UsageError
 from karat.request import Request, RequestOutput, StreamChunk
+
+PROMPT_STEP_S = 0.5  # of a prompt of whose progress somebody is told, while nobody decodes
 
 T = TypeVar("T")
 
@@ -25,6 +28,8 @@ class Turns:
         self._lock = RLock()
         self._inside = False  # whether the thread that has the lock is in the engine
         self._left: list[str] = []  # requests that nobody waits for any more
+        self._streams: set[str] = set()  # requests whose tokens somebody sees as they come
+        self._told: set[str] = set()  # requests of whose prompt somebody is told
         self._closed = False
 
     def require_open(self) -> None:
@@ -61,15 +66,25 @@ class Turns:
             raise
         return [outputs[request.request_id] for request in requests]
 
-    def stream(self, request: Request) -> Iterator[StreamChunk]:
-        """A generator: what is never asked for is never queued."""
+    def stream(
+        self, request: Request, on_prompt: Callable[[PromptProgress], object] | None = None
+    ) -> Iterator[StreamChunk]:
+        """A generator: what is never asked for is never queued.
+
+        `on_prompt` is called after each step until the prompt is computed; what it raises ends the request.
+        """
         try:
             try:
+                self._streams.add(request.request_id)
+                if on_prompt is not None:
+                    self._told.add(request.request_id)
                 self._add(request)
                 output = None
                 while output is None:
                     while not (updates := self._take(request.request_id)):
                         self._advance()
+                        if request.request_id in self._told and on_prompt is not None:
+                            self._tell(request.request_id, on_prompt)
                     for update in updates:
                         yield from update.chunks
                         output = update.output
@@ -100,7 +115,15 @@ class Turns:
     def _advance(self) -> None:
         self.require_open()
         self._alone(self._abort_left)
-        self._alone(self._engine.advance)
+        prompt_step_s = PROMPT_STEP_S if self._told else inf
+        self._alone(lambda: self._engine.advance(is_watched=bool(self._streams), prompt_step_s=prompt_step_s))
+
+    def _tell(self, request_id: str, on_prompt: Callable[[PromptProgress], object]) -> None:
+        progress = self._alone(lambda: self._engine.prompt_progress(request_id))
+        if progress is not None:
+            if progress.num_computed == progress.num_tokens:
+                self._told.discard(request_id)
+            on_prompt(progress)
 
     def _take(self, request_id: str) -> tuple[RequestUpdate, ...]:
         return self._alone(lambda: self._engine.take(request_id))
@@ -108,6 +131,8 @@ class Turns:
     def _forget(self, requests: Sequence[Request]) -> None:
         with self._lock:
             self._left += [request.request_id for request in requests]
+            self._streams.difference_update(self._left)
+            self._told.difference_update(self._left)
             if not self._inside:  # else the garbage collector ends a stream in the middle of a step of this thread
                 self._alone(self._abort_left)
 

@@ -1,0 +1,176 @@
+"""Steps bounded in time: how much of a prompt they compute, on clocks and models that are made up."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from karat.batch import ForwardBatch
+from karat.engine.engine import Engine
+from karat.engine.pace import FIRST_WORK_PER_S, PREFILL_SHARE, Pace, StepBudget
+from tests.engine.fakes import BYTES, SAMPLED, FakeModel, alone, drive, make_config, make_engine, request
+from tests.engine.schedules import compute, make, sequence, sizes
+
+# The budget
+
+
+@given(st.floats(0, 0.01), st.integers(0, 100_000), st.floats(0, 10_000))
+def test_work_and_tokens_are_inverse(key_work: float, start: int, work: float) -> None:
+    budget = StepBudget(key_work)
+    assert budget.work(start, 1) == pytest.approx(1 + key_work * (start + 1)), "a token sees itself"
+    num_tokens = budget.num_tokens(start, work)
+    exact = num_tokens + key_work * (num_tokens * start + num_tokens * (num_tokens + 1) / 2)
+    assert exact == pytest.approx(work, rel=1e-9)
+
+
+def test_a_step_is_filled_up_to_its_bound() -> None:
+    scheduler = make(num_blocks=1000, max_num_batched_tokens=512)
+    scheduler.add(sequence(0, 4, 100))
+    compute(scheduler, scheduler.schedule(StepBudget(0.0, 9, 1)))
+    scheduler.add(sequence(1, 1000))
+    scheduler.add(sequence(2, 10))
+    budget = StepBudget(0.01, decoding=20, least=5)
+    (first, chunk) = scheduler.schedule(budget)
+    assert (first.num_tokens, chunk.seq.seq_id) == (1, 1)
+    beside = budget.work(4, 1)
+    assert beside + budget.work(0, chunk.num_tokens) <= 20 < beside + budget.work(0, chunk.num_tokens + 1)
+    compute(scheduler, [first, chunk])
+    later = scheduler.schedule(budget)
+    assert 0 < later[1].num_tokens < chunk.num_tokens, "a longer context makes less of it"
+    assert sizes(scheduler.schedule()) == {0: 1, 1: 511}, "without a budget a step is as large as it may be"
+
+
+def test_who_decodes_is_served_whatever_the_bound_and_a_prompt_gets_on() -> None:
+    scheduler = make(num_blocks=1000, max_num_batched_tokens=512)
+    for seq_id in range(3):
+        scheduler.add(sequence(seq_id, 4, 100))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(3, 500))
+    assert sizes(scheduler.schedule(StepBudget(0.0, decoding=2, least=2))) == {0: 1, 1: 1, 2: 1, 3: 2}
+    assert sizes(scheduler.schedule(StepBudget(0.0, decoding=2, least=0.1))) == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+def test_where_nobody_decodes_chunks_are_whole_unless_somebody_is_told() -> None:
+    scheduler = make(num_blocks=1000, max_num_batched_tokens=512)
+    scheduler.add(sequence(0, 2000))
+    assert sizes(scheduler.schedule(StepBudget(0.0, decoding=20, least=5))) == {0: 512}
+    assert sizes(scheduler.schedule(StepBudget(0.0, decoding=20, least=5, alone=50))) == {0: 50}
+
+
+# The estimate
+
+
+def test_pace_follows_the_median_of_the_last_steps() -> None:
+    pace = Pace(0.0)
+    assert pace.budget(0.2).decoding == pytest.approx(0.2 * FIRST_WORK_PER_S)
+    pace.note(16, 0.16)
+    assert pace.work_per_s == pytest.approx(100)
+    for _ in range(4):
+        pace.note(20, 0.1)
+    assert pace.work_per_s == pytest.approx(200)
+    pace.note(20, 5.0)
+    pace.note(20, 0.0)
+    assert pace.work_per_s == pytest.approx(200), "what happens once or twice changes nothing"
+    budget = pace.budget(0.2, 0.5)
+    assert (budget.decoding, budget.alone) == pytest.approx((40, 100))
+    assert budget.least == pytest.approx(40 * PREFILL_SHARE)
+    assert pace.budget().decoding == pace.budget().alone == inf
+
+
+class TimedModel(FakeModel):
+    """Takes as long as `cost` says, on a clock of its own."""
+
+    def __init__(self, config: Any, cost: Callable[[ForwardBatch], float]) -> None:
+        super().__init__(config)
+        self.now = 0.0
+        self.steps: list[tuple[int, int, float]] = []  # sequences, tokens, seconds
+        self._cost = cost
+
+    def __call__(self, batch: ForwardBatch) -> Any:
+        seconds = self._cost(batch)
+        self.now += seconds
+        self.steps.append((batch.num_seqs, batch.num_tokens, seconds))
+        return super().__call__(batch)
+
+
+def timed(cost: Callable[[ForwardBatch], float], **changes: Any) -> tuple[Engine, TimedModel]:
+    usual = {"max_model_len": 4096, "num_blocks": 4096, "max_num_batched_tokens": 512, "max_step_ms": 200}
+    config = make_config(**{"vocab_size": BYTES.vocab_size} | usual | changes)
+    model = TimedModel(config, cost)
+    return Engine(model, BYTES, config, clock=lambda: model.now), model
+
+
+def half_billion(batch: ForwardBatch) -> float:
+    """About what two cores take for the 0.5B shape: 20 ms for the weights, 4 ms a token, attention over its context."""
+    return 0.020 + sum(0.004 * (1 + 1e-4 * int(position)) for position in batch.positions)
+
+
+@pytest.mark.parametrize("key_work", [0.0, 1e-4, 3e-4])
+def test_streams_get_their_tokens_in_time_while_a_long_prompt_is_computed(key_work: float) -> None:
+    """Whether attention is estimated well or not: the estimate follows what is measured."""
+    engine, model = timed(half_billion, key_work=key_work)
+    for name in "abc":
+        engine.add_request(request(name, b"xyz", max_tokens=2000, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    begun = len(model.steps)
+    engine.add_request(request("long", bytes(3000), max_tokens=1))
+    while engine.prompt_progress("long") is None or engine.stats().num_running == 4:
+        engine.step()
+        if not engine.has_work or "long" not in engine._entries:
+            break
+    gaps = [seconds for num_seqs, _, seconds in model.steps[begun:] if num_seqs == 4]
+    assert gaps[0] < 0.2, "the first one is short"
+    assert max(gaps) < 0.3
+    assert sorted(gaps)[len(gaps) // 2] > 0.15, "and the bound is used"
+    for name in "abc":
+        engine.abort(name)
+
+
+def test_a_slower_machine_is_followed() -> None:
+    slowness = [1.0]
+    engine, model = timed(lambda batch: slowness[0] * half_billion(batch))
+    engine.add_request(request("a", b"xyz", max_tokens=2000, ignore_eos=True))
+    engine.step()
+    engine.add_request(request("long", bytes(4000), max_tokens=1))
+    for step in range(40):
+        slowness[0] = 3.0 if step >= 20 else 1.0
+        engine.step()
+    assert max(seconds for _, _, seconds in model.steps[26:]) < 0.25
+    engine.abort("a"), engine.abort("long")
+
+
+def test_nobody_watches_or_no_bound() -> None:
+    for changes, watched in (({}, False), ({"max_step_ms": 0}, True)):
+        engine, model = timed(half_billion, **changes)
+        engine.add_request(request("a", b"xyz", max_tokens=2000, ignore_eos=True))
+        engine.advance(is_watched=watched)
+        engine.add_request(request("long", bytes(2000), max_tokens=1))
+        engine.advance(is_watched=watched, prompt_step_s=0.1)
+        assert model.steps[-1][:2] == (2, 512)
+        engine.abort("a"), engine.abort("long")
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 400), st.floats(0, 0.01))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_budget_changes_a_token(rng: Any, max_step_ms: int, key_work: float) -> None:
+    """A clock that says anything: the same tokens as alone, an end for all, all blocks back."""
+    requests = [
+        request(str(i), bytes(rng.randrange(256) for _ in range(n)), seed=i, n=1 + i % 2, **SAMPLED)
+        for i, n in enumerate((1, 9, 30, 17, 5, 30))
+    ]
+    engine, _ = make_engine(num_blocks=rng.choice([11, 64]), max_step_ms=max_step_ms, key_work=key_work)
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += rng.choice([0.0, 1e-9, 0.01, 0.3, 100.0])
+        return now[0]
+
+    engine._clock = clock
+    for item in requests:
+        engine.add_request(item)
+    outputs, _ = drive(engine)
+    assert outputs == {item.request_id: alone(item) for item in requests}
