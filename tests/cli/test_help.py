@@ -32,6 +32,7 @@ def test_the_commands() -> None:
         "perplexity",
         "pull",
         "run",
+        "serve",
         "trace",
     ]
 

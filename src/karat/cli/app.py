@@ -19,6 +19,7 @@ Examples
   karat run --chat "Tell me a story about a fox and a lantern."
   karat run org/name --chat "Why is the sky blue?"
   karat chat                               talk
+  karat serve                              an OpenAI-compatible server
   karat inspect                            what is in a model, and its memory
   karat convert org/name out.gguf --quant Q4_K_M
   karat COMMAND --help                     more on a command
@@ -109,6 +110,7 @@ def _flowing(function: Callable[..., None]) -> str:
 _COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "run"),
     "chat": ("chat", "chat"),
+    "serve": ("serve", "serve"),
     "inspect": ("inspect", "inspect"),
     "bench": ("bench", "bench"),
     "convert": ("convert", "convert"),

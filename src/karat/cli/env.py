@@ -23,7 +23,7 @@ Examples
   karat env --json       to compare two machines by program
 """
 
-_PACKAGES = ("numpy", "tokenizers", "huggingface_hub", "jinja2", "typer", "rich", "msgspec")
+_PACKAGES = ("numpy", "tokenizers", "huggingface_hub", "jinja2", "typer", "rich", "msgspec", "starlette", "uvicorn")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@]+(?=@)")
 

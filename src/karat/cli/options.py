@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -172,6 +173,51 @@ class ReportOptions:
     def given(self) -> dict[str, Any]:
         """Arguments for SamplingParams: only what was on the command line."""
         return _given(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What `karat serve` listens to, whom it lets in, and what it lets them take; None where the server decides."""
+
+    host: Annotated[str | None, _option("Server", "HOST", "Listen there (default: 127.0.0.1).")] = None
+    port: Annotated[int | None, _option("Server", "N", "Listen to this port (default: 8000; 0: any).")] = None
+    served_model_name: Annotated[
+        list[str] | None, _option("Server", "NAME", "What clients call the model; repeatable.")
+    ] = None
+    api_key: Annotated[
+        list[str] | None, _option("Server", "KEY", "Only who sends it may ask; other users here may see it.")
+    ] = None
+    api_key_file: Annotated[Path | None, _option("Server", "FILE", "The same, a key on each line of a file.")] = None
+    tls_cert: Annotated[Path | None, _option("Server", "FILE", "Certificate (PEM), for https.")] = None
+    tls_key: Annotated[Path | None, _option("Server", "FILE", "Its private key (PEM).")] = None
+    allowed_host: Annotated[
+        list[str] | None, _option("Server", "NAME", "A name in Host that is this server's; repeatable.")
+    ] = None
+    allowed_origin: Annotated[
+        list[str] | None, _option("Server", "URL", "A page's origin that may send requests; repeatable.")
+    ] = None
+    default_max_tokens: Annotated[
+        int | None, _option("Limits", "N", "Of answers whose request names no length (default: 4096).")
+    ] = None
+    max_num_seqs: Annotated[int | None, _option("Limits", "N", "Answers computed at a time (default: 16).")] = None
+    kv_cache_bytes: Annotated[int | None, _option("Limits", "N", "Memory of the KV cache, in bytes.")] = None
+    max_queue: Annotated[int | None, _option("Limits", "N", "Requests that may wait (default: 256).")] = None
+    queue_timeout_s: Annotated[float | None, _option("Limits", "S", "And for how long (default: without end).")] = None
+    max_connections: Annotated[int | None, _option("Limits", "N", "Open connections (default: 512).")] = None
+    max_body_bytes: Annotated[int | None, _option("Limits", "N", "Of a request's body (default: 16 MiB).")] = None
+    max_head_bytes: Annotated[int | None, _option("Limits", "N", "Of a request's headers (default: 32 KiB).")] = None
+    body_timeout_s: Annotated[float | None, _option("Limits", "S", "For a body to come (default: 30).")] = None
+    head_timeout_s: Annotated[float | None, _option("Limits", "S", "For headers to come (default: 10).")] = None
+    write_timeout_s: Annotated[
+        float | None, _option("Limits", "S", "That a client may read nothing (default: 30).")
+    ] = None
+    ping_s: Annotated[float | None, _option("Limits", "S", "Between comments in a silent stream (default: 10).")] = None
+    drain_s: Annotated[float | None, _option("Limits", "S", "For requests under way at the end (default: 30).")] = None
+
+    def engine(self) -> dict[str, Any]:
+        """Arguments for AsyncLLM: only what was on the command line."""
+        names = ("max_num_seqs", "kv_cache_bytes", "max_queue", "queue_timeout_s")
+        return {name: value for name, value in _given(self).items() if name in names}
 
 
 def _given(options: Any) -> dict[str, Any]:

@@ -7,9 +7,18 @@ import re
 
 import msgspec
 
-from karat.errors import CapacityError, KaratError, RequestError, TemplateError
+from karat.errors import (
+    CapacityError,
+    EngineDiedError,
+    KaratError,
+    OverloadedError,
+    RequestError,
+    TemplateError,
+    UsageError,
+)
 
 _PARAM = re.compile(r"([a-z_]+)=")
+RETRY_AFTER_S = 5
 
 
 class ApiError(Exception):
@@ -51,6 +60,12 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
 def of_karat(error: KaratError) -> ApiError:
     """What a typed error of Karat's is to a client."""
     message = str(error)
+    if isinstance(error, OverloadedError):
+        return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, UsageError):  # of an engine that was closed: what clients send raises none
+        return ApiError(503, "the server ended before the answer did; send it again", code="aborted")
+    if isinstance(error, EngineDiedError):
+        return ApiError(503, message, code="engine_died", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, CapacityError):
         return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError | TemplateError):

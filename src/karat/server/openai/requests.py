@@ -41,6 +41,7 @@ class Form:
     progress: bool = False
     timings_per_token: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
     no_answer: bool = False  # max_tokens 0: the echo alone
 
 
@@ -199,5 +200,6 @@ def _form(values: Mapping[str, Any]) -> Form:
         progress=values.get("return_progress", False),
         timings_per_token=values.get("timings_per_token", False),
         echo=values.get("echo", False),
+        prompt_logprobs="prompt_logprobs" in values,
         no_answer=values.get("max_tokens") == 0,
     )

@@ -1,0 +1,147 @@
+"""`karat serve`: an OpenAI-compatible server."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from karat.cli.exits import INTERRUPTED
+from karat.cli.options import LoadOptions, ServeOptions
+from karat.cli.terminal import note
+from karat.errors import KaratError, UsageError
+
+if TYPE_CHECKING:
+    from karat.engine.async_llm import AsyncLLM
+    from karat.server.settings import Settings
+
+EXAMPLES = """
+Examples
+
+  karat serve                                   on http://127.0.0.1:8000
+  karat serve org/name --served-model-name name
+  karat serve ./model.gguf --api-key-file keys.txt --port 9000
+"""
+_LOOPBACK = ("127.", "::1", "localhost")
+_MAX_KEY_BYTES = 1 << 20
+
+
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Folder, GGUF file or name on the hub.", show_default=False),
+    ] = None,
+    model_option: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as an option.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only errors on stderr.")] = False,
+    *,
+    loading: LoadOptions,
+    serving: ServeOptions,
+) -> None:
+    """Serve a model by OpenAI's protocol: chat completions, completions, models; see docs/serving.md.
+
+    Stops at SIGTERM (exit code 0) or Ctrl-C: requests under way are finished, for --drain-s seconds at the most. A
+    second signal ends them at once. No prompt is ever logged.
+    """
+    if model is not None and model_option is not None:
+        raise UsageError(f"two models, {model!r} and {model_option!r}; give one")
+    name = model if model is not None else model_option
+    settings = _settings(name, serving)
+    _log_to_stderr(quiet=quiet)
+    if not settings.api_keys and not settings.host.startswith(_LOOPBACK):
+        note(f"whoever reaches {settings.host} may use this server; ask for a key with --api-key-file")
+    code = asyncio.run(_serve(name, settings, loading.given() | serving.engine(), quiet=quiet))
+    if code:
+        raise typer.Exit(code)
+
+
+async def _serve(name: str | None, settings: "Settings", options: dict[str, Any], *, quiet: bool) -> int:
+    from karat.engine.async_llm import AsyncLLM
+    from karat.server.serving import Serving
+
+    def opened(llm: "AsyncLLM", address: str) -> None:
+        if not quiet:
+            note(f"{name or 'the embedded model'}: {llm.defaults_notice}")
+            note(f"{address}/v1 serves {', '.join(settings.model_names)}; Ctrl-C ends it")
+
+    async def open_llm() -> AsyncLLM:
+        return await AsyncLLM.open(name, **options)
+
+    running = Serving(settings, open_llm, opened)
+    number = await running.run()
+    if number is None or (number == signal.SIGTERM and not running.was_aborted):
+        return 0
+    return INTERRUPTED if number == signal.SIGINT else 128 + number
+
+
+def _settings(name: str | None, given: ServeOptions) -> "Settings":
+    from karat.server.settings import Limits, Settings
+
+    if (given.tls_cert is None) != (given.tls_key is None):
+        raise UsageError("--tls-cert and --tls-key go together; give both")
+    for file in (given.tls_cert, given.tls_key):
+        if file is not None and not file.is_file():
+            raise UsageError(f"{file}: there is no such file; give the certificate and its key as PEM")
+    own: dict[str, Any] = {
+        "host": given.host, "port": given.port, "default_max_tokens": given.default_max_tokens, "ping_s": given.ping_s,
+        "drain_s": given.drain_s, "tls_cert": given.tls_cert, "tls_key": given.tls_key,
+    }  # fmt: skip
+    bounds: dict[str, Any] = {
+        "body_bytes": given.max_body_bytes, "head_bytes": given.max_head_bytes, "body_s": given.body_timeout_s,
+        "head_s": given.head_timeout_s, "connections": given.max_connections, "write_s": given.write_timeout_s,
+    }  # fmt: skip
+    for option, value in (own | bounds).items():
+        if isinstance(value, int | float) and option != "port" and not value > 0:
+            raise UsageError(f"{option}={value}: expected a number above 0")
+    return Settings(
+        model_names=tuple(given.served_model_name or [_usual_name(name)]),
+        api_keys=_keys(given),
+        allowed_hosts=tuple(given.allowed_host or ()),
+        allowed_origins=tuple(given.allowed_origin or ()),
+        limits=Limits(**{option: value for option, value in bounds.items() if value is not None}),
+        **{option: value for option, value in own.items() if value is not None},
+    )
+
+
+def _usual_name(name: str | None) -> str:
+    """The last part of a path, or the name on the hub."""
+    if name is None:
+        return "karat-embedded"
+    path = Path(name).expanduser()
+    if not path.exists():
+        return name
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def _keys(given: ServeOptions) -> tuple[str, ...]:
+    keys = list(given.api_key or ())
+    if given.api_key_file is not None:
+        try:
+            with given.api_key_file.open("rb") as file:
+                lines = file.read(_MAX_KEY_BYTES).decode("ascii").split("\n")
+        except OSError as fault:
+            raise KaratError(f"{given.api_key_file}: {fault.strerror}; give a file with a key on each line") from fault
+        except UnicodeDecodeError:
+            raise UsageError(f"{given.api_key_file}: keys are ASCII; write one on each line") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise UsageError(f"{given.api_key_file} has no key; write one on each line")
+        keys += found
+    for key in keys:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise UsageError(
+                "an API key is empty or has spaces or letters beyond ASCII; make one: openssl rand -hex 32"
+            )
+    return tuple(keys)
+
+
+def _log_to_stderr(*, quiet: bool) -> None:
+    logger = logging.getLogger("karat")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR if quiet else logging.INFO)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -1,0 +1,160 @@
+"""The routes that generate: from the body to the answer."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from karat.engine.async_llm import AsyncLLM
+from karat.request import RequestOutput
+from karat.server.bodies import Body, read_body
+from karat.server.errors import ApiError
+from karat.server.fields import CHAT, TEXT, fields_of
+from karat.server.inner import Ask, Lengths, Work, drawn_seed
+from karat.server.keeper import Keeper
+from karat.server.metrics import Metrics
+from karat.server.news import news_of
+from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
+from karat.server.openai.events import ChatEvents, TextEvents
+from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
+from karat.server.responses import Events, JsonBytes, read_content, until_left
+from karat.server.settings import Settings
+
+_FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
+
+
+class Answering:
+    """Endpoints of starlette."""
+
+    def __init__(self, keeper: Keeper, settings: Settings, metrics: Metrics) -> None:
+        self._keeper = keeper
+        self._settings = settings
+        self._metrics = metrics
+
+    async def chat(self, request: Request) -> ASGIApp:
+        body = read_body(await read_content(request, self._settings.limits), _FIELDS[CHAT])
+        asked, llm = read_chat(body), self._keeper.llm
+        subject = await until_left(request, self._chat_subject(request, asked, llm))
+        if asked.form.stream:
+            return self._events(subject, llm, ChatEvents(subject), body)
+        (output,) = await until_left(request, self._outputs(subject, llm))
+        return self._json(chat_completion(subject, output), subject, body)
+
+    async def text(self, request: Request) -> ASGIApp:
+        body = read_body(await read_content(request, self._settings.limits), _FIELDS[TEXT])
+        asked, llm = read_text(body), self._keeper.llm
+        subject = await until_left(request, self._text_subject(request, asked, llm))
+        if asked.form.stream:
+            return self._events(subject, llm, TextEvents(subject), body)
+        outputs = await until_left(request, self._outputs(subject, llm))
+        return self._json(text_completion(subject, outputs), subject, body)
+
+    async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM) -> Subject:
+        """Contents are text: control tokens that they spell stay text."""
+        model = self.model_name(asked.form.model)
+        prompt = await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
+        work = self._work(request, asked, llm, [prompt])
+        return self._subject("chatcmpl", model, asked.form, work, llm)
+
+    async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
+        """Control tokens that a text spells are those tokens."""
+        model, prompts, echoed = self.model_name(asked.form.model), [], []
+        for prompt in asked.prompts:
+            if isinstance(prompt, str):
+                prompts.append(tuple(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)))
+            else:
+                prompts.append(prompt)
+            if asked.form.echo:
+                echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
+        work = self._work(request, asked, llm, prompts)
+        return self._subject("cmpl", model, asked.form, work, llm, echoed)
+
+    def _work(self, request: Request, asked: ChatRequest | TextRequest, llm: AsyncLLM, prompts: list[Any]) -> Work:
+        lengths = Lengths(llm.max_model_len, self._settings.default_max_tokens)
+        seed = asked.given.get("seed", drawn_seed())
+        given = {**asked.given, "seed": seed}
+        asks = []
+        for prompt in prompts:
+            num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
+            asks.append(Ask(prompt, lengths.params(llm.default_params, given, num_tokens)))
+        tenant = request.scope.get("karat.tenant")
+        salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
+        return Work(tuple(asks), seed, asked.priority, salt)
+
+    def _subject(
+        self, prefix: str, model: str, form: Form, work: Work, llm: AsyncLLM, echoed: list[str] | None = None
+    ) -> Subject:
+        heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model)
+        tally = self._metrics.tally([len(ask.token_ids) for ask in work.asks])
+        return Subject(heading, form, work, llm.tokenizer, tally, echoed or ())
+
+    async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
+        outputs: dict[int, RequestOutput] = {}
+        how = "gone"
+        try:
+            async with aclosing(news_of(llm, subject.work, subject.heading.id, progress=False)) as news:
+                async for number, update in news:
+                    subject.tally.see(number, update)
+                    if update.output is not None:
+                        outputs[number] = update.output
+            how = "ok"
+        except Exception:
+            how = "error"
+            raise
+        finally:
+            self._metrics.ended(subject.tally, how)
+        return [outputs[number] for number in range(len(subject.work.asks))]
+
+    def _events(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents, body: Body) -> Events:
+        return Events(
+            self._batches(subject, llm, events), _headers(subject, body), ping_s=self._settings.ping_s,
+            write_s=self._settings.limits.write_s,
+        )  # fmt: skip
+
+    async def _batches(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents) -> AsyncGenerator[bytes]:
+        how = "gone"
+        try:
+            news = news_of(llm, subject.work, subject.heading.id, progress=subject.form.progress)
+            async with aclosing(news):
+                async for number, update in news:
+                    subject.tally.see(number, update)
+                    if batch := events.of(number, update):
+                        yield batch
+            how = "ok"
+            yield events.end()
+        except Exception:
+            how = "error"
+            raise
+        finally:
+            self._metrics.ended(subject.tally, how)
+
+    def _json(self, answer: msgspec.Struct, subject: Subject, body: Body) -> JsonBytes:
+        return JsonBytes(msgspec.json.encode(answer), headers=_headers(subject, body))
+
+    def model_name(self, asked: str | None) -> str:
+        """The name that an answer has; 404 for one that is not served."""
+        names = self._settings.model_names
+        if asked is None:
+            return names[0]
+        if asked not in names:
+            text = f"there is no model {asked!r} here; served is {', '.join(names)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return asked
+
+
+def _headers(subject: Subject, body: Body) -> dict[str, str]:
+    headers = {"karat-seed": str(subject.work.seed)}
+    if body.without_effect:
+        headers["karat-without-effect"] = ", ".join(body.without_effect)
+    return headers
+
+
+def _options(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """As LLM.chat takes them: variables of the template apart from its own arguments."""
+    others = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
+    return {"add_generation_prompt": variables["add_generation_prompt"], "chat_template_kwargs": others or None}

@@ -1,0 +1,154 @@
+"""The app: its routes, behind the gate."""
+
+from contextlib import suppress
+from time import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from karat import __version__
+from karat.server import schema
+from karat.server.answering import Answering
+from karat.server.bodies import read_body
+from karat.server.errors import ApiError
+from karat.server.fields import CHAT, DETOKENIZE, RENDER, TEXT, TOKENIZE, fields_of
+from karat.server.gate import Gate
+from karat.server.keeper import Keeper
+from karat.server.metrics import Metrics
+from karat.server.openai.requests import read_messages, read_variables
+from karat.server.openapi import document
+from karat.server.responses import JsonBytes, read_content, until_left
+from karat.server.settings import Settings
+from karat.server.state import State
+
+
+def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
+    """The ASGI app of a server."""
+    metrics = Metrics()
+    answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
+    facts = _Facts(keeper, settings, state, metrics)
+    routes = [
+        Route(CHAT, answering.chat, methods=["POST"]),
+        Route(TEXT, answering.text, methods=["POST"]),
+        Route("/v1/models", facts.models),
+        Route("/v1/models/{name:path}", facts.model),
+        Route(TOKENIZE, tools.tokenize, methods=["POST"]),
+        Route(DETOKENIZE, tools.detokenize, methods=["POST"]),
+        Route(RENDER, tools.render, methods=["POST"]),
+        Route("/health", facts.health),
+        Route("/ready", facts.ready),
+        Route("/metrics", facts.metrics),
+        Route("/version", facts.version),
+        Route("/openapi.json", facts.openapi),
+    ]
+    router = Router(routes, redirect_slashes=False)
+
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = router  # so that a wrong method or path is raised, for the gate to say
+        await router(scope, receive, send)
+
+    return Gate(routed, settings, state)
+
+
+class _Tools:
+    """Tokens and prompts without an answer."""
+
+    def __init__(self, keeper: Keeper, settings: Settings) -> None:
+        self._keeper = keeper
+        self._settings = settings
+
+    async def tokenize(self, request: Request) -> ASGIApp:
+        values = read_body(await read_content(request, self._settings.limits), fields_of(TOKENIZE)).values
+        llm = self._keeper.llm
+        asking = llm.tokenize(values["prompt"], add_special_tokens=values.get("add_special_tokens", True))
+        ids = await until_left(request, asking)
+        texts = [llm.tokenizer.id_to_token(i) for i in ids] if values.get("return_token_strs") else None
+        return _json(schema.Tokenized(list(ids), len(ids), llm.max_model_len, texts))
+
+    async def detokenize(self, request: Request) -> ASGIApp:
+        values = read_body(await read_content(request, self._settings.limits), fields_of(DETOKENIZE)).values
+        llm = self._keeper.llm
+        return _json(schema.Detokenized(await until_left(request, llm.detokenize(values["tokens"]))))
+
+    async def render(self, request: Request) -> ASGIApp:
+        values = read_body(await read_content(request, self._settings.limits), fields_of(RENDER)).values
+        llm, variables = self._keeper.llm, read_variables(values)
+        asking = llm.render(
+            read_messages(values["messages"]), sanitize_control_tokens=True,
+            add_generation_prompt=variables.pop("add_generation_prompt"), chat_template_kwargs=variables or None,
+        )  # fmt: skip
+        prompt = await until_left(request, asking)
+        ids = list(prompt.token_ids)
+        return _json(schema.Rendered(prompt.text, ids, len(ids), llm.max_model_len))
+
+
+class _Facts:
+    """What the server says of itself."""
+
+    def __init__(self, keeper: Keeper, settings: Settings, state: State, metrics: Metrics) -> None:
+        self._keeper = keeper
+        self._settings = settings
+        self._state = state
+        self._metrics = metrics
+        self._begun = int(time())
+
+    async def models(self, request: Request) -> ASGIApp:
+        return _json(schema.Models([self._model(name) for name in self._settings.model_names]))
+
+    async def model(self, request: Request) -> ASGIApp:
+        name = request.path_params["name"]
+        if name not in self._settings.model_names:
+            raise ApiError(404, f"there is no model {name[:80]!r} here", param="model", code="model_not_found")
+        return _json(self._model(name))
+
+    async def health(self, request: Request) -> ASGIApp:
+        """200 while the server can serve, also while the model is loaded or requests are drained; 503 after a death."""
+        if self._keeper.has_died:
+            return _json(schema.Health("the engine died and is started again"), 503)
+        return _json(schema.Health("ok"))
+
+    async def ready(self, request: Request) -> ASGIApp:
+        """Whether a request would be taken now."""
+        if self._state.draining:
+            return _json(schema.Health("ending"), 503)
+        with suppress(ApiError):
+            self._keeper.llm  # noqa: B018 - whether there is one
+            return _json(schema.Health("ready"))
+        return _json(schema.Health("not ready: no engine yet"), 503)
+
+    async def metrics(self, request: Request) -> ASGIApp:
+        page = self._metrics.page(await gauges_of(self._keeper, self._state))
+        return JsonBytes(page, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def version(self, request: Request) -> ASGIApp:
+        return _json(schema.Version(__version__))
+
+    async def openapi(self, request: Request) -> ASGIApp:
+        return JsonBytes(msgspec.json.encode(document()))
+
+    def _model(self, name: str) -> schema.Model:
+        return schema.Model(name, self._begun, self._keeper.llm.max_model_len)
+
+
+async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:
+    """What the engine counts now; of the server alone while there is no engine."""
+    gauges: dict[str, tuple[str, float]] = {"karat_http_requests_busy": ("HTTP requests under way", state.num_busy)}
+    with suppress(ApiError):
+        stats = await keeper.llm.stats()
+        gauges |= {
+            "karat_sequences_running": ("Choices that are computed", stats.num_running),
+            "karat_sequences_waiting": ("Choices that wait", stats.num_waiting),
+            "karat_kv_blocks": ("Blocks of the KV cache", stats.num_blocks),
+            "karat_kv_blocks_used": ("Of these, those held by running choices", stats.num_blocks_used),
+            "karat_preemptions": ("Choices that gave their blocks to others, so far", stats.num_preemptions),
+            "karat_prefix_cache_queries": ("Tokens looked for in the prefix cache, so far", stats.prefix_queries),
+            "karat_prefix_cache_hits": ("Tokens found there, so far", stats.prefix_hits),
+            "karat_steps": ("Steps, so far", stats.num_steps),
+        }
+    return gauges
+
+
+def _json(answer: msgspec.Struct, status: int = 200) -> JsonBytes:
+    return JsonBytes(msgspec.json.encode(answer), status)

@@ -1,0 +1,145 @@
+"""What every request passes before it is read: Host, Origin, key, and whether the server is ending.
+
+A page in a browser can send requests to 127.0.0.1, and a name can be made to lead there (DNS rebinding). So a Host that
+is a name is refused unless it was allowed, and an Origin unless it is the server's own. No CORS header is ever sent.
+"""
+
+import hmac
+import ipaddress
+import logging
+import traceback
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from karat.errors import KaratError
+from karat.server.errors import ApiError, of_karat
+from karat.server.responses import GoneError, JsonBytes
+from karat.server.settings import Settings, digest
+from karat.server.state import State
+
+OPEN_ROUTES = ("/health", "/ready")  # answered without a key, and to the end
+_STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
+_log = logging.getLogger("karat.server")
+
+
+class Gate:
+    """An ASGI app around `inner`. It answers errors in OpenAI's form, and logs a line a request: never its content."""
+
+    def __init__(self, inner: ASGIApp, settings: Settings, state: State) -> None:
+        self._inner = inner
+        self._settings = settings
+        self._state = state
+        self._keys = settings.key_digests
+        self._hosts = {"localhost", settings.host.lower(), *(host.lower() for host in settings.allowed_hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # there are no web sockets, and nothing waits for the lifespan
+        begun, status = perf_counter(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._answered(scope, receive, noting)
+        except GoneError:
+            status = 499  # nginx's: the client closed the connection
+        except ApiError as error:
+            await _refuse(error, scope, receive, noting, started=status != 0)
+        except HTTPException as error:
+            code = _STATUS_CODES.get(error.status_code)
+            known = ApiError(error.status_code, f"{error.detail}; docs/serving.md lists the routes", code=code)
+            await _refuse(known, scope, receive, noting, started=status != 0)
+        except KaratError as error:
+            await _refuse(of_karat(error), scope, receive, noting, started=status != 0)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a request: a bug ends it alone
+            _log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            bug = ApiError(500, f"{type(error).__name__}: this is a bug in Karat; the server's log says where")
+            await _refuse(bug, scope, receive, noting, started=status != 0)
+        finally:
+            took_s = perf_counter() - begun
+            _log.info("%s %s %d %.3f s", scope["method"], ascii(scope["path"][:100])[1:-1], status, took_s)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _Headers(scope)
+        self._check_host(headers)
+        is_open = scope["path"] in OPEN_ROUTES
+        if self._keys and not is_open:
+            scope["karat.tenant"] = self._tenant(headers)
+        if is_open:
+            await self._inner(scope, receive, send)
+            return
+        if self._state.draining:
+            raise ApiError(503, "the server is ending; send the request to another, or later", code="draining",
+                           retry_after_s=10)  # fmt: skip
+        with self._state.busy():
+            await self._inner(scope, receive, send)
+
+    def _check_host(self, headers: "_Headers") -> None:
+        host = headers.only("host")
+        if host is not None and not self._is_known(host):
+            raise ApiError(403, "the Host header names another machine; ask by address, or allow the name with "
+                           "--allowed-host", code="foreign_host")  # fmt: skip
+        origin = headers.only("origin")
+        if origin is None or origin.lower() in self._origins:
+            return
+        if host is None or urlsplit(origin).netloc.lower() != host.lower():
+            raise ApiError(403, "the request comes from a page of another origin; allow it with --allowed-origin",
+                           code="foreign_origin")  # fmt: skip
+
+    def _is_known(self, host: str) -> bool:
+        """An address cannot be made to lead elsewhere; a name is known or foreign."""
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        if name is None or "@" in host or "/" in host:
+            return False
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return name in self._hosts
+        return True
+
+    def _tenant(self, headers: "_Headers") -> str:
+        """Whose key it is, as a name that does not tell the key; 401 for none of ours. All keys are compared."""
+        scheme, _, key = (headers.only("authorization") or "").partition(" ")
+        given, found = digest(key.strip()), None
+        for known in self._keys:
+            if hmac.compare_digest(given, known):
+                found = known
+        if scheme.lower() != "bearer" or found is None:
+            raise ApiError(401, "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
+                           code="invalid_api_key")  # fmt: skip
+        return found.hex()
+
+
+class _Headers:
+    """Those of a request; `only` refuses what comes twice, as two readers could take two values for it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._all: list[tuple[bytes, bytes]] = scope["headers"]
+
+    def only(self, name: str) -> str | None:
+        values = [value for key, value in self._all if key == name.encode()]
+        if len(values) > 1:
+            raise ApiError(400, f"the header {name} comes {len(values)} times; expected one")
+        return values[0].decode("latin-1").strip() if values else None
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *, started: bool) -> None:
+    if started:
+        return  # the stream has said it
+    headers = dict(error.headers)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in (408, 413):
+        headers["connection"] = "close"
+    await JsonBytes(error.body, error.status, headers)(scope, receive, send)

@@ -1,0 +1,134 @@
+"""uvicorn with the limits that it does not have: of a head's bytes and time, and of connections."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from karat.server.errors import RETRY_AFTER_S, ApiError
+from karat.server.settings import Limits, Settings
+
+_REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+class Server(uvicorn.Server):
+    """Signals are the caller's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: Any, settings: Settings) -> Server:
+    """For sockets that the caller has bound."""
+    config = uvicorn.Config(
+        app, http=_limited(settings.limits), loop="asyncio", ws="none", lifespan="off", log_config=None,
+        access_log=False, server_header=False, date_header=True, proxy_headers=False,
+        timeout_keep_alive=int(settings.limits.idle_s), timeout_graceful_shutdown=1,
+        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
+    )  # fmt: skip
+    return Server(config)
+
+
+def _limited(limits: Limits) -> type[asyncio.Protocol]:
+    class LimitedProtocol(HttpToolsProtocol):
+        """A connection. A head (request line and headers) may be of so many bytes and take so long, from its first."""
+
+        _in_head = True
+        _head_bytes = 0
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                text = f"{limits.connections} connections are open already (--max-connections); try again later"
+                self._end(ApiError(503, text, code="connections", retry_after_s=RETRY_AFTER_S))
+            else:
+                self._watch_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwatch_head()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            if self._in_head:
+                self._watch_head()
+            super().data_received(data)
+            if self._in_head and not self.transport.is_closing():
+                self._head_bytes += len(data)
+                self._check_head()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_head, self._head_bytes = True, 0
+
+        def on_url(self, url: bytes) -> None:
+            super().on_url(url)
+            self._head_bytes += len(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            super().on_header(name, value)
+            self._head_bytes += len(name) + len(value)
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            self._unwatch_head()
+            if self._head_bytes > limits.head_bytes:
+                raise ValueError("the head is too large")  # the parser ends, and `send_400_response` says why
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._in_head, self._head_bytes = True, 0
+
+        def send_400_response(self, msg: str) -> None:
+            if not self._check_head():
+                self._end(ApiError(400, "this is no HTTP request; send HTTP/1.1", code="invalid_http"))
+
+        def _check_head(self) -> bool:
+            if self._head_bytes <= limits.head_bytes:
+                return False
+            text = f"request line and headers are larger than {limits.head_bytes} bytes; send less"
+            self._end(ApiError(431, text, code="head_too_large"))
+            return True
+
+        def _watch_head(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(limits.head_s, self._too_slow)
+
+        def _unwatch_head(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _too_slow(self) -> None:
+            self._timer = None
+            text = f"the request's head did not come within {limits.head_s:g} s; send it faster"
+            self._end(ApiError(408, text, code="timeout"))
+
+        def _end(self, error: ApiError) -> None:
+            """Say it, where no other answer is being written, and close."""
+            if self.transport.is_closing():
+                return
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(_raw(error))
+            self.transport.close()
+
+    return LimitedProtocol
+
+
+def _raw(error: ApiError) -> bytes:
+    headers = {"content-type": "application/json", "content-length": str(len(error.body)), "connection": "close"}
+    lines = [f"HTTP/1.1 {error.status} {_REASONS[error.status]}"]
+    lines += [f"{name}: {value}" for name, value in (headers | error.headers).items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + error.body

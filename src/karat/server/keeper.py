@@ -1,0 +1,51 @@
+"""Keeps an engine: opens it, sees it die, starts it again, and gives up at the second death within a minute."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from karat.engine.async_llm import AsyncLLM
+from karat.server.errors import RETRY_AFTER_S, ApiError
+
+_LOOK_S = 0.1
+_log = logging.getLogger("karat.server")
+
+
+class Keeper:
+    """`open_llm` opens an engine. `run` keeps it until it is cancelled."""
+
+    def __init__(self, open_llm: Callable[[], Awaitable[AsyncLLM]]) -> None:
+        self._open = open_llm
+        self._llm: AsyncLLM | None = None
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine; ApiError 503 while it is loaded, or has died."""
+        llm = self._llm
+        if llm is None:
+            raise ApiError(503, "the model is being loaded; try again", code="loading", retry_after_s=RETRY_AFTER_S)
+        if llm.failure is not None:
+            text = f"{llm.failure}; it is being started again"
+            raise ApiError(503, text, code="engine_died", retry_after_s=RETRY_AFTER_S)
+        return llm
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the engine died and is not back yet."""
+        return self._llm is not None and self._llm.failure is not None
+
+    async def run(self, opened: Callable[[AsyncLLM], None]) -> None:
+        """`opened` is called once. Raises what opening raises; EngineDiedError at a second death within a minute."""
+        self._llm = llm = await self._open()
+        opened(llm)
+        while True:
+            while llm.healthy:
+                await asyncio.sleep(_LOOK_S)
+            _log.error("the engine is started again")
+            await llm.restart()
+            _log.error("the engine is back")
+
+    async def close(self) -> None:
+        """End the engine; what it still computes ends in an error."""
+        if self._llm is not None:
+            await self._llm.close()

@@ -1,0 +1,47 @@
+"""What /metrics says, in Prometheus' form."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from karat.server.tally import Tally
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """Of one server: a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        at = self._registry
+        self._first = Histogram("karat_time_to_first_token_seconds", "From request to first token", registry=at,
+                                buckets=_SECONDS)  # fmt: skip
+        self._gap = Histogram("karat_inter_token_latency_seconds", "Between updates of a request", registry=at,
+                              buckets=_GAPS)  # fmt: skip
+        self._whole = Histogram("karat_request_seconds", "From request to its end", registry=at, buckets=_SECONDS)
+        self._requests = Counter("karat_requests", "Requests that ended, by how", ["end"], registry=at)
+        self._prompt_tokens = Counter("karat_prompt_tokens", "Tokens of prompts", registry=at)
+        self._cached_tokens = Counter("karat_prompt_tokens_cached", "Of these, those found in the cache", registry=at)
+        self._answer_tokens = Counter("karat_generation_tokens", "Tokens of answers", registry=at)
+        self._gauges: dict[str, Gauge] = {}
+
+    def tally(self, prompt_lens: list[int]) -> Tally:
+        """A count whose times are observed."""
+        return Tally(prompt_lens, self._first.observe, self._gap.observe)
+
+    def ended(self, tally: Tally, how: str) -> None:
+        """`how`: ok, error or gone."""
+        self._requests.labels(how).inc()
+        self._whole.observe(tally.elapsed_s)
+        self._prompt_tokens.inc(sum(tally.prompt_lens))
+        self._cached_tokens.inc(sum(tally.num_cached))
+        self._answer_tokens.inc(tally.num_tokens)
+
+    def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
+        """All of it; `gauges` are what the engine counts now: name -> explanation and value."""
+        for name, (text, value) in gauges.items():
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, text, registry=self._registry)
+            self._gauges[name].set(value)
+        page: bytes = generate_latest(self._registry)
+        return page

@@ -1,0 +1,117 @@
+"""Outputs of the engine made into OpenAI's answers, whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from msgspec import UNSET
+
+from karat import __version__
+from karat.request import CompletionOutput, RequestOutput, StreamChunk
+from karat.server import schema
+from karat.server.errors import ApiError
+from karat.server.inner import Work
+from karat.server.openai.logprobs import LogprobWriter, of_prompt
+from karat.server.openai.requests import Form
+from karat.server.schema import FinishReason
+from karat.server.tally import Tally
+from karat.text import Tokenizer
+
+FINGERPRINT = f"karat-{__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What is the same in all events of an answer."""
+
+    id: str
+    created: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an answer is made of, beside the outputs. `echoed`: the text of each prompt, where it is to come first."""
+
+    heading: Heading
+    form: Form
+    work: Work
+    tokenizer: Tokenizer
+    tally: Tally
+    echoed: Sequence[str] = ()
+
+    @property
+    def writer(self) -> LogprobWriter:
+        return LogprobWriter(self.tokenizer, as_ids=self.form.tokens_as_ids)
+
+
+def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompletion:
+    """The whole answer to a conversation; ApiError if a choice ended in an error."""
+    (ask,) = subject.work.asks
+    heading, form, top = subject.heading, subject.form, ask.params.logprobs
+    choices = []
+    for choice in output.outputs:
+        logprobs = None
+        if top is not None and choice.logprobs is not None:
+            logprobs = subject.writer.chat(choice.token_ids, choice.logprobs, top)
+        choices.append(
+            schema.ChatChoice(
+                choice.index, schema.Message("assistant", choice.text), logprobs, reason_of(choice),
+                choice.stop_reason, list(choice.token_ids) if form.token_ids else UNSET,
+            )
+        )  # fmt: skip
+    return schema.ChatCompletion(
+        heading.id, heading.created, heading.model, choices, subject.tally.usage(), subject.tally.timings(),
+        schema.Karat(subject.work.seed), FINGERPRINT,
+        prompt_logprobs=of_prompt(output.prompt_logprobs) if output.prompt_logprobs is not None else UNSET,
+        prompt_token_ids=list(output.prompt_token_ids) if form.token_ids else UNSET,
+    )  # fmt: skip
+
+
+def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schema.TextCompletion:
+    """The whole answer to texts; ApiError if a choice ended in an error."""
+    heading, tally = subject.heading, subject.tally
+    choices: list[schema.TextChoice] = []
+    for number, output in enumerate(outputs):
+        first = len(choices)
+        choices += [_text_choice(subject, number, first + c.index, output, c) for c in output.outputs]
+    if subject.form.no_answer:
+        tally.num_tokens = 0
+    return schema.TextCompletion(
+        heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=tally.usage(),
+        timings=tally.timings(), karat=schema.Karat(subject.work.seed),
+    )  # fmt: skip
+
+
+def _text_choice(
+    subject: Subject, number: int, index: int, output: RequestOutput, choice: CompletionOutput
+) -> schema.TextChoice:
+    form, params = subject.form, subject.work.asks[number].params
+    reason = reason_of(choice)
+    text, ids, found = choice.text, choice.token_ids, choice.logprobs
+    if form.no_answer:
+        text, ids, found, reason = "", (), () if found is not None else None, "length"
+    logprobs = None
+    if params.logprobs is not None and found is not None:
+        if form.echo and output.prompt_logprobs is not None:
+            every = (*output.prompt_logprobs, *found)
+            logprobs = subject.writer.text((*output.prompt_token_ids, *ids), every, params.logprobs, 0)
+        else:
+            logprobs = subject.writer.text(ids, found, params.logprobs, 0)
+    asked = form.prompt_logprobs and output.prompt_logprobs is not None
+    return schema.TextChoice(
+        index, (subject.echoed[number] if form.echo else "") + text, logprobs, reason,
+        None if form.no_answer else choice.stop_reason,
+        of_prompt(output.prompt_logprobs or ()) if asked else UNSET,
+        list(ids) if form.token_ids else UNSET,
+        list(output.prompt_token_ids) if form.token_ids else UNSET,
+    )  # fmt: skip
+
+
+def reason_of(choice: CompletionOutput | StreamChunk) -> FinishReason:
+    """Why a choice ended; ApiError where it was not by itself."""
+    if choice.finish_reason == "error":
+        raise ApiError(500, choice.error or "the answer ended in an error", code="numerics")
+    if choice.finish_reason == "abort":
+        raise ApiError(503, "the server ended this request before its end; send it again", code="aborted")
+    return cast(FinishReason, choice.finish_reason)

@@ -1,0 +1,165 @@
+"""News of the engine made into the events of a stream. What comes of one update is written together."""
+
+from msgspec import UNSET, UnsetType
+
+from karat.engine.engine import RequestUpdate
+from karat.request import StreamChunk
+from karat.server import schema
+from karat.server.openai.answers import FINGERPRINT, Subject, reason_of
+from karat.server.openai.logprobs import num_chars, of_prompt
+from karat.server.sse import DONE, event
+
+
+class _Events:
+    """What the events of both routes share: usage and timings, and which is the last."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._num_open = sum(ask.params.n for ask in subject.work.asks)
+        self._begun: set[int] = set()  # choices that have had an event
+
+    def _usage(self) -> schema.Usage | UnsetType | None:
+        form = self._subject.form
+        if form.continuous_usage:
+            return self._subject.tally.usage()
+        return None if form.include_usage else UNSET
+
+    def _timings(self, *, last: bool) -> schema.Timings | UnsetType:
+        wanted = last or self._subject.form.timings_per_token
+        return self._subject.tally.timings() if wanted else UNSET
+
+    def _karat(self, *, last: bool) -> schema.Karat | UnsetType:
+        return schema.Karat(self._subject.work.seed) if last else UNSET
+
+
+class ChatEvents(_Events):
+    """The events of an answer to a conversation."""
+
+    def of(self, number: int, update: RequestUpdate) -> bytes:
+        """All events of an update; ApiError if a choice ended in an error."""
+        written = b""
+        if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
+            written += event(self._chunk([], progress=progress))
+        return written + b"".join(map(self._of_chunk, update.chunks))
+
+    def end(self) -> bytes:
+        """The last events."""
+        if not self._subject.form.include_usage:
+            return DONE
+        chunk = self._chunk([])
+        chunk.usage = self._subject.tally.usage()
+        return event(chunk) + DONE
+
+    def _of_chunk(self, chunk: StreamChunk) -> bytes:
+        subject, written = self._subject, b""
+        form, params = subject.form, subject.work.asks[0].params
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            delta = schema.Delta(role="assistant", content="", refusal=None)
+            first = self._chunk([schema.ChatChunkChoice(chunk.index, delta)])
+            if form.token_ids:
+                first.prompt_token_ids = list(subject.work.asks[0].token_ids)
+            if chunk.prompt_logprobs is not None:
+                first.prompt_logprobs = of_prompt(chunk.prompt_logprobs)
+            written += event(first)
+        logprobs = None
+        if params.logprobs is not None and chunk.logprobs:
+            logprobs = subject.writer.chat(chunk.token_ids, chunk.logprobs, params.logprobs)
+        if chunk.text or logprobs is not None or (form.token_ids and chunk.token_ids):
+            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(content=chunk.text), logprobs)
+            if form.token_ids:
+                choice.token_ids = list(chunk.token_ids)
+            written += event(self._chunk([choice]))
+        if chunk.finish_reason is not None:
+            self._num_open -= 1
+            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(), None, reason_of(chunk), chunk.stop_reason)
+            written += event(self._chunk([choice], last=self._num_open == 0))
+        return written
+
+    def _chunk(
+        self, choices: list[schema.ChatChunkChoice], *, last: bool = False,
+        progress: schema.PromptProgress | UnsetType = UNSET,
+    ) -> schema.ChatChunk:  # fmt: skip
+        heading = self._subject.heading
+        return schema.ChatChunk(
+            heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=self._usage(),
+            timings=self._timings(last=last), karat=self._karat(last=last), prompt_progress=progress,
+        )  # fmt: skip
+
+
+class TextEvents(_Events):
+    """The events of a text that is continued."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self._offsets: dict[int, int] = {}  # of the next token of each choice, in characters
+
+    def of(self, number: int, update: RequestUpdate) -> bytes:
+        """All events of an update; ApiError if a choice ended in an error."""
+        written = b""
+        if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
+            written += event(self._completion([], progress=progress))
+        return written + b"".join(self._of_chunk(number, chunk) for chunk in update.chunks)
+
+    def end(self) -> bytes:
+        """The last events."""
+        if not self._subject.form.include_usage:
+            return DONE
+        completion = self._completion([])
+        if self._subject.form.no_answer:
+            self._subject.tally.num_tokens = 0
+        completion.usage = self._subject.tally.usage()
+        return event(completion) + DONE
+
+    def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
+        subject, written = self._subject, b""
+        form, params = subject.form, subject.work.asks[number].params
+        index = sum(ask.params.n for ask in subject.work.asks[:number]) + chunk.index
+        if index not in self._begun:
+            self._begun.add(index)
+            written += self._first(number, index, chunk)
+        logprobs = None
+        if params.logprobs is not None and chunk.logprobs and not form.no_answer:
+            offset = self._offsets.get(index, 0)
+            logprobs = subject.writer.text(chunk.token_ids, chunk.logprobs, params.logprobs, offset)
+            num_new = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in chunk.token_ids)
+            self._offsets[index] = offset + num_new
+        text = "" if form.no_answer else chunk.text
+        wants_ids = form.token_ids and bool(chunk.token_ids) and not form.no_answer
+        if text or logprobs is not None or wants_ids or chunk.finish_reason is not None:
+            reason = None if chunk.finish_reason is None else reason_of(chunk)
+            if form.no_answer and reason is not None:
+                reason = "length"
+            self._num_open -= reason is not None
+            choice = schema.TextChoice(index, text, logprobs, reason, None if form.no_answer else chunk.stop_reason)
+            if wants_ids:
+                choice.token_ids = list(chunk.token_ids)
+            written += event(self._completion([choice], last=reason is not None and self._num_open == 0))
+        return written
+
+    def _first(self, number: int, index: int, chunk: StreamChunk) -> bytes:
+        """What comes before the answer: the prompt, its ids and its log-probabilities, as far as they are asked for."""
+        subject = self._subject
+        form, ask = subject.form, subject.work.asks[number]
+        choice = schema.TextChoice(index, subject.echoed[number] if form.echo else "", None, None)
+        if form.token_ids:
+            choice.prompt_token_ids = list(ask.token_ids)
+        if chunk.prompt_logprobs is not None:
+            if form.prompt_logprobs:
+                choice.prompt_logprobs = of_prompt(chunk.prompt_logprobs)
+            if form.echo and ask.params.logprobs is not None:
+                choice.logprobs = subject.writer.text(ask.token_ids, chunk.prompt_logprobs, ask.params.logprobs, 0)
+                self._offsets[index] = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in ask.token_ids)
+        if not (form.echo or form.token_ids or form.prompt_logprobs):
+            return b""
+        return event(self._completion([choice]))
+
+    def _completion(
+        self, choices: list[schema.TextChoice], *, last: bool = False,
+        progress: schema.PromptProgress | UnsetType = UNSET,
+    ) -> schema.TextCompletion:  # fmt: skip
+        heading = self._subject.heading
+        return schema.TextCompletion(
+            heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=self._usage(),
+            timings=self._timings(last=last), karat=self._karat(last=last), prompt_progress=progress,
+        )  # fmt: skip

@@ -1,0 +1,153 @@
+"""What is sent back: JSON, or events as they come; and what a body and a client's leaving are."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from karat.errors import KaratError
+from karat.server.errors import ApiError, of_karat
+from karat.server.settings import Limits
+from karat.server.sse import PING, error_event
+
+T = TypeVar("T")
+_FIRST_S = 1.0  # for an error to come before the headers say 200
+
+
+class GoneError(Exception):
+    """The client has left; nobody waits for an answer."""
+
+
+class JsonBytes:
+    """An answer in JSON, encoded already."""
+
+    def __init__(self, content: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> None:
+        self._content = content
+        self._status = status
+        self._headers = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self._status, "headers": encoded(self._headers)})
+        await send({"type": "http.response.body", "body": self._content})
+
+
+class Events:
+    """Server-sent events. `batches` are events to be written together; it is closed when the client leaves.
+
+    A comment is sent where nothing came for ping_s. A reader that takes nothing for write_s is left. An error after the
+    headers is the last event.
+    """
+
+    def __init__(
+        self, batches: AsyncGenerator[bytes], headers: Mapping[str, str], *, ping_s: float, write_s: float
+    ) -> None:
+        self._batches = batches
+        self._headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no",
+                         **headers}  # fmt: skip
+        self._ping_s, self._write_s = ping_s, write_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(_left(receive))
+        coming: asyncio.Task[bytes] | None = None
+        started = False
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(self._batches))
+                wait_s = self._ping_s if started else min(_FIRST_S, self._ping_s)
+                await asyncio.wait({coming, leaving}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done():
+                    raise GoneError
+                batch, is_last = PING if started else b"", False
+                if coming.done():
+                    batch, is_last = _batch_of(coming, started=started)
+                    coming = None
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": encoded(self._headers)})
+                await self._write(send, batch, is_last=is_last)
+                if is_last:
+                    return
+        finally:
+            leaving.cancel()
+            if coming is not None:
+                coming.cancel()
+                with suppress(BaseException):
+                    await coming
+            await self._batches.aclose()
+
+    async def _write(self, send: Send, batch: bytes, *, is_last: bool) -> None:
+        try:
+            async with asyncio.timeout(self._write_s):
+                await send({"type": "http.response.body", "body": batch, "more_body": not is_last})
+        except TimeoutError:
+            raise GoneError from None
+
+
+def _batch_of(coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, bool]:
+    """What came, and whether it is the last; an error is raised as long as the headers can say it."""
+    try:
+        return coming.result(), False
+    except StopAsyncIteration:
+        return b"", True
+    except (ApiError, KaratError) as error:
+        if not started:
+            raise
+        return error_event((error if isinstance(error, ApiError) else of_karat(error)).body), True
+
+
+async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled, and GoneError raised, when the client leaves before."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
+    try:
+        await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise GoneError
+    finally:
+        leaving.cancel()
+        doing.cancel()
+        with suppress(BaseException):
+            await doing
+
+
+async def read_content(request: Request, limits: Limits) -> bytes:
+    """The body of a request; 413 and 408 beyond the limits, 415 for a body that is packed."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ApiError(415, "the body is compressed; send it as it is", code="unsupported_encoding")
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
+        raise _too_large(limits)
+    content = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise GoneError
+                content += message.get("body", b"")
+                if len(content) > limits.body_bytes:
+                    raise _too_large(limits)
+                if not message.get("more_body", False):
+                    return bytes(content)
+    except TimeoutError:
+        message_text = f"the body did not come within {limits.body_s:g} s; send it faster"
+        raise ApiError(408, message_text, code="timeout") from None
+
+
+def _too_large(limits: Limits) -> ApiError:
+    text = f"the body is larger than {limits.body_bytes} bytes (--max-body-bytes); send less"
+    return ApiError(413, text, code="body_too_large")
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """As ASGI wants them. No browser is to guess what an answer is."""
+    safe = {"x-content-type-options": "nosniff", **headers}
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in safe.items()]

@@ -1,0 +1,122 @@
+"""A server from its start to its end: sockets, signals, the engine, and what happens when one of them ends."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from karat.engine.async_llm import AsyncLLM
+from karat.errors import KaratError
+from karat.server.app import make_app
+from karat.server.http import make_server
+from karat.server.keeper import Keeper
+from karat.server.settings import Settings
+from karat.server.state import State
+
+_log = logging.getLogger("karat.server")
+_BACKLOG = 1024
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of `host`; KaratError where one cannot be had."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, proto, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listener = socket.socket(family, kind, proto)
+            sockets.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if port == 0 and len(sockets) > 1:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+    except OSError as fault:
+        for listener in sockets:
+            listener.close()
+        raise KaratError(f"{host} port {port} cannot be listened on ({fault.strerror}); choose another by --host and "
+                         "--port") from fault  # fmt: skip
+    return sockets
+
+
+class Serving:
+    """One server. `announce` is called with its address once it can answer, `opened` with the engine once it is there.
+
+    SIGTERM or SIGINT drains it: it is not ready, new requests get 503, those under way end, or are ended after drain_s.
+    A second signal ends them at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        open_llm: Callable[[], Awaitable[AsyncLLM]],
+        opened: Callable[[AsyncLLM, str], None],
+    ) -> None:
+        self._settings = settings
+        self._keeper = Keeper(open_llm)
+        self._opened = opened
+        self._signals: list[int] = []
+
+    async def run(self) -> int | None:
+        """Until a signal, which is returned, or an error, which is raised."""
+        settings = self._settings
+        sockets = bind(settings.host, settings.port)
+        host, port = sockets[0].getsockname()[:2]
+        scheme = "http" if settings.tls_cert is None else "https"
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        state, first, second = State(), asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def note(number: int) -> None:
+            self._signals.append(number)
+            (second if first.is_set() else first).set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, note, number)
+        server = make_server(make_app(self._keeper, settings, state), settings)
+        http = asyncio.create_task(server.serve(sockets=sockets))
+        keeping = asyncio.create_task(self._keeper.run(lambda llm: self._opened(llm, address)))
+        stopping = asyncio.create_task(first.wait())
+        try:
+            await asyncio.wait({http, keeping, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            state.draining = True
+            if stopping.done():
+                await self._drain(state, second)
+        finally:
+            state.draining = True
+            await _ended(stopping)
+            failure = keeping.exception() if keeping.done() and not keeping.cancelled() else None
+            await _ended(keeping)
+            await self._keeper.close()
+            with suppress(TimeoutError):  # for what is under way to say why it ended
+                await asyncio.wait_for(state.idle(), 1)
+            server.should_exit = server.force_exit = True
+            await asyncio.wait({http}, timeout=3)
+            await _ended(http)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        if failure is not None:
+            raise failure
+        return self._signals[0] if self._signals else None
+
+    @property
+    def was_aborted(self) -> bool:
+        """Whether a second signal came."""
+        return len(self._signals) > 1
+
+    async def _drain(self, state: State, second: asyncio.Event) -> None:
+        _log.warning("ending: %d requests under way, %g s for them", state.num_busy, self._settings.drain_s)
+        idle, hurried = asyncio.create_task(state.idle()), asyncio.create_task(second.wait())
+        await asyncio.wait({idle, hurried}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        await _ended(idle)
+        await _ended(hurried)
+
+
+async def _ended(task: "asyncio.Task[object]") -> None:
+    task.cancel()
+    with suppress(BaseException):
+        await task

@@ -1,0 +1,45 @@
+"""How the server is set up: what `karat serve` was told."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one client may take. Times in seconds."""
+
+    body_bytes: int = 16 * 1024**2
+    body_s: float = 30
+    head_bytes: int = 32 * 1024
+    head_s: float = 10
+    idle_s: float = 75  # of a connection between two requests
+    write_s: float = 30  # that a reader may take none of what is written
+    connections: int = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`model_names`: at least one, the first for whoever names none. No keys: everybody may ask."""
+
+    model_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    default_max_tokens: int = 4096
+    ping_s: float = 10
+    drain_s: float = 30
+    limits: Limits = Limits()
+
+    @property
+    def key_digests(self) -> tuple[bytes, ...]:
+        return tuple(map(digest, self.api_keys))
+
+
+def digest(key: str) -> bytes:
+    """Of one length for all keys, so that comparing tells nothing of it."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

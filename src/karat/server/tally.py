@@ -1,0 +1,80 @@
+"""What is counted of one HTTP request while its answer grows: tokens and times."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from karat.engine.engine import RequestUpdate
+from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress, Timings, Usage
+
+
+class Tally:
+    """`see` every update of every prompt. on_first is called with the time to the first token, on_gap with the time
+    between two updates that brought tokens, for each of these."""
+
+    def __init__(
+        self,
+        prompt_lens: Sequence[int],
+        on_first: Callable[[float], None] = lambda seconds: None,
+        on_gap: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._on_first, self._on_gap = on_first, on_gap
+        self.prompt_lens = list(prompt_lens)
+        self.begun = clock()
+        self.num_tokens = 0
+        self.num_cached = [0] * len(prompt_lens)
+        self._first: float | None = None
+        self._last = self.begun
+        self._num_first = 0  # tokens that came with the first
+
+    def see(self, index: int, update: RequestUpdate) -> None:
+        """News of the prompt of number `index`."""
+        if update.progress is not None:
+            self.num_cached[index] = update.progress.num_cached
+        if update.output is not None:
+            self.num_cached[index] = update.output.num_cached_tokens
+        num_new = sum(len(chunk.token_ids) for chunk in update.chunks)
+        if num_new == 0:
+            return
+        now = self._clock()
+        if self._first is None:
+            self._first, self._num_first = now, num_new
+            self._on_first(now - self.begun)
+        else:
+            self._on_gap(now - self._last)
+        self._last = now
+        self.num_tokens += num_new
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self.begun
+
+    def usage(self) -> Usage:
+        num_prompt = sum(self.prompt_lens)
+        return Usage(
+            num_prompt, self.num_tokens, num_prompt + self.num_tokens, PromptDetails(sum(self.num_cached)),
+            CompletionDetails(),
+        )  # fmt: skip
+
+    def progress(self, index: int, update: RequestUpdate) -> PromptProgress | None:
+        """What an update says of its prompt; None if nothing."""
+        told = update.progress
+        if told is None:
+            return None
+        return PromptProgress(told.num_tokens, told.num_cached, told.num_computed, self.elapsed_s * 1000)
+
+    def timings(self) -> Timings:
+        num_cached = sum(self.num_cached)
+        num_computed = sum(self.prompt_lens) - num_cached
+        prompt_ms = ((self._first or self._clock()) - self.begun) * 1000
+        num_after, answer_ms = self.num_tokens - self._num_first, (self._last - (self._first or self._last)) * 1000
+        return Timings(
+            num_cached, num_computed, prompt_ms, _ratio(prompt_ms, num_computed),
+            _ratio(num_computed * 1000, prompt_ms), self.num_tokens, answer_ms, _ratio(answer_ms, num_after),
+            _ratio(num_after * 1000, answer_ms),
+        )  # fmt: skip
+
+
+def _ratio(amount: float, of: float) -> float | None:
+    return amount / of if of > 0 else None
