@@ -1,4 +1,4 @@
-"""Checkpoints: finding a model, reading its files with suspicion, and giving every layer its weight."""
+"""Checkpoints: finding a model, checking its untrusted files, and giving every layer its weight."""
 
 from karat.checkpoint.assign import assign
 from karat.checkpoint.folder import FolderCheckpoint, open_folder

@@ -1,4 +1,4 @@
-"""Gives every layer its weight, or says everything that does not fit in one error."""
+"""assign: gives every layer its weight, or raises one error that lists every mismatch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ _COMPARED_BYTES = 1 << 20
 
 
 def is_recomputed(name: str) -> bool:
-    """Buffers of older files that hold nothing of their own: the inverse frequencies of RoPE."""
+    """Whether a tensor is computed from the config anyway: RoPE's inverse frequencies, which older files store."""
     return name.endswith(".rotary_emb.inv_freq")
 
 
@@ -25,12 +25,11 @@ def assign(
     tied: Mapping[str, str] = MappingProxyType({}),
     ignorable: Callable[[str], bool] = is_recomputed,
 ) -> dict[str, Weight]:
-    """The weight of each spec, by its source; no weight is read, except both copies of a tied one.
+    """The weight of each spec, by `spec.source`. No weight is read, except both copies of a tied one.
 
-    `tied` maps an alias to the source it shares, if config.json declares the tie: the alias may be absent; if
-    it is present its type, shape and bytes must equal the source's. A spec may name an alias: it gets the
-    source's weight. Raises one CheckpointError that lists every tensor missing, unexpected or of another
-    shape, and says what the likely reason is.
+    `tied` maps an alias to the source that config.json ties it to. The alias may be absent. If it is present, its type,
+    shape and bytes must equal the source's. A spec that names an alias gets the source's weight. Raises one
+    CheckpointError that lists every missing, unexpected and misshapen tensor, with the likely reason.
     """
     sources = [spec.source for spec in specs]
     assert len(set(sources)) == len(sources), "two layers need the same tensor"
@@ -76,7 +75,7 @@ def _check_tie(alias: Weight, source: Weight) -> None:
 def _describe(
     checkpoint: Checkpoint, missing: Sequence[WeightSpec], unexpected: Sequence[str], misshapen: Sequence[str]
 ) -> str:
-    """A line that says what does not fit and why, then a line for each kind of fault."""
+    """A line with the counts and the likely reason, then a line for each kind of fault."""
     stored = checkpoint.weights
     lists = {
         "missing": [f"{spec.source} {list(spec.shape)}" for spec in missing],

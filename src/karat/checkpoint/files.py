@@ -1,7 +1,4 @@
-"""Opening files that somebody else named: only regular ones, and only those of the model's own folder.
-
-And writing whole ones.
-"""
+"""Files: opening those that a model names (regular files of the model's own folder only), and writing whole ones."""
 
 import errno
 import mmap
@@ -21,7 +18,7 @@ except ImportError:  # no Unix
 
 
 def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple[BinaryIO, int]:
-    """The file at `path`, opened for reading, and its size at this moment; raises `error`."""
+    """The file at `path`, opened for reading, and its size in bytes at this moment. Raises `error`."""
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -35,7 +32,7 @@ def open_regular(path: Path, error: type[KaratError] = CheckpointError) -> tuple
 
 
 def mapped(file: BinaryIO, size: int, path: Path) -> mmap.mmap:
-    """The open file `path` in memory, for reading; CheckpointError where it cannot be mapped."""
+    """The first `size` bytes of the open file `path`, mapped read-only. Raises CheckpointError."""
     try:
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as fault:  # ValueError: the file has become shorter
@@ -43,22 +40,25 @@ def mapped(file: BinaryIO, size: int, path: Path) -> mmap.mmap:
 
 
 def why(fault: OSError | ValueError, advice: str) -> str:
-    """The reason in brackets, and `advice`; where the process may open no more files, its limit and how to raise it."""
+    """The reason in brackets, then `advice`.
+
+    Where the process may open no more files, its limit and how to raise it instead.
+    """
     if isinstance(fault, OSError) and fault.errno == errno.EMFILE:
         return f"({fault.strerror}: the limit of this process is {descriptor_limit()}); raise it with ulimit -n"
     return f"({fault.strerror if isinstance(fault, OSError) and fault.strerror else fault}); {advice}"
 
 
 def descriptor_limit() -> str:
-    """How many files this process may have open, in words."""
+    """The number of files that this process may have open, as text."""
     return "unknown" if resource is None else str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -> Path | None:
-    """The file `name` of `folder`, None if there is none; raises `error` if a link leads out of it.
+    """The file `name` of `folder`; None if there is none. Raises `error` if a link leads out of the folder.
 
-    Links within the folder are followed, and those of a hub cache, `<cache>/<repo>/snapshots/<commit>` and folders in
-    there, to its two stores of blobs. Raises OSError if the folder cannot be searched.
+    Links within the folder are followed. In a hub cache (`<cache>/<repo>/snapshots/<commit>` and folders below it),
+    links to the cache's two stores of blobs are followed too. Raises OSError if the folder cannot be searched.
     """
     path = folder / name
     if not path.exists():
@@ -79,18 +79,18 @@ def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the name `path`, and the place of a file of that name, when the block ends well.
+    """A file to write. It takes the name `path`, and replaces a file of that name, when the block ends without error.
 
-    Until then it is a hidden file beside it, of which only SIGKILL and the like leave anything. What is no regular file
-    (a pipe), or another name of an open one (/dev/stdout, /proc/1/fd/3), is written as it is. Raises OutputError where
-    it cannot be written.
+    Until then it is a hidden file in the same folder. It is removed on any error; only SIGKILL and the like leave it.
+    A path that is no regular file (a pipe), or names an open descriptor (/dev/stdout, /proc/1/fd/3), is written
+    directly. Raises OutputError where it cannot be written.
     """
     try:
         if path.exists() and (not path.is_file() or _is_descriptor(path)):
             with path.open("wb") as file:
                 yield file
             return
-        target = path.resolve()  # a link stays, and what it leads to is replaced
+        target = path.resolve()  # a link stays; the file that it leads to is replaced
         part = target.with_name(f".{target.name}.{os.urandom(4).hex()}.part")
         with part.open("xb") as file:
             try:
@@ -107,6 +107,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Whether a path leads to what a process has open, rather than to a name in a folder."""
+    """Whether a path names an open descriptor of a process rather than a file in a folder."""
     parts = path.absolute().parts
     return parts[1:2] == ("proc",) or (parts[1:2] == ("dev",) and parts[2:3] != ("shm",))

@@ -25,7 +25,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderCheckpoint:
-    """A Checkpoint: the folder as it was given, its two configs as written, its weights, memory-mapped."""
+    """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights."""
 
     path: Path
     config: dict[str, Any]
@@ -34,12 +34,12 @@ class FolderCheckpoint:
 
     @property
     def generation_source(self) -> str:
-        """What `generation_config` is called where it comes from."""
+        """The name of the file that `generation_config` comes from."""
         return "generation_config.json"
 
 
 def open_folder(path: Path) -> FolderCheckpoint:
-    """Opens and checks the model in the folder `path`; reads the configs and headers but no weight.
+    """Opens and checks the model in the folder `path`. Reads the configs and headers, no weight.
 
     Raises ConfigError for config.json and generation_config.json, CheckpointError for everything else.
     """
@@ -65,7 +65,7 @@ def open_folder(path: Path) -> FolderCheckpoint:
 
 
 def _check_num_layers(checkpoint: FolderCheckpoint) -> None:
-    """Raises ConfigError for more layers than tensors, before anything is made for each layer."""
+    """Raises ConfigError for more layers than tensors, before memory is taken for each layer."""
     stated, num_tensors = checkpoint.config.get("num_hidden_layers"), len(checkpoint.weights)
     if isinstance(stated, int) and stated > num_tensors:
         raise ConfigError(
@@ -75,10 +75,7 @@ def _check_num_layers(checkpoint: FolderCheckpoint) -> None:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The index's weight_map (tensor -> file name); every file name is one of the index's own folder.
-
-    Raises CheckpointError.
-    """
+    """The index's weight_map (tensor -> file name). File names have no folder. Raises CheckpointError."""
     files: dict[str, str] = {}
     names: dict[str, str] = {}  # one string for each file, not one for each tensor
     try:
@@ -111,7 +108,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def refusal(place: str, names: Collection[str]) -> str | None:
-    """Why `place`, which has the files `names`, is no model that Karat reads, and what to do; None if it may be."""
+    """Why `place` with the files `names` is no model that Karat reads, and what to do; None if it may be one."""
     if adapters := [name for name in names if name in _ADAPTERS]:
         return (
             f"{place}: has {adapters[0]}, a LoRA adapter; Karat runs whole models: merge the adapter into its base "
@@ -120,7 +117,10 @@ def refusal(place: str, names: Collection[str]) -> str | None:
     if SINGLE in names or INDEX in names:
         return None
     if shards := [name for name in names if name.endswith(".safetensors")]:
-        return f"{place}: has {shown(shards[0])} but neither {SINGLE} nor {INDEX}, which says what is where"
+        return (
+            f"{place}: has {shown(shards[0])} but neither {SINGLE} nor {INDEX}, which maps tensors to files: "
+            "download the model again"
+        )
     if pickles := [name for name in names if name.endswith(_PICKLES)]:
         return (
             f"{place}: has its weights only as {shown(pickles[0])}, a pickle, which can run any code when it "
@@ -137,7 +137,7 @@ def refusal(place: str, names: Collection[str]) -> str | None:
 
 
 def _weight_files(folder: Path) -> Mapping[str, str]:
-    """Where the index puts each tensor (tensor -> file name), empty if there is only `model.safetensors`."""
+    """The index's map (tensor -> file name); empty if there is only `model.safetensors`."""
     if reason := refusal(str(folder), sorted(file.name for file in folder.iterdir())):
         raise CheckpointError(reason)
     single, index = member(folder, SINGLE), member(folder, INDEX)
@@ -150,7 +150,7 @@ def _weight_files(folder: Path) -> Mapping[str, str]:
 
 
 def _read_shards(folder: Path, files: Mapping[str, str]) -> dict[str, Weight]:
-    """The tensors of all shards, each of which must be where the index says, and nowhere else."""
+    """The tensors of all shards. Each must be in the file that the index names, and in no other."""
     weights: dict[str, Weight] = {}
     strays: list[tuple[str, str]] = []
     for file, num_listed in Counter(files.values()).items():

@@ -1,7 +1,7 @@
 """Fetching a model from the Hugging Face hub.
 
-The network, the cache and the variables HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are
-huggingface_hub's own; here is what to fetch, and what to tell who cannot have it.
+huggingface_hub handles the network, the cache and the variables HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT and
+HF_HUB_OFFLINE. This file chooses the files to fetch and explains each failure.
 """
 
 import errno
@@ -30,7 +30,7 @@ from karat.errors import HubError, UsageError
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.+/-]{{1,255}}))?(?::({TAG.pattern}))?", re.ASCII)
 
-# What says what a model is, except its weights. Never code, never pickles.
+# The files of a model besides its weights. Never code, never pickles.
 _DESCRIPTION = (
     "config.json",
     "generation_config.json",
@@ -44,7 +44,7 @@ _DESCRIPTION = (
     "adapter_config.json",  # to be refused by name
     INDEX,
 )
-# The library's error is an OSError and an error of the HTTP client, of which different versions use different ones.
+# The library's error is an OSError and an error of its HTTP client, which differs between versions.
 _CLIENT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 _FAULTS = (_CLIENT_ERROR, OSError, RuntimeError, ValueError)
 
@@ -57,11 +57,11 @@ class _Quiet(tqdm):
 
 
 def pull(model: str, *, revision: str | None = None, force: bool = False, progress: bool = True) -> Path:
-    """The folder in the hub's cache with the snapshot of `org/name` or `org/name@revision`, made complete.
+    """The folder in the hub's cache with the complete snapshot of `org/name` or `org/name@revision`.
 
-    With `:TYPE` after the name it is the (first) GGUF file of that type instead. Fetched are the description, then the
-    weights (with bars, if `progress` and on a terminal). Without a network, what the cache has complete is good as it
-    is; but `force`, which fetches again what the cache has, needs the hub. Raises HubError.
+    With `:TYPE` after the name: the (first) GGUF file of that type. The description is fetched first, then the weights
+    (with bars, if `progress` and on a terminal). Without a network a complete snapshot in the cache is used. `force`
+    fetches all files again and needs the hub. Raises HubError, and UsageError for two revisions.
     """
     match = HUB_NAME.fullmatch(model)
     if match is None:

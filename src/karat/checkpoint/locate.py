@@ -1,4 +1,4 @@
-"""What a model's name means: a local folder or GGUF file, or one of the Hugging Face hub."""
+"""resolve: from a model's name to a local folder or GGUF file, fetched from the Hugging Face hub if need be."""
 
 import os
 from pathlib import Path
@@ -7,16 +7,17 @@ from karat.checkpoint.files import open_regular
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError, HubError, UsageError
 
-PATH_START = ("/", "./", "../", "~/")  # of words that are no name of the hub
+PATH_START = ("/", "./", "../", "~/")  # a word that begins with one is a path, never a name of the hub
 
 _MAGIC = b"GGUF"
 
 
 def resolve(model: str | Path, *, revision: str | None = None, progress: bool = True) -> Path:
-    """The folder or GGUF file of `model`: what lies there, else `org/name`, `org/name@revision`, `org/name:TYPE`.
+    """The folder or GGUF file of `model`: a local path, else `org/name`, `org/name@revision` or `org/name:TYPE`.
 
-    What is on the hub is fetched as `pull` does, with its errors. Raises CheckpointError for another file, HubError for
-    what can be neither, UsageError for a revision of what is local. A Path is always local.
+    A model of the hub is fetched by `pull`, with its errors. A Path is always local. Raises CheckpointError for any
+    other file and for a Path that does not exist, HubError for a word that is neither a path nor a hub name, UsageError
+    for a revision of a local model.
     """
     try:
         path = Path(model).expanduser()
@@ -36,7 +37,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
         raise CheckpointError(
             f"{model}: does not exist; expected a folder with config.json and the weights, or a GGUF file"
         )
-    # Half a second and 10 MB that local models need not pay for.
+    # This import takes half a second and 10 MB, which local models do without.
     from karat.checkpoint.hub import HUB_NAME, pull
 
     if not HUB_NAME.fullmatch(model):
@@ -50,7 +51,7 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
 
 
 def absent(model: str) -> CheckpointError | None:
-    """The error for a word that can only be a path and leads to nothing; None for every other word."""
+    """The error for a word that can only be a path and does not exist; None for every other word."""
     if os.path.exists(os.path.expanduser(model)):  # noqa: PTH110, PTH111 - Path's raise on what cannot be a path
         return None
     if model.endswith(".gguf") and (model.startswith(PATH_START) or model.count("/") != 1):
@@ -61,7 +62,7 @@ def absent(model: str) -> CheckpointError | None:
 
 
 def _is_gguf(path: Path) -> bool:
-    """Whether a file is one by its first bytes: those of an Ollama store have no ending."""
+    """Whether the first bytes of a file are GGUF's. Files of an Ollama store have no suffix."""
     try:
         file, _ = open_regular(path)
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""Why tensors and config.json do not fit together: the usual mistakes, told from the names alone."""
+"""Why tensors and config.json do not fit together: the usual causes, recognised from the names alone."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from itertools import islice
 
 from karat.checkpoint.wording import shown
 
-# (what an unexpected name contains, what the file then is and what to do)
+# (pattern in an unexpected name, the cause and what to do)
 _KINDS: Sequence[tuple[str, str]] = (
     (r"lora_|\.base_layer\.", "these are a LoRA adapter's: merge it into its base model first"),
     (
@@ -21,9 +21,12 @@ _KINDS: Sequence[tuple[str, str]] = (
     ),
     (
         r"(qkv_proj|gate_up_proj|query_key_value|c_attn|W_pack)\.",
-        "here projections are fused, as in Phi-3 or GPT-2",
+        "projections are fused here, as in Phi-3 or GPT-2, which Karat does not read: use a model of a family it has",
     ),
-    (r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.", "these are a mixture-of-experts model's"),
+    (
+        r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.",
+        "these are a mixture-of-experts model's, which Karat does not read: use a dense model",
+    ),
     (r"vision|visual|image|audio", "these are a multimodal model's: only text models are read"),
 )
 _BIAS = re.compile(r"\.bias$")
@@ -32,7 +35,7 @@ _LAYER = re.compile(r"\.layers\.(\d{1,9})\.")
 
 
 def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool) -> str:
-    """One clause that says what probably happened and what to do; not all three may be empty."""
+    """One clause with the probable cause and what to do. At least one argument must not be empty."""
     if missing and (reason := _prefix(missing, unexpected)):
         return reason
     for pattern, reason in _KINDS:
@@ -64,7 +67,7 @@ def _all(pattern: re.Pattern[str], names: Sequence[str]) -> bool:
 
 
 def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
-    """The reason, if most missing tensors are there under a longer or a shorter name."""
+    """The reason, if most missing tensors are present under a longer or a shorter name; else None."""
     wanted, present = set(missing), set(unexpected)
     longer = Counter(
         name[: dot + 1] for name in unexpected for dot in _dots(name) if name[dot + 1 :] in wanted
@@ -83,5 +86,5 @@ def _prefix(missing: Sequence[str], unexpected: Sequence[str]) -> str | None:
 
 
 def _dots(name: str) -> list[int]:
-    """Where a prefix may end: no wrapper has more than four parts."""
+    """The first four dots of a name, where a prefix may end: no wrapper has more than four parts."""
     return [match.start() for match in islice(re.finditer(r"\.", name), 4)]

@@ -1,4 +1,4 @@
-"""Quantising a float weight in memory, into the very blocks that a converted file holds."""
+"""Quantising a float weight in memory, to the same blocks that a converted file holds."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ _CHUNK_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Requantized:
-    """A weight in the format asked for, or the weight as it was and why, to be told."""
+    """A weight in the requested format, or the unchanged weight and the reason, for a message."""
 
     weight: Weight
     kept_because: str | None = None
@@ -23,9 +23,9 @@ class Requantized:
 def requantize(weight: Weight, format_: Format) -> Requantized:
     """`weight` with its rows in blocks of `format_`: same name, shape and file, the data in memory.
 
-    It is kept as it is where it cannot or should not be quantised: rows that are no whole number of blocks, vectors
-    (norms and biases), and what is quantised already. Beside the blocks this takes a few megabytes. NumericsError, with
-    the tensor's name, for values that the format cannot store.
+    It stays unchanged where rows are no whole number of blocks, where it is a vector (norms and biases), and where it
+    is quantised already. Besides the blocks this takes a few megabytes. Raises NumericsError with the tensor's name for
+    values that the format cannot store.
     """
     if reason := _reason_to_keep(weight, format_):
         return Requantized(weight, f"{weight.name} stays {weight.dtype}: {reason}")
@@ -50,16 +50,16 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
 
 
 def requantized_type(weight: Weight, format_: Format) -> str:
-    """The type of what `requantize` would make of a weight, which is not read."""
+    """The stored type that `requantize` would give a weight. The weight is not read."""
     return weight.dtype if _reason_to_keep(weight, format_) else format_.name
 
 
 def _reason_to_keep(weight: Weight, format_: Format) -> str | None:
     if weight.is_quantised:
-        return "it is quantised already, and what that lost cannot be had back"
+        return "it is quantised already, and the precision lost then does not come back"
     if len(weight.shape) < 2:
         return "vectors are small and keep their precision"
-    columns = (weight.whole_shape or weight.shape)[-1]  # ranks decide alike, whatever they hold of a row
+    columns = (weight.whole_shape or weight.shape)[-1]  # of the whole row, so that all ranks decide alike
     if columns % format_.block_size:
         return f"its rows have {columns} values, and a block of {format_.name} takes {format_.block_size}"
     return None

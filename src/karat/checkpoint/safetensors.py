@@ -1,9 +1,12 @@
 """Reader of the safetensors format (https://huggingface.co/docs/safetensors).
 
-A file is its header's length (8 bytes, little-endian), a JSON header {name: {dtype, shape, data_offsets}} and
-the data, every byte of which belongs to one tensor. Only the header is read; the data is memory-mapped. Files
-are untrusted: every rule of the format is checked before a tensor is handed out, and refusing one takes less
-than 256 MB of memory whatever its header says.
+    byte 0               8                                               8 + n
+         | n             | JSON: {name: {dtype, shape, data_offsets}}    | data                  |
+           8 bytes LE      n bytes                                         data_offsets start here
+
+Every byte of the data belongs to exactly one tensor. Only the header is read; the data is memory-mapped. Files are
+untrusted: every rule of the format is checked before a tensor is returned, and refusing a file takes less than 256 MB
+of memory whatever its header says.
 """
 
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError
 
-# Bits an element takes, for every type the format knows.
+# Bits of an element, for every type of the format.
 DTYPE_BITS: Mapping[str, int] = {
     "BOOL": 8,
     "U8": 8,
@@ -47,7 +50,7 @@ DTYPE_BITS: Mapping[str, int] = {
 
 COMPUTED_TYPES = ("F32", "F16", "BF16")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-# Ours, far above any model, so that even a header full of valid entries stays small in memory.
+# Karat's own limits, far above any model: they bound the memory that a header full of valid entries takes.
 MAX_TENSORS = 1 << 17
 MAX_NAME_LEN = 192
 MAX_DIMS = 8
@@ -64,7 +67,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of one tensor; its bytes are [begin, end) of the file. Checked against the file."""
+    """One tensor of a header, checked against the file's size; its bytes are [begin, end) of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -74,24 +77,24 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All a file says of itself: entries in the order of the header, and the free-text metadata."""
+    """A file's header: entries in its order, and the free-text metadata."""
 
     entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
 
 
 def read_header(path: Path) -> Header:
-    """Reads and checks the header of a safetensors file of any types; raises CheckpointError."""
+    """Reads and checks the header of a safetensors file, with tensors of any type. Raises CheckpointError."""
     file, size = open_regular(path)
     with file:
         return _read_header(path, file, size)
 
 
 def read_safetensors(path: Path) -> dict[str, Weight]:
-    """The tensors of a file by name, memory-mapped; raises CheckpointError, also for types not computed on.
+    """The tensors of a file by name, memory-mapped. Raises CheckpointError, also for types that Karat does not compute.
 
-    The sizes hold for the file as it was opened. A file that another process shortens later ends this process
-    with SIGBUS at the first lost page, as with any mapping: replace models by renaming, never in place.
+    Sizes are checked when the file is opened. If another process shortens the file later, the first lost page ends this
+    process with SIGBUS, as with any mapping: replace models by renaming, never in place.
     """
     file, size = open_regular(path)
     with file:
@@ -193,7 +196,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_layout(entries: Mapping[str, TensorEntry], data_start: int, size: int) -> None:
-    """Every byte of the data belongs to exactly one tensor."""
+    """Raise JsonError unless every byte of the data belongs to exactly one tensor."""
     position, previous = data_start, ""
     for name in sorted(entries, key=lambda name: (entries[name].begin, entries[name].end)):
         entry = entries[name]

@@ -1,4 +1,4 @@
-"""What a rank holds of a stored tensor: only those bytes are read from the mapped file."""
+"""The part of a stored tensor that a rank holds: only its bytes are read from the mapped file."""
 
 import math
 import mmap
@@ -16,14 +16,14 @@ Piece = tuple[int, int]
 
 
 def block_of(dtype: str) -> tuple[int, int]:
-    """Values and bytes of the smallest unit of a row in a stored type: a block, or one value."""
+    """Values and bytes of the smallest unit of a row of a stored type: a block, or one value."""
     if (format_ := FORMATS.get(dtype)) is not None:
         return format_.block_size, format_.block_bytes
     return 1, PLAIN_BYTES[dtype]
 
 
 def cut_block(weight: Weight, spec: WeightSpec) -> Piece | None:
-    """A piece that begins or ends inside a block of the weight's rows, which cannot be cut; None if there is none."""
+    """A piece of `spec` that begins or ends inside a block (blocks cannot be cut); None if there is none."""
     if not spec.pieces or spec.shard_axis != len(weight.shape) - 1 or len(weight.shape) < 2:
         return None
     size = block_of(weight.dtype)[0]
@@ -31,7 +31,7 @@ def cut_block(weight: Weight, spec: WeightSpec) -> Piece | None:
 
 
 def part_shape(weight: Weight, spec: WeightSpec) -> tuple[int, ...]:
-    """The shape of what `spec` asks for of a stored tensor."""
+    """The shape of the part of a stored tensor that `spec` asks for."""
     if spec.pieces is None or spec.shard_axis is None:
         return weight.shape
     shape = list(weight.shape)
@@ -40,15 +40,19 @@ def part_shape(weight: Weight, spec: WeightSpec) -> tuple[int, ...]:
 
 
 def part_bytes(weight: Weight, spec: WeightSpec) -> int:
-    """The stored bytes of what `spec` asks for; nothing is read."""
+    """The stored bytes of the part that `spec` asks for. Nothing is read."""
     return num_stored_bytes(weight.dtype, part_shape(weight, spec))
 
 
 def sliced(weight: Weight, spec: WeightSpec) -> Weight:
     """The part of a stored tensor that `spec` asks for; the weight itself where that is all of it.
 
-    It stays a view of the file, of which its own bytes are read and, of the pages at their ends, what the system reads
-    with them. The system is told at once what will be read. CheckpointError where a quantised block would be cut.
+        axis 0 (column-parallel)         axis 1 (row-parallel)
+        rows  | rank 0 |                 columns | rank 0 | rank 1 |
+              | rank 1 |                 a row is row_bytes; a rank has bytes row_span of each
+
+    The part stays a view of the file. Its own bytes are read, and the rest of the pages at their ends. The system is
+    told at once which bytes will be read. Raises CheckpointError where a block would be cut.
     """
     if spec.pieces is None:
         return weight
@@ -59,7 +63,7 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
             f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
             f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
         )
-    assert len(spec.pieces) == 1, f"{spec.source}: what a rank has of a tensor is one piece, not {spec.pieces}"
+    assert len(spec.pieces) == 1, f"{spec.source}: a rank holds one piece of a tensor, not {spec.pieces}"
     part = replace(weight, shape=part_shape(weight, spec), whole_shape=weight.shape)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
         return _rows(weight, part, spec.pieces[0])
@@ -67,7 +71,7 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
 
 
 def _rows(weight: Weight, part: Weight, piece: Piece) -> Weight:
-    """Whole rows (of a vector: values) of the tensor."""
+    """`part` as whole rows of the tensor (of a vector: values)."""
     rows = weight.stored.reshape(weight.shape[0], -1)
     if weight.row_order is None:
         _announce([rows[slice(*piece)]])
@@ -78,7 +82,7 @@ def _rows(weight: Weight, part: Weight, piece: Piece) -> Weight:
 
 
 def _columns(weight: Weight, part: Weight, piece: Piece) -> Weight:
-    """The same columns of each row."""
+    """`part` as the same columns of each row."""
     assert weight.row_order is None, "row-parallel weights are stored in their own order"
     values, num_bytes = block_of(weight.dtype)
     start, stop = (end // values * num_bytes for end in piece)
@@ -91,7 +95,7 @@ def _columns(weight: Weight, part: Weight, piece: Piece) -> Weight:
 
 
 def without_read_ahead(weights: Iterable[Weight]) -> None:
-    """Tell the system to fetch no more of the weights' files than is asked for: what lies around is for other ranks."""
+    """Tell the system not to read ahead in the weights' files: the neighbouring bytes belong to other ranks."""
     mappings = {id(found[0]): found[0] for weight in weights if (found := mapping_of(weight.stored)) is not None}
     for mapping in mappings.values():
         if hasattr(mmap, "MADV_RANDOM"):

@@ -1,7 +1,7 @@
-"""JSON from files nobody vouches for: no duplicate keys, no surprises of size, depth or encoding.
+"""JSON from untrusted files: duplicate keys, excess size, excess depth and wrong encodings are errors.
 
-`read_json` is for small documents (config.json); `JsonStream` walks large objects (a safetensors header, a
-shard index) member by member, so that the memory taken depends on what was accepted and not on what was sent.
+`read_json` is for small documents (config.json). `JsonStream` walks large objects (a safetensors header, a shard index)
+member by member, so that memory grows with the accepted members only.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from karat.checkpoint.files import open_regular
 from karat.checkpoint.wording import shown
 from karat.errors import ConfigError, KaratError
 
-# Python objects take up to 25 times the text they are parsed from; this keeps any refusal below about 100 MB.
+# Bytes. Python objects take up to 25 times the text they are parsed from, so any refusal stays below about 100 MB.
 PIECE_LIMIT = 4 << 20
 MAX_MEMBERS = 1 << 18
 _CHUNK = 1 << 20
@@ -26,7 +26,7 @@ _BLANK = re.compile(r"[ \t\n\r]+")
 
 
 class JsonError(ValueError):
-    """Text that is not the JSON it should be. Callers turn it into their own error and name the file."""
+    """Text that is not the expected JSON. Callers raise their own error with the file's name."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ _DECODER = json.JSONDecoder(
 
 
 def read_json(path: Path, error: type[KaratError] = ConfigError) -> dict[str, Any]:
-    """The object in the file at `path`, at most PIECE_LIMIT bytes of strict JSON; raises `error`."""
+    """The object in the file at `path`, at most PIECE_LIMIT bytes of strict JSON. Raises `error`."""
     file, size = open_regular(path, error)
     with file:
         if size > PIECE_LIMIT:
@@ -79,14 +79,13 @@ def read_json(path: Path, error: type[KaratError] = ConfigError) -> dict[str, An
 
 
 class JsonStream:
-    """Walks the one JSON object in the next `num_bytes` bytes of `file`; every method raises JsonError.
+    """Walks the one JSON object in the next `num_bytes` bytes of `file`. Every method raises JsonError.
 
         for name in stream.members():      # the value of each member must be taken before the next
             value = stream.value()
         stream.finish()
 
-    A piece (a string, or the value of a member) longer than PIECE_LIMIT characters is a fault, and so are more than
-    MAX_MEMBERS members.
+    A string or value longer than PIECE_LIMIT characters is an error, and so are more than MAX_MEMBERS members.
     """
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
@@ -98,7 +97,7 @@ class JsonStream:
         self._num_dropped = 0
 
     def members(self) -> Iterator[str]:
-        """The names of the object that begins here, in order; a name that comes twice is a fault."""
+        """The names of the object that begins here, in order. JsonError for a name that comes twice."""
         seen: set[str] = set()
         self._take("{")
         if self._next() == "}":
@@ -125,7 +124,7 @@ class JsonStream:
         return value
 
     def value(self) -> Any:
-        """The value that begins here, whatever it is."""
+        """The value that begins here, of any kind."""
         self._next()
         self._fill(PIECE_LIMIT)
         try:
@@ -145,7 +144,7 @@ class JsonStream:
         return value
 
     def finish(self) -> None:
-        """Nothing but white space may follow."""
+        """Raise JsonError if anything but white space follows."""
         if self._next():
             raise self._fault("something follows the object")
 
@@ -157,7 +156,7 @@ class JsonStream:
         return found
 
     def _next(self) -> str:
-        """The next character that is not white space, left in place; '' at the end."""
+        """The next character that is not white space, not yet taken; '' at the end."""
         self._fill(1)
         while (found := self._text[self._pos : self._pos + 1]) in _SPACES:
             blank = _BLANK.match(self._text, self._pos)
@@ -167,7 +166,7 @@ class JsonStream:
         return found
 
     def _fill(self, num_chars: int) -> None:
-        """Makes `num_chars` characters available from here, or all that are left."""
+        """Make `num_chars` characters available from here, or all that are left."""
         if len(self._text) - self._pos >= num_chars or not self._num_unread:
             return
         pieces = [self._text[self._pos :]]

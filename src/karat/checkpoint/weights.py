@@ -1,4 +1,4 @@
-"""A tensor as it is stored, and what a layer says it needs."""
+"""Weight, a tensor as it is stored, and WeightSpec, the tensor that a layer needs."""
 
 import mmap
 from collections.abc import Callable, Mapping
@@ -27,11 +27,15 @@ def num_stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 class Weight:
     """One stored tensor.
 
-    `dtype` is a key of PLAIN_BYTES or of karat.quant.FORMATS. `stored` is a read-only flat uint8 array, mostly a view
-    of the memory-mapped file, which is then not read before use. It holds the elements in C order, little-endian, or
-    the blocks of one row after the other (the last axis divides into blocks), and need not be aligned. With
-    `row_order`, row i of the tensor is row row_order()[i] of what is stored; with `row_span`, the tensor has only these
-    bytes [start, stop) of a stored row. `whole_shape` is that of the stored tensor where this is a part of one
+    `dtype` is a key of PLAIN_BYTES or of karat.quant.FORMATS. `stored` is a read-only flat uint8 array, usually a view
+    of the memory-mapped file, whose pages are read on first use. It holds the elements in C order, little-endian, or
+    the blocks of one row after the other (the last axis is whole blocks). It need not be aligned.
+
+        stored   | row 0: row_bytes               | row 1          | …
+                 |    | row_span |                |    |           |
+
+    With `row_order`, row i of the tensor is stored row row_order()[i]. With `row_span`, the tensor has only bytes
+    [start, stop) of each stored row. `whole_shape` is the stored tensor's shape where this is a part of one
     (karat.checkpoint.slices).
     """
 
@@ -46,7 +50,7 @@ class Weight:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes as stored."""
+        """Bytes of this tensor in its stored type."""
         return num_stored_bytes(self.dtype, self.shape)
 
     @property
@@ -56,12 +60,12 @@ class Weight:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether the data are blocks."""
+        """Whether the data are blocks of a quantised format."""
         return self.dtype in FORMATS
 
     @property
     def data(self) -> NDArray[np.uint8]:
-        """The bytes of the tensor's rows in their order, flat: `stored` itself, or each time a new array."""
+        """The bytes of the tensor's rows in order, flat uint8: `stored` itself, or a new array on each access."""
         if self.row_order is None and self.row_span is None:
             return self.stored
         rows = self.stored.reshape(-1, self.row_bytes)
@@ -70,7 +74,7 @@ class Weight:
         return (rows if self.row_order is None else rows[self.row_order()]).reshape(-1)
 
     def rows(self, start: int, stop: int) -> "Weight":
-        """Rows start … stop - 1 of a tensor with two axes; nothing is read."""
+        """Rows start … stop - 1 of a tensor with two axes. Nothing is read."""
         shape, whole_shape = (stop - start, *self.shape[1:]), self.whole_shape or self.shape
         if (row_order := self.row_order) is not None:
             return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])
@@ -79,20 +83,20 @@ class Weight:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether `stored` is a view of a file that was mapped to be read only."""
+        """Whether `stored` is a view of a file that is mapped read-only."""
         return mapping_of(self.stored) is not None
 
     def release(self) -> None:
-        """Give the memory of mapped pages back to the system; they are read again if they are needed again."""
+        """Return the memory of mapped pages to the system. A later use reads them again."""
         if (found := mapping_of(self.stored)) is not None and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:
             base, start = found
             page = start - start % mmap.PAGESIZE
             base.madvise(mmap.MADV_DONTNEED, page, start + self.stored.nbytes - page)
 
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
-        """A new array [*shape] of `dtype` (float32 or float64) of the stored values, exactly.
+        """The stored values as a new array [*shape] of `dtype` (float32 or float64), exactly.
 
-        The values of a block format are those of its `dequantize`, which computes in float32. F64 is first rounded to
+        A block format's values are those of its `dequantize`, which computes in float32. F64 is first rounded to
         float32, so that a model is the same on every executor.
         """
         if (format_ := FORMATS.get(self.dtype)) is not None:
@@ -111,9 +115,9 @@ class Weight:
 
 
 def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:
-    """The read-only mapping that an array is a view of, and where in it the array begins; None if there is none.
+    """The read-only mapping that an array is a view of, and the array's offset in it in bytes; None if there is none.
 
-    What was written to another mapping need not be in a file: its pages cannot be given back.
+    Pages of a writable mapping need not be in a file, so they cannot be returned to the system: None for those too.
     """
     base: object = stored
     while isinstance(base, np.ndarray | memoryview):
@@ -125,10 +129,10 @@ def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """What a layer needs: `source` is the canonical (Hugging Face) name, `shape` the whole tensor's.
+    """A tensor that a layer needs: `source` is its canonical (Hugging Face) name, `shape` the whole tensor's.
 
     `shard_axis` is the axis that tensor parallelism cuts: 0 column-parallel, 1 row-parallel, None replicated. `pieces`
-    are what this rank holds of it, [start, stop) one after the other; None is all of it.
+    are the parts [start, stop) of that axis that this rank holds, one after the other; None means all of it.
     """
 
     source: str
@@ -138,7 +142,7 @@ class WeightSpec:
 
 
 class Checkpoint(Protocol):
-    """Named weights of one model, opened and validated but not read."""
+    """Named weights of one model, opened and checked but not read."""
 
     @property
     def path(self) -> Path: ...

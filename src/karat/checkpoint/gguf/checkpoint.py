@@ -25,10 +25,10 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufCheckpoint:
-    """A Checkpoint: the file as it was given, its metadata, that as a config.json, its weights, memory-mapped.
+    """A Checkpoint: the file as given, its metadata, the equivalent config.json, and its memory-mapped weights.
 
-    Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, no tensor of a folder, went into the
-    config. `warnings` are for who loads the model.
+    Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, a tensor that folders do not have, is
+    in the config already. `warnings` are to be shown when the model is loaded.
     """
 
     path: Path
@@ -41,16 +41,15 @@ class GgufCheckpoint:
 
     @property
     def generation_source(self) -> str:
-        """What `generation_config` is called where it comes from."""
+        """The name of the keys that `generation_config` comes from."""
         return "general.sampling"
 
 
 def read_gguf(path: Path, forms: Forms) -> GgufCheckpoint:
-    """Opens and checks a GGUF model of one of the families that have these forms, by model_type.
+    """Opens and checks a GGUF model of one of the families in `forms` (by model_type).
 
-    `path` is a file, or the first of a split, whose other parts lie beside it.
-    Reads the headers and the few factors of RoPE but no weight. Raises ConfigError for what the model is, and
-    CheckpointError for everything else.
+    `path` is a file, or the first part of a split; the other parts are in the same folder. Reads the headers and the
+    RoPE factors, no weight. Raises ConfigError for an unsupported model, CheckpointError for everything else.
     """
     headers = _read_parts(path)
     metadata = headers[0].metadata
@@ -74,7 +73,7 @@ def read_gguf(path: Path, forms: Forms) -> GgufCheckpoint:
 
 
 def _read_parts(path: Path) -> list[Header]:
-    """The headers of all parts, the first of which is `path`."""
+    """The headers of all parts; `path` is the first."""
     first = read_header(path)
     count = first.metadata.get(int, "split.count", 1)
     if count in (0, 1):
@@ -105,10 +104,10 @@ def _read_parts(path: Path) -> list[Header]:
 
 
 def _read_further_part(file: Path, part: int, first: Header) -> Header:
-    """Its header without the metadata: the first part's are the model's.
+    """The header of a further part without its metadata: the first part's metadata are the model's.
 
-    What it states of itself must agree with them: its number, and the architecture and the tensors of all parts, which
-    it may leave out.
+    Raises CheckpointError unless the part states its own number and the count of parts. Its architecture and its number
+    of tensors in all parts may be absent, but must not differ from the first part's.
     """
     header = read_header(file)
     count = first.metadata.get(int, "split.count")
@@ -167,7 +166,7 @@ def _named(path: Path, stored: Mapping[str, Weight], form: GgufForm[Any]) -> dic
 
 
 def _ordered(weights: Mapping[str, Weight], form: GgufForm[Any], head_dim: int) -> dict[str, Weight]:
-    """The weights with their rows in the order of Hugging Face."""
+    """The weights with their rows in Hugging Face's order."""
     return {
         name: Weight(
             name,
@@ -177,7 +176,7 @@ def _ordered(weights: Mapping[str, Weight], form: GgufForm[Any], head_dim: int) 
             weight.file,
             partial(paired_rows, weight.shape[0], head_dim),
         )
-        if form.is_paired(name) and weight.shape[0] % head_dim == 0  # another shape is refused when layers take it
+        if form.is_paired(name) and weight.shape[0] % head_dim == 0  # `assign` refuses any other shape
         else weight
         for name, weight in weights.items()
     }

@@ -1,6 +1,6 @@
 """GGUF metadata as the config.json that the same model has in a Hugging Face folder.
 
-What GGUF does not carry, and what is assumed instead, is listed in docs/gguf.md.
+docs/gguf.md lists the facts that GGUF does not carry, and the assumption made for each.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ from karat.checkpoint.wording import listed, shown
 from karat.errors import ConfigError
 
 MAX_HEAD_DIM = 1 << 16
-# Keys of an architecture that are read, or that say nothing about the result.
+# Keys of an architecture that are read, or that cannot change the result.
 _READ = frozenset(
     """
     attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon
@@ -28,7 +28,7 @@ _READ = frozenset(
     rope.scaling.finetuned tensor_data_layout attention.sliding_window
     """.split()
 )
-# Keys that say nothing as long as they have one of these values.
+# Keys that change nothing while they have one of these values.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
     "attention.max_alibi_bias": (0, 0.0),
@@ -43,7 +43,7 @@ Forms = Mapping[str, GgufForm[Any]]  # by model_type
 
 
 def read_model_type(metadata: Metadata, forms: Forms) -> str:
-    """The family whose model it is; ConfigError for an architecture of none of them, and for what is no model."""
+    """The model_type of the file's family. Raises ConfigError for an unknown architecture, and for no model."""
     kind = metadata.get(str, "general.type", "model")
     if kind != "model":
         raise ConfigError(f"general.type={shown(kind)}: expected a model, not an adapter or a part of one")
@@ -62,15 +62,15 @@ def read_config(
     weights: Mapping[str, Weight],
     rope_factors: Weight | None,
 ) -> dict[str, Any]:
-    """The config.json of the model with this metadata and these weights, by their Hugging Face names.
+    """The config.json of the model with this metadata and these weights (by their Hugging Face names).
 
-    What only the tensors say (the size of the vocabulary, biases, whether the head is the embedding) is taken from
-    them. ConfigError names what contradicts, is unknown or unsupported; CheckpointError what is missing.
+    The size of the vocabulary, biases and a tied head are read from the tensors, as the metadata do not state them.
+    Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
     arch = form.architecture
     _check_keys(metadata, arch)
     hidden, num_layers = metadata.get(int, f"{arch}.embedding_length"), metadata.get(int, f"{arch}.block_count")
-    if not 1 <= num_layers <= len(weights):  # before anything is made for each layer
+    if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
             f"{arch}.block_count={num_layers}, and there are {len(weights)} tensors; expected some for each"
         )
@@ -119,7 +119,7 @@ def read_config(
 
 
 def warnings(metadata: Metadata, model_type: str, forms: Forms, weights: Collection[Weight]) -> list[str]:
-    """What to tell who loads the file: what it may lack, and what is not computed on as stored."""
+    """Warnings for the user: facts that the file may lack, and tensors that are not used in their stored type."""
     told = []
     for other, form in forms.items():
         if other != model_type and form.architecture == forms[model_type].architecture:
@@ -137,7 +137,7 @@ def _positive(metadata: Metadata, key: str, default: float | None = None) -> flo
 
 
 def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
-    """The tokens that end a text, a turn or a message."""
+    """Ids of the tokens that end a text, a turn or a message."""
     ids = []
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
         token_id = metadata.optional(int, f"tokenizer.ggml.{key}")
@@ -176,7 +176,7 @@ def _text(value: object) -> str:
 
 
 def _equal_on_layers(metadata: Metadata, key: str, num_layers: int, default: int | None) -> int:
-    """A number that may be stated for each layer, if it is the same for all."""
+    """A number that a file states once, or for each layer. ConfigError if layers differ."""
     if not isinstance(metadata.values.get(key), GgufArray):
         return metadata.get(int, key, default)
     array = metadata.array(key, "INT32", "UINT32", "INT64", "UINT64")

@@ -1,4 +1,4 @@
-"""How GGUF holds a family's models: the record that each family states of itself (karat.models)."""
+"""GgufForm: how GGUF stores a family's models. Each family states its own (karat.models)."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +14,7 @@ from karat.config import ModelConfig
 C = TypeVar("C", bound=ModelConfig)
 
 ROPE_FACTORS = "rope_freqs.weight"
-# GGUF's names beside Hugging Face's, of what most decoders have.
+# GGUF's name -> Hugging Face's name, for tensors that most decoders have.
 IN_LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,15 +37,17 @@ _CANONICAL = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.([\w.]+)\.(weight|bia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufForm(Generic[C]):
-    """`architecture` is what the files state; of families that share one, `claims` tells whose a file is.
+    """A family's record of its GGUF files.
 
-    in_layer: names of a layer's tensors, beside Hugging Face's.
-    paired: of the latter, those in which the halves of a head that RoPE turns together are neighbouring rows.
-    has_window: whether the file states a sliding window of all layers.
-    own_config: what config.json says and not every family's does, from metadata and the canonical names of tensors.
-    doubt: a warning for a file of the architecture that another family claims, if it looks like this one's.
-    finer_values: whether mixes of 3 and 4 bits keep V in 5, as llama.cpp does where 8 heads share a value.
-    not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model that the family allows, if so.
+    architecture: `general.architecture` of the files. Families may share one.
+    claims: whether a file of that architecture is this family's.
+    in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
+    paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
+    has_window: whether the file states one sliding window for all layers.
+    own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
+    doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
+    finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
+    not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model of this config; None if it does.
     """
 
     architecture: str
@@ -59,7 +61,7 @@ class GgufForm(Generic[C]):
     not_in_llama_cpp: Callable[[C], str | None] = lambda _: None
 
     def canonical_name(self, stored: str) -> str | None:
-        """The Hugging Face name of a tensor of the file; None if the family has none of this name."""
+        """The Hugging Face name of a tensor of the file; None if the family has no such tensor."""
         if stored in _TOP:
             return _TOP[stored]
         if (match := _STORED.fullmatch(stored)) and match[2] in self.in_layer:
@@ -78,14 +80,17 @@ class GgufForm(Generic[C]):
         return None
 
     def is_paired(self, canonical: str) -> bool:
-        """Whether the file has the rows of this tensor in pairs."""
+        """Whether the file stores the rows of this tensor in pairs."""
         return any(f".{name}." in canonical for name in self.paired)
 
 
 def paired_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
-    """For each row of Hugging Face's Q or K, the row that holds it where rows are paired.
+    """For each row of Hugging Face's Q or K [num_rows], the stored row that holds it.
 
-    Hugging Face turns row j of a head with row j + head_dim / 2; paired, they are rows 2 j and 2 j + 1.
+    RoPE turns rows j and j + head_dim / 2 of a head together. A paired file stores them as rows 2 j and 2 j + 1:
+
+        Hugging Face   0   1   …   h-1 | h   h+1   …   2h-1        h = head_dim / 2
+        paired file    0   h   1   h+1   2   h+2   …   h-1   2h-1
     """
     order = np.arange(num_rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     order.flags.writeable = False
@@ -93,11 +98,11 @@ def paired_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
 
 
 def stated_window(metadata: Metadata, architecture: str) -> int:
-    """The sliding window that a file states; 0 for none, and for one that covers every context."""
+    """The sliding window of a file in tokens; 0 for none, and for one that covers every context."""
     window = metadata.get(int, f"{architecture}.attention.sliding_window", 0)
     return window if 0 < window < metadata.get(int, f"{architecture}.context_length") else 0
 
 
 def has_bias(names: Collection[str], part: str) -> bool:
-    """Whether any tensor of this part of a layer is a bias."""
+    """Whether a bias is among the tensors whose names contain `part`."""
     return any(part in name and name.endswith(".bias") for name in names)

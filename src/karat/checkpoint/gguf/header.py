@@ -1,7 +1,19 @@
-"""Reading what a GGUF file says of itself: metadata and tensors, checked against the format and the file's size.
+"""read_header: the metadata and tensor infos of a GGUF file, checked against the format and the file's size.
 
-Files are untrusted. Every count, length and offset is checked before it is used, in Python's unbounded integers; the
-data is only mapped. The limits below are far above any model, so that refusing a file takes little time and memory.
+    byte 0        4          8              16            24
+         | GGUF   | version  | num_tensors  | num_pairs   | pairs | tensor infos | padding | data      |
+           magic    uint32     uint64         uint64                                 to `alignment`
+
+    pair          | key: string | type: uint32 | value                                  |
+    tensor info   | name: string | num_dims: uint32 | dims: uint64 each | type: uint32 | offset: uint64 |
+    string        | length: uint64 | UTF-8 bytes |
+    array         | item type: uint32 | length: uint64 | items |
+    data          | tensor 0 | padding | tensor 1 | padding | …        at `offset` from the start of the data
+
+All integers are little-endian. `dims` are in reverse of NumPy's order. `alignment` is `general.alignment`, else 32.
+
+Files are untrusted. Every count, length and offset is checked in Python's unbounded integers before it is used; the
+data is only mapped. The limits below are far above any model: refusing a file takes little time and memory.
 """
 
 import math
@@ -62,12 +74,12 @@ _FOREIGN = {
 
 
 class GgufError(Exception):
-    """What is wrong with a file, for the message of the CheckpointError that follows."""
+    """The fault of a file, without its path; read_header raises it as a CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its type's name, its shape in the order of NumPy (the file has it reversed), bytes [begin, end)."""
+    """One tensor: its stored type, its shape in NumPy's order (reversed in the file), its bytes [begin, end)."""
 
     name: str
     dtype: str
@@ -78,7 +90,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """All a file says of itself. Offsets are those of the file; `buffer` is the whole file, mapped."""
+    """A file's header. Offsets are in bytes from the start of the file; `buffer` is the whole file, mapped."""
 
     path: Path
     version: int
@@ -89,10 +101,10 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Maps and checks a GGUF file, of a version that Karat reads; CheckpointError says what is wrong with it.
+    """Maps and checks a GGUF file of version 2 or 3. Raises CheckpointError.
 
-    As with any mapping, a file that another process shortens later ends this process with SIGBUS: replace models by
-    renaming, never in place.
+    If another process shortens the file later, the first lost page ends this process with SIGBUS, as with any mapping:
+    replace models by renaming, never in place.
     """
     file, size = open_regular(path)
     with file:
@@ -108,13 +120,13 @@ def read_header(path: Path) -> Header:
         return _Parser(path, memoryview(mapping)).header()
     except GgufError as fault:
         raise CheckpointError(f"{path}: {fault}; download it again, or convert the model anew") from fault
-    finally:  # what was read to be checked counts as this process's memory, and a model may have many parts
+    finally:  # the pages that were read count as this process's memory, and a model may have many parts
         if hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
 class _Parser:
-    """Walks the header from the front; every method raises GgufError."""
+    """Walks the header from its start. Every method raises GgufError."""
 
     def __init__(self, path: Path, buffer: memoryview) -> None:
         self._path = path
@@ -142,7 +154,7 @@ class _Parser:
         return Header(self._path, version, alignment, metadata, self._tensors(num_tensors, alignment), self._buffer)
 
     def _pairs(self, count: int) -> tuple[dict[str, Value], dict[str, memoryview]]:
-        """The values by their keys, decoded and as they are stored."""
+        """The values by their keys: decoded, and as stored bytes (type and value)."""
         pairs: dict[str, Value] = {}
         stored: dict[str, memoryview] = {}
         for number in range(count):
@@ -199,7 +211,7 @@ class _Parser:
         return GgufArray(NAMES[kind], length, begin, self._position, self._buffer)
 
     def _skip_strings(self, count: int) -> None:
-        """The hot loop: half a million strings in large vocabularies."""
+        """Move past `count` strings. This is the hot loop: large vocabularies have half a million strings."""
         buffer, position, last, unpack = self._buffer, self._position, self._end - 8, struct.Struct("<Q").unpack_from
         for _ in range(count):
             if position > last:
@@ -229,7 +241,7 @@ class _Parser:
         return self._located(raw, alignment)
 
     def _located(self, raw: Mapping[str, tuple[int, tuple[int, ...], int]], alignment: int) -> dict[str, TensorInfo]:
-        """Every tensor begins where the one before it, padded, ends, and all lie in the file."""
+        """The tensors, each checked to begin at the padded end of the one before it and to lie within the file."""
         start = _aligned(self._position, alignment)
         tensors: dict[str, TensorInfo] = {}
         expected = 0

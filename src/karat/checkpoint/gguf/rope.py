@@ -1,7 +1,7 @@
-"""RoPE in GGUF: scaling stated in the metadata, or, for llama3, only as the factors that come of it.
+"""RoPE scaling in GGUF. The metadata state it, except llama3 scaling, of which a file has only the resulting factors.
 
-llama.cpp divides frequencies by the factors. So does Karat, except where they are those of a llama3 scaling as models
-have it: then it takes the parameters, and computes with the bits of the Hugging Face folder.
+llama.cpp divides frequencies by the factors, and so does Karat. Where the factors are those of a llama3 scaling with
+the usual parameters, Karat recovers the parameters instead and gets the same bits as from the Hugging Face folder.
 """
 
 import math
@@ -16,13 +16,13 @@ from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.wording import shown
 from karat.errors import ConfigError
 
-# What every released llama3 model has; with them, the original length follows from the factors.
+# low_freq_factor and high_freq_factor of every released llama3 model. With them the factors give the original length.
 _LOW, _HIGH = 1.0, 4.0
-_TOLERANCE = 1e-5  # of factors that were computed in float32 from a frequency of 1e-7 relative error
+_TOLERANCE = 1e-5  # relative; factors are computed in float32 from frequencies with a relative error of 1e-7
 
 
 def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
-    """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for what Karat does not compute."""
+    """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for unsupported scaling."""
     prefix = f"{arch}.rope.scaling."
     for key, neutral in (
         ("attn_factor", 1.0),
@@ -66,17 +66,17 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
 def llama3_factors(
     theta: float, head_dim: int, factor: float, low: float, high: float, original_len: float
 ) -> NDArray[np.float64]:
-    """What llama3 scaling divides each of the head_dim / 2 frequencies by (arXiv 2407.21783; float64)."""
+    """The factors [head_dim / 2] float64 that llama3 scaling divides the frequencies by (arXiv 2407.21783)."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((original_len / wavelengths - low) / (high - low), 0, 1)
     return 1 / ((1 - smooth) / factor + smooth)
 
 
 def read_rope_factors(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any] | None:
-    """`rope_scaling` for what each of the head_dim / 2 frequencies is divided by; None if they are all 1.
+    """`rope_scaling` for factors [head_dim / 2] that divide the frequencies; None if all are 1.
 
-    It is llama3's where its parameters are found, else of the kind `factors`. ConfigError for numbers that are not
-    finite or below 1.
+    It is of the kind llama3 where llama3's parameters are found, else of the kind `factors`. Raises ConfigError for
+    factors that are not finite or below 1.
     """
     assert factors.shape == (head_dim // 2,)
     if not np.isfinite(factors).all() or factors.min() < 1 - _TOLERANCE:
@@ -90,9 +90,9 @@ def read_rope_factors(factors: NDArray[np.float32], theta: float, head_dim: int)
 
 
 def find_llama3(found: NDArray[np.float64], theta: float, head_dim: int) -> dict[str, Any] | None:
-    """`rope_scaling` of the llama3 kind with just these factors; None if there is none with the usual parameters.
+    """`rope_scaling` of the kind llama3 that gives these factors; None if the usual parameters give no such factors.
 
-    They are found by solving for them, and then checked: they give the same factors again.
+    Candidates are solved for, and each is checked by computing its factors again.
     """
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     for factor, length in _candidates(found, wavelengths):
@@ -112,20 +112,20 @@ def find_llama3(found: NDArray[np.float64], theta: float, head_dim: int) -> dict
 
 
 def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) -> Iterator[tuple[float, float]]:
-    """Factor and original length that the factors may come of."""
+    """Candidates for the llama3 factor and the original length."""
     factor = _plain(found.max())
     smooth = (1 / found - 1 / factor) / (1 - 1 / factor)
     between = (smooth > 1e-3) & (smooth < 1 - 1e-3)
     if between.any():
         yield factor, np.median((smooth[between] * (_HIGH - _LOW) + _LOW) * wavelengths[between]).item()
-    else:  # any length will do that puts no wavelength between; the usual one first
+    else:  # every length that puts no wavelength between gives these factors; the usual length first
         yield factor, 8192
         yield factor, math.floor(wavelengths[smooth <= 1e-3].min() * _LOW)
     # Where not even the longest wavelength is divided by the whole factor: 1 / found is a line over 1 / wavelength.
     scaled = found > 1 + 1e-3
     if scaled.sum() > 1:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a line that is poorly known is found out when it is checked
+            warnings.simplefilter("ignore")  # the check of the candidate rejects a badly determined line
             slope, start = np.polyfit(1 / wavelengths[scaled], 1 / found[scaled], 1).tolist()
         longest = (_HIGH - _LOW) * start + _LOW
         if longest > 0 and (factor := _plain(_HIGH / longest)) > 1:
@@ -133,5 +133,5 @@ def _candidates(found: NDArray[np.float64], wavelengths: NDArray[np.float64]) ->
 
 
 def _plain(number: float) -> float:
-    """The whole number that is meant where rounding left one almost so, else the shortest decimal of the float32."""
+    """The nearest integer where rounding explains the difference, else the shortest decimal of the float32."""
     return float(round(number)) if abs(number - round(number)) < _TOLERANCE * number else float(str(np.float32(number)))

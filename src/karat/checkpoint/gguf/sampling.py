@@ -1,6 +1,6 @@
-"""Default sampling in GGUF: the keys general.sampling.*, and what a generation_config.json says with them.
+"""Default sampling in GGUF: the keys general.sampling.*, to and from a generation_config.json.
 
-llama.cpp's converter takes them from a generation_config.json; its programs sample by them where nothing else is asked.
+llama.cpp's converter copies them from a generation_config.json, and its programs use them as defaults.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,19 @@ _NUMBERS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "min_p": (float, "min_p"),
     "penalty_repeat": (float, "repetition_penalty"),
 }
-# What Karat does not do, switched off by this value.
+# Samplers that Karat does not have, and the value that switches each off.
 _OFF: Mapping[str, tuple[type[int] | type[float], float]] = {"xtc_probability": (float, 0.0), "mirostat": (int, 0)}
 _ALL_TOKENS = -1  # penalty_last_n
-# Names whose value speaks of all tokens, or only together with one that is off.
+# Names that change nothing by themselves.
 _SILENT = frozenset({"sequence", "xtc_threshold", "mirostat_tau", "mirostat_eta", "penalty_last_n"})
 _TOP_K = 50  # transformers' default where it samples
 
 
 def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
-    """The generation_config.json that says the same; None if the file says nothing. CheckpointError for wrong kinds.
+    """The equivalent generation_config.json; None if the file has no such keys. CheckpointError for wrong types.
 
-    A temperature of 0 is greedy. What Karat cannot do stays under its own name, so that it is told as not applied.
+    A temperature of 0 means greedy. A sampler that Karat does not have keeps its own name, so that the user is told
+    that it is not applied.
     """
     stated = [key.removeprefix(PREFIX) for key in metadata.values if key.startswith(PREFIX)]
     if not stated:
@@ -51,9 +52,9 @@ def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
 
 
 def sampling_values(config: Mapping[str, Any]) -> tuple[list[tuple[str, str, float]], list[str]]:
-    """Of a generation_config.json: (key, kind, value) for a file, and the names of what a file does not carry.
+    """(key, kind, value) for a GGUF file from a generation_config.json, and the names that GGUF has no keys for.
 
-    Greedy sampling, which is what no keys mean to Karat, makes no keys.
+    Greedy sampling has no keys: to Karat their absence means greedy.
     """
     values: list[tuple[str, str, float]] = []
     if config.get("do_sample") is True:

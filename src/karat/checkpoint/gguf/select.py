@@ -1,4 +1,4 @@
-"""Which file of a repository is meant: `org/name:Q4_K_M` names a type, not a file."""
+"""select: the GGUF file of a repository that a type names, as in `org/name:Q4_K_M`."""
 
 import re
 from collections.abc import Collection
@@ -8,13 +8,13 @@ TAG = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class SelectionError(Exception):
-    """No file, or several, that a tag may mean; the message says which there are."""
+    """No file or several files fit a tag, or a part of a split is missing; the message lists the files there are."""
 
 
 def select(names: Collection[str], tag: str) -> list[str]:
     """The GGUF file of `names` (paths in a repository) that ends in `tag`, in any case, or all parts of that split.
 
-    The first part comes first. SelectionError where there is none, more than one, or a part is missing.
+    The first part comes first. Raises SelectionError for no file, several files, or a missing part.
     """
     models = {name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
     tagged = [name for name in models if _tag_fits(name, tag)]
@@ -34,12 +34,12 @@ def select(names: Collection[str], tag: str) -> list[str]:
 
 
 def _tag_fits(name: str, tag: str) -> bool:
-    """Whether the file's name, or that of its folder, is the tag or ends in it after a separator."""
+    """Whether the name of the file, or of its folder, is the tag or ends in it after a separator; in any case."""
     *folders, file = _base(name).lower().split("/")
     return any(re.search(rf"(^|[-._]){re.escape(tag.lower())}$", part) for part in [*folders[-1:], file])
 
 
 def _base(name: str) -> str:
-    """The name without its ending; the same for all parts of a split."""
+    """The name without its suffix; the same for all parts of a split."""
     match = _PART.fullmatch(name)
     return match[1] if match else name.removesuffix(".gguf")

@@ -1,4 +1,4 @@
-"""The metadata of a GGUF file: typed values, of which arrays are decoded only when they are asked for."""
+"""The metadata of a GGUF file: typed values. Arrays are decoded on demand."""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from karat.errors import CheckpointError
 T = TypeVar("T", bool, int, float, str)
 
 STRING, ARRAY = 8, 9
-# Number of a type in the file: (its name, how NumPy calls it).
+# Number of a type in the file: (GGUF's name, NumPy's name).
 NUMBERS: Mapping[int, tuple[str, str]] = {
     0: ("UINT8", "u1"),
     1: ("INT8", "i1"),
@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufArray:
-    """An array in the metadata, checked, not decoded: `len` items of type `kind` in bytes [begin, end) of the file."""
+    """An array in the metadata, checked but not decoded: `len` items of type `kind`, bytes [begin, end) of the file."""
 
     kind: str
     len: int
@@ -43,11 +43,11 @@ class GgufArray:
     _buffer: memoryview
 
     def strings(self) -> list[str]:
-        """The items of a STRING array. ValueError (UnicodeDecodeError) for one that is not UTF-8."""
+        """The items of a STRING array. Raises UnicodeDecodeError (a ValueError) for one that is not UTF-8."""
         return list(self.each_string())
 
     def each_string(self) -> Iterator[str]:
-        """The same one after the other, so that not all are in memory."""
+        """The items of a STRING array one by one, so that memory holds one at a time."""
         assert self.kind == "STRING"
         data, position, unpack = bytes(self._buffer[self.begin : self.end]), 0, _LENGTH.unpack_from
         for _ in range(self.len):
@@ -66,14 +66,15 @@ Value = bool | int | float | str | GgufArray
 
 
 def shortest(number: float) -> float:
-    """The number with the fewest digits that float32 rounds to the same: what a config.json says where GGUF rounds."""
+    """The shortest decimal that float32 rounds to `number`: config.json's number where GGUF stores a float32."""
     return float(str(np.float32(number)))
 
 
 class Metadata:
-    """The key-value pairs of a file in their order; typed access to what a model must state.
+    """The key-value pairs of a file in their order, with typed getters.
 
-    A FLOAT32 is held as the `shortest` number that rounds to it. Getters raise CheckpointError with `place`, the file.
+    A FLOAT32 is held as the `shortest` number that rounds to it. Getters raise CheckpointError that begins with
+    `place`, the file.
     """
 
     def __init__(self, place: str, values: Mapping[str, Value], stored: Mapping[str, memoryview]) -> None:
@@ -82,14 +83,14 @@ class Metadata:
         self._stored = stored
 
     def stored(self, key: str) -> bytes:
-        """The value as the file has it, its type before it: what a copy of the file takes over."""
+        """The stored bytes of a value, its type before it, for copying to another file."""
         return bytes(self._stored[key])
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
     def get(self, kind: type[T], key: str, default: T | None = None) -> T:
-        """A bool, int, float (an int will do) or str. Absent: the default, or an error if there is none."""
+        """A bool, int, float (an int is converted) or str. If absent: the default, or CheckpointError without one."""
         value = self.optional(kind, key)
         if value is None:
             value = default
@@ -98,7 +99,7 @@ class Metadata:
         return value
 
     def optional(self, kind: type[T], key: str) -> T | None:
-        """As `get`, None where the key is absent."""
+        """As `get`; None if the key is absent."""
         if key not in self.values:
             return None
         value = self.values[key]
@@ -109,14 +110,14 @@ class Metadata:
         return value
 
     def array(self, key: str, *kinds: str) -> GgufArray | None:
-        """The array of one of these kinds, None where the key is absent."""
+        """The array, whose items must be of one of these kinds; None if the key is absent."""
         value = self.values.get(key)
         if value is not None and (not isinstance(value, GgufArray) or value.kind not in kinds):
             raise self.wrong(key, f"an array of {' or '.join(kinds)}")
         return value
 
     def wrong(self, key: str, expected: str) -> CheckpointError:
-        """The error for a value of another type or one that makes no sense."""
+        """The error for a value of a wrong type or an impossible value."""
         value = self.values[key]
         got = f"an array of {value.len} {value.kind}" if isinstance(value, GgufArray) else shown(value)
         return CheckpointError(f"{self._place}: {key} is {got}; expected {expected}; convert the model again")

@@ -1,4 +1,4 @@
-"""Writing a GGUF file, version 3: all of it or nothing."""
+"""write_gguf: a GGUF file of version 3, written whole or not at all. karat.checkpoint.gguf.header shows the layout."""
 
 import errno
 import math
@@ -24,7 +24,7 @@ _PLAIN_NUMBERS = {name: number for number, name in PLAIN_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class NewTensor:
-    """A tensor to be written: its name in GGUF, type and shape, and its bytes, made when they are asked for."""
+    """A tensor to write: its name in GGUF, stored type, shape in NumPy's order, and a function that makes its bytes."""
 
     name: str
     dtype: str
@@ -40,39 +40,39 @@ class NewTensor:
 
 
 def scalar(kind: str, value: float | bool) -> bytes:
-    """A number or truth value of the type `kind`, such as UINT32, as metadata have it."""
+    """The metadata bytes of a number or truth value of the type `kind`, such as UINT32."""
     number = _KINDS[kind]
     return struct.pack("<I", number) + np.array(value, NUMBERS[number][1]).tobytes()
 
 
 def string(text: str) -> bytes:
-    """A text as metadata have it."""
+    """The metadata bytes of a text."""
     return struct.pack("<I", STRING) + _text(text)
 
 
 def strings(texts: Sequence[str]) -> bytes:
-    """An array of texts as metadata have it."""
+    """The metadata bytes of an array of texts."""
     return struct.pack("<IIQ", ARRAY, STRING, len(texts)) + b"".join(map(_text, texts))
 
 
 def numbers(kind: str, values: Sequence[float]) -> bytes:
-    """An array of numbers of the type `kind` as metadata have it."""
+    """The metadata bytes of an array of numbers of the type `kind`."""
     number = _KINDS[kind]
     return struct.pack("<IIQ", ARRAY, number, len(values)) + np.array(values, NUMBERS[number][1]).tobytes()
 
 
 def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> None:
-    """Writes the file `path`, which must not exist yet, with `pairs` of keys and values as the functions above make.
+    """Writes the file `path`, which must not exist yet. `pairs` are keys and metadata bytes from the functions above.
 
-    It appears under its name when it is complete and on the disk; until then it is a hidden file beside it, of which
-    only SIGKILL and the like leave anything, and after any failure there is nothing. Raises OutputError if the file
-    exists or cannot be written, and whatever a tensor's chunks raise.
+    The file gets its name when it is complete and on the disk. Until then it is a hidden file in the same folder; it is
+    removed after any failure, and only SIGKILL and the like leave it. Raises OutputError if the file exists or cannot
+    be written. Errors of a tensor's chunks pass through.
     """
     if path.exists() or path.is_symlink():
         raise OutputError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
-        file = part.open("xb")  # where somebody else's has the name, it is theirs and stays
+        file = part.open("xb")  # fails for another process's file of this name, which then stays
         try:
             with file:
                 for piece in _pieces(pairs, tensors):
@@ -91,7 +91,7 @@ def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence
 
 
 def _publish(part: Path, path: Path) -> None:
-    """Gives the complete file its name, unless somebody else took it meanwhile."""
+    """Give the complete file its name. FileExistsError if another file took the name meanwhile."""
     try:
         os.link(part, path)
     except FileExistsError:
