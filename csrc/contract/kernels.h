@@ -61,10 +61,25 @@ struct LinearArgs {
 
 enum class CacheType : int { f32, f16, bf16 };
 
-// One layer of a paged KV cache. Slots lie in regions, and in a region the K of a head in one piece and its V in the
-// next, so that a split of keys of one text is read as one stream:
-//   [regions, layers, kv_heads] of K [kRegionSlots / 16, head_dim, 16] and V [kRegionSlots, head_dim rounded up to 16]
-// K has lanes over slots, V over the head's dimensions.
+// One layer of a paged KV cache. Slots lie in regions of 256. In a region the K of a head is one piece and its V the
+// next, so that attention reads a split of keys as one stream:
+//
+//     region, region_bytes long
+//     | layer 0                                           | layer 1 ...
+//     | KV head 0              | KV head 1 ...
+//
+//     a KV head in a region: head_dim 64, float16
+//     byte 0                                   32768                              65536
+//          | K: 16 groups of 16 slots          | V: 256 slots                     | next KV head
+//          | group 0 | group 1 | ... group 15  | slot 0 | slot 1 | ... slot 255
+//            2048 bytes                          128 bytes
+//
+//     K, group 0: slots 0 ... 15               V, slot 0
+//     byte 0        32                         byte 0
+//          | dim 0  | dim 1 | ... dim 63            | dim 0 | dim 1 | ... dim 63
+//            16 slots x 2 bytes                       2 bytes
+//
+// So K has lanes over slots, and V over the head's dimensions; a slot's V is filled up to a multiple of 16 dimensions.
 inline constexpr std::size_t kRegionSlots = 256;
 
 struct CacheView {
@@ -74,7 +89,7 @@ struct CacheView {
     std::size_t region_bytes;  // of all layers: from one region to the next
 };
 
-// What a step knows of its tokens and sequences (see karat.batch.ForwardBatch).
+// The tokens and sequences of a step (see karat.batch.ForwardBatch).
 struct BatchView {
     std::size_t num_tokens, num_seqs, max_blocks, block_size;
     const std::int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;
@@ -105,6 +120,9 @@ struct AttentionArgs {
 };
 
 struct Kernels {
+    // `attention` unpacks a key once for this many rows (query heads of tokens): how a step's tokens are best cut.
+    std::size_t attention_rows;
+
     // Bytes of scratch memory that a thread needs for `linear` and `attention`.
     std::size_t (*scratch_bytes)(std::size_t head_dim);
 
@@ -158,7 +176,6 @@ struct Kernels {
 };
 
 inline constexpr std::size_t kSplitKeys = 256;
-inline constexpr std::size_t kAttentionRows = 128;  // `attention` unpacks a key once for so many rows, heads of tokens
 
 namespace generic {
 extern const Kernels kernels;

@@ -1,13 +1,29 @@
 // Matrices as the kernels read them: a SIMD lane owns a row.
 //
-// Rows are taken in groups of 16 (the last one filled up with zeros) and groups in panels of four; groups that are left
-// over are panels of one. A panel holds all columns of its rows, block by block. A block is what the format stores for
-// `block_columns` columns of one row, transposed over the 16 rows of each group:
-//   the 16-bit scale, in formats whose blocks are no multiple of 4 bytes    [group][row] 16 bits
-//   then each 32-bit word of the block in turn                              [word][group][row] 32 bits
-// So the packed matrix has the bytes of the stored one (and those of rows that fill up a group), and any format of ggml
-// is packed by one routine. In Q2_K and Q3_K the codes of a sub-block, or the bits of a code, are spread over words, in
-// Q5_0 and Q5_1 fifth bits lie in other bytes than their codes: those bits are arranged anew (packed.cpp).
+// 16 rows are a group; the last group is filled up with rows of zeros. Four groups are a wide panel of 64 rows; groups
+// that are left over are panels of 16 rows. Panels follow one another in memory, and a panel has the blocks of its rows
+// in the order of columns. A block is what the format stores for `block_columns` columns of one row. It lies transposed
+// over the rows of its panel, word by word:
+//
+//     wide panel, one block of 32 columns in Q4_0 (18 bytes a row)
+//     byte 0             128              384              640              896              1152
+//          | scales      | word 0         | word 1         | word 2         | word 3         | next block
+//            64 x 2 bytes  64 x 4 bytes     64 x 4 bytes     64 x 4 bytes     64 x 4 bytes
+//            row 0 ... 63  row 0 ... 63
+//
+//     panel of 16 rows, the same block
+//     byte 0             32               96               160              224              288
+//
+// Only formats whose blocks are no multiple of 4 bytes have the 16-bit scale apart; in the others it is in a word:
+//
+//     wide panel, one block of 32 columns in Q4_1 (20 bytes a row)
+//     byte 0             256              512              768              1024             1280
+//          | word 0      | word 1         | word 2         | word 3         | word 4         | next block
+//            scale, minimum
+//
+// So the packed matrix has the bytes of the stored one, and those of the rows that fill up a group; one routine packs
+// any format of ggml. Four formats have bits of a block rearranged besides (packed.cpp): Q2_K and Q3_K, whose codes of
+// a sub-block are spread over words, and Q5_0 and Q5_1, whose fifth bits lie in other bytes than their codes.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +34,7 @@ namespace karat {
 inline constexpr std::size_t kGroupRows = 16;
 inline constexpr std::size_t kPanelGroups = 4;
 
-// Kernels read so many bytes beyond a packed matrix at most (and make nothing of them): they must be there.
+// Kernels may read up to 3 bytes past the end of a packed matrix; the values are not used.
 inline constexpr std::size_t kPackedSlack = 3;
 
 enum class Format : int { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs };

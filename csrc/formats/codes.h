@@ -1,5 +1,5 @@
-// How codes are read from the words of a packed block (packed.h): by their bits, or looked up. What formats.h is made
-// of.
+// How codes are read from the words of a packed block (packed.h): by their bits, or by a look-up. formats.h is composed
+// of these.
 #pragma once
 
 #include <type_traits>

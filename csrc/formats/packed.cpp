@@ -28,10 +28,10 @@ std::size_t StoredRows::at(std::size_t row) const {
 
 namespace {
 
-// Where the parts of panels lie in both layouts: calls copy(packed, stored, bytes) for each.
+// Calls copy(packed offset, stored offset, bytes) for each piece of some panels.
 template <class Copy>
-void walk(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
-          const Copy& copy) {
+void for_each_piece(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
+                    const Copy& copy) {
     const FormatInfo& info = shape.info();
     const std::size_t num_blocks = shape.columns / info.block_columns;
     const bool has_scale = info.block_bytes % 4 != 0;
@@ -151,7 +151,7 @@ void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t firs
             std::memset(packed + shape.first_group(panel) * shape.group_bytes(), 0,
                         shape.panel_groups(panel) * shape.group_bytes());
     }
-    walk(shape, stored, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
+    for_each_piece(shape, stored, first_panel, last_panel, [=](std::size_t to, std::size_t from, std::size_t bytes) {
         bytes == 2 ? std::memcpy(packed + to, stored.data + from, 2) : std::memcpy(packed + to, stored.data + from, 4);
     });
     arrange(shape, first_panel, last_panel, packed, false);
@@ -161,7 +161,7 @@ void unpack(const Matrix& matrix, std::uint8_t* stored) {
     const StoredRows rows{stored, matrix.columns / matrix.info().block_columns * matrix.info().block_bytes};
     std::vector<std::uint8_t> plain(matrix.data, matrix.data + matrix.packed_bytes());
     arrange(matrix, 0, matrix.num_panels(), plain.data(), true);
-    walk(matrix, rows, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
+    for_each_piece(matrix, rows, 0, matrix.num_panels(), [&](std::size_t from, std::size_t to, std::size_t bytes) {
         std::memcpy(stored + to, plain.data() + from, bytes);
     });
 }

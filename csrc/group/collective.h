@@ -1,4 +1,4 @@
-// What tensor-parallel ranks do together: each puts its part of a result where the others can read it, and waits for
+// Collectives of tensor-parallel ranks: each rank puts its part of a result where the others can read it, and waits for
 // theirs.
 //
 // A plan knows a transport only as a table of C functions. Sums over ranks are the plan's own, along the fixed tree, so
@@ -27,23 +27,23 @@ struct Transport {
     std::size_t slot_bytes = 0, whole_bytes = 0;
     // The numbers of `count` collectives: the first of them.
     std::uint32_t (*reserve)(void* self, std::uint32_t count) = nullptr;
-    // Where a rank's part of a collective lies. Only one's own may be written, before `publish`; others' may be read
+    // Where a rank's part of a collective lies. A rank writes its own slot before `publish`, and reads the others'
     // after `wait`.
     std::uint8_t* (*slot)(void* self, int rank, std::uint32_t number) = nullptr;
     // A result that ranks write together, each its own part of it.
     std::uint8_t* (*whole)(void* self) = nullptr;
     void (*publish)(void* self, std::uint32_t number) = nullptr;
-    // Called by any thread with each item of work, so that who watches can tell a rank that gets on from one that
+    // Called by any thread with each item of work: progress that a watcher sees, to tell a slow rank from one that
     // hangs.
     void (*stir)(void* self) = nullptr;
-    // Until all ranks have published `number`. Any number of threads may wait. There is no limit: who watches the ranks
-    // knows how they get on, and gives up the step of one that hangs or ends the ranks.
+    // Returns when all ranks have published `number`, or the step was abandoned. Any number of threads may wait. There
+    // is no time limit: the process that watches the ranks abandons a step in which one hangs, or ends the ranks.
     Outcome (*wait)(void* self, std::uint32_t number) = nullptr;
 };
 using TransportRef = std::shared_ptr<const Transport>;
 
-// A transport over a file that all ranks have mapped: a bounded spin, then sleep. The file is `bytes` long and zero at
-// first; who starts the ranks makes it, and may map it as well, as rank -1, to watch.
+// A transport over a file that all ranks have mapped: waits spin for a bounded time, then sleep. The process that
+// starts the ranks makes the file, `bytes` long and zero, and may map it as rank -1, to watch.
 class SharedMemory {
 public:
     static constexpr int kMaxRanks = 8;
@@ -51,9 +51,9 @@ public:
     // Bytes of the file. Slots and the whole are rounded up to pages.
     static std::size_t bytes(int size, std::size_t slot_bytes, std::size_t whole_bytes);
 
-    // With `spins` a rank looks for some tens of microseconds before it sleeps: right where each has a core of its own,
-    // and where they have not it would keep the others from working. Throws std::invalid_argument for sizes that make
-    // no sense or a file that is too short, std::runtime_error if it cannot be mapped. The descriptor may be closed
+    // With `spins` a wait spins for some tens of microseconds before it sleeps. That is right where each rank has a
+    // core of its own; elsewhere it keeps the others from working. Throws std::invalid_argument for sizes that make no
+    // sense or a file that is too short, std::runtime_error if it cannot be mapped. The descriptor may be closed
     // afterwards.
     SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes, bool spins);
     ~SharedMemory();
@@ -63,7 +63,7 @@ public:
     // A step begins, whose collectives are numbered from `number` on: above all that went before, also where a step was
     // abandoned midway.
     void begin(std::uint32_t number);
-    // Give up the step that began with `number`: who waits in it, or will, stops waiting.
+    // Abandons the step that began with `number`: all waits in it end, also those that begin later.
     void abandon(std::uint32_t number);
     bool abandoned() const;
     // Whether a rank's thread sleeps in `wait`.
@@ -76,7 +76,7 @@ public:
     std::uint8_t* whole() const;
     void publish(std::uint32_t number);
     void stir();
-    // For a limited time, if need be, of which no part counts in which the process was stopped.
+    // Waits for at most limit_s seconds. Time in which the process was stopped does not count.
     Outcome wait(std::uint32_t number, double limit_s = std::numeric_limits<double>::infinity());
 
     int rank() const { return rank_; }

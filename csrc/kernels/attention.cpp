@@ -1,4 +1,4 @@
-// Attention over a paged cache (kernels.h, AttentionArgs): splits of keys in turn, and what becomes of their parts.
+// Attention over a paged cache (kernels.h, AttentionArgs): computes splits of keys in turn and merges their parts.
 #include "kernels/attention.h"
 
 #include "simd/exp.h"
@@ -6,8 +6,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What scales a sum, and what scales the part that is added to it, for sixteen pairs at once: `set` notes how far each
-// top lies below the larger one, `finish` makes factors of that.
+// Factors of sixteen merges: of the sum so far, and of the part that is added to it. `set` notes how far both tops lie
+// below the larger one; `finish` takes the exponentials of all sixteen at once.
 struct Factors {
     float of_sum[kLanes] = {}, of_part[kLanes] = {};
 
@@ -28,7 +28,7 @@ struct Factors {
     }
 };
 
-// (sum, total, top) of one row and those of `count` (at most 16) later splits in turn, together in `sum`.
+// Merges `count` (at most 16) later splits of one row into `sum`, in turn. A split is (part, total, top).
 void merge_splits(float* sum, const float* parts, std::size_t part_stride, std::size_t count, std::size_t padded) {
     Factors factors;
     float top = sum[padded + 1];
@@ -46,7 +46,7 @@ void copy(float* to, const float* from, std::size_t n) {
     for (std::size_t i = 0; i < n; i += kLanes) store(to + i, load(from + i));
 }
 
-// The parts of a split to the sums of its rows, where `is_first` says that there is none yet.
+// Merges a split into the sums of its rows. is_first(row): this split is the row's first, so it becomes the sum.
 template <class IsFirst>
 void add_parts(const AttentionScratch& s, std::size_t count, IsFirst is_first) {
     for (std::size_t base = 0; base < count; base += kLanes) {
@@ -81,9 +81,9 @@ void gather_queries(const Rows& rows, std::size_t first, std::size_t count, cons
     }
 }
 
-// N vectors of scores to weights, in place; their sum after `total`.
+// Turns N vectors of scores into weights, in place, and returns total + their sum.
 template <int N>
-KARAT_INLINE f32x16 weigh(float* scores, f32x16 top, f32x16 total) {
+KARAT_INLINE f32x16 exponentials_and_sum(float* scores, f32x16 top, f32x16 total) {
     f32x16 x[N];
     for (int i = 0; i < N; ++i) x[i] = load(scores + i * kLanes) - top;
     exp_of_no_positive(x);
@@ -102,11 +102,11 @@ void write_out(const Rows& rows, std::size_t row, const float* sum, std::size_t 
 
 }  // namespace
 
-void soften(const AttentionScratch& s, std::size_t rows) {
+void scores_to_weights(const AttentionScratch& s, std::size_t rows) {
     for (std::size_t r = 0; r < rows; ++r) {
         const std::size_t from = s.from[r], to = s.to[r], begin = from / kLanes * kLanes;
         float* weights = s.weights + r * kSplitKeys;
-        // What is not visible at both ends counts as the lowest score, which becomes weight 0.
+        // Keys that are not visible, before and after, get the lowest score: their weight is 0.
         for (std::size_t j = begin; j < from; ++j) weights[j] = kNegInf;
         for (std::size_t j = to; j % kLanes; ++j) weights[j] = kNegInf;
         f32x16 tops = set1(kNegInf);
@@ -119,15 +119,15 @@ void soften(const AttentionScratch& s, std::size_t rows) {
         const f32x16 top = set1(stats[1]);
         f32x16 total = zero();
         std::size_t j = begin;
-        for (; j + kExpVectors * kLanes <= to; j += kExpVectors * kLanes)
-            total = weigh<kExpVectors>(weights + j, top, total);
-        for (; j < to; j += kLanes) total = weigh<1>(weights + j, top, total);
+        for (; j + kTuning.exp_vectors * kLanes <= to; j += kTuning.exp_vectors * kLanes)
+            total = exponentials_and_sum<kTuning.exp_vectors>(weights + j, top, total);
+        for (; j < to; j += kLanes) total = exponentials_and_sum<1>(weights + j, top, total);
         stats[0] = fold(total);
     }
 }
 
-void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
-          const AttentionScratch& s) {
+void copy_scores_out(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
+                     const AttentionScratch& s) {
     if (!rows.a.scores || rows.seq != rows.a.score_seq) return;
     const std::size_t begin = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq]);
     const std::size_t tokens = static_cast<std::size_t>(rows.a.batch.query_starts[rows.seq + 1]) - begin;
@@ -164,7 +164,7 @@ void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     const Rows rows = rows_of(a, seq, kv_head, 0);
     const Keys keys = keys_of(a, seq, kv_head);
     const std::size_t stride = s.padded + kStats;
-    const bool is_direct = kDirectTokens > 1 && a.batch.block_size % kLanes == 0;
+    const bool is_direct = kTuning.direct_rows > 1 && a.batch.block_size % kLanes == 0;
     for (std::size_t row = 0; row < rows.per_token; row += kRows) {
         const std::size_t count = least(kRows, rows.per_token - row);
         if (is_direct) {

@@ -1,9 +1,8 @@
-// What the two ways through attention share (kernels.h, AttentionArgs): where rows and keys are, and what is kept of
-// them.
+// Shared by both kernels of attention (kernels.h, AttentionArgs): where rows and keys lie, and the scratch memory.
 //
-// A row is one query head of one token; rows that read the same KV head are taken together, so that a key or value is
-// unpacked once for all of them. Both products are chains as in linear layers: scores with lanes over keys (K is stored
-// that way), values with lanes over the head's dimensions.
+// A row is one query head of one token. Rows that read the same KV head are computed together: a key or value is
+// unpacked once for all of them. Both products are chains as in linear layers. Scores have lanes over keys, as K is
+// stored; values have lanes over the head's dimensions, as V is stored.
 #pragma once
 
 #include "kernels/cache.h"
@@ -11,9 +10,9 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-inline constexpr std::size_t kRows = kAttentionRows;  // rows taken together
-inline constexpr std::size_t kKeys = 64;              // keys unpacked at a time
-inline constexpr std::size_t kStats = 16;             // floats beside a part: total, top, and what fills up a vector
+inline constexpr std::size_t kRows = kTuning.attention_rows;  // taken together
+inline constexpr std::size_t kKeys = kTuning.unpacked_keys;   // unpacked at a time
+inline constexpr std::size_t kStats = 16;  // floats beside a part: total, top, and what fills up a vector
 inline constexpr float kNegInf = -__builtin_inff();
 
 KARAT_INLINE std::size_t padded_dim(std::size_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
@@ -75,7 +74,7 @@ struct FromBF16 {
     static KARAT_INLINE float one(Stored x) { return float_of(static_cast<std::uint32_t>(x) << 16); }
 };
 
-// Rows of a query: those of one KV head, token by token.
+// The rows that read one KV head, token by token.
 struct Rows {
     const AttentionArgs& a;
     std::size_t seq, first_head, per_token, first_token;
@@ -106,19 +105,20 @@ KARAT_INLINE Keys keys_of(const AttentionArgs& a, std::size_t seq, std::size_t k
             static_cast<std::size_t>(a.batch.context_lens[seq])};
 }
 
-// One split for rows first … first + count - 1 (at most kRows): parts, totals and tops. In tiles over unpacked keys, of
-// queries that are gathered, or, for rows of one token, straight from a cache whose blocks hold whole groups of 16
-// positions. Both give the same bits.
+// Compute one split for rows first … first + count - 1 (at most kRows): parts, totals and tops. tiled_split unpacks
+// keys and values into tiles, for queries gathered into scratch. direct_split reads them straight from the cache: for
+// rows of one token, where blocks hold whole groups of 16 positions. Both give the same bits.
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                  const AttentionScratch& s);
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                   const AttentionScratch& s);
 
-// Scores of the first rows to weights, in place; the total and top of each behind its part.
-void soften(const AttentionScratch& s, std::size_t rows);
+// Turns the scores of the first `rows` rows into weights exp(score - top), in place. Total and top are stored behind
+// each row's part.
+void scores_to_weights(const AttentionScratch& s, std::size_t rows);
 
-// Scores for an observer, as far as they are visible.
-void show(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
-          const AttentionScratch& s);
+// Copies the visible scores to AttentionArgs::scores, if an observer asked for this sequence.
+void copy_scores_out(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t start,
+                     const AttentionScratch& s);
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

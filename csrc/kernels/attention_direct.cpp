@@ -1,16 +1,17 @@
-// Attention of one token: K and V go straight from the cache into the chains.
+// Attention of one token: K and V are multiplied as they lie in the cache, without an unpacked copy.
 #include "kernels/attention.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// All rows see the same keys. Some of them at a time, as many as there are registers for: keys and values are still in
-// the nearest cache for the next. What is not in the caches comes into the second level, evenly and long before: V
-// while scores are made, and K of the next split while values are summed.
+// One split of one KV head. All rows belong to one token and see the same keys. A pass computes kTuning.direct_rows
+// rows, as many as there are registers for; the next pass finds keys and values still in the first-level cache. Memory
+// is read ahead into the second-level cache, a line with each step: V while scores are computed, K of the next split
+// while values are summed.
 template <class From>
 struct Direct {
     using Stored = typename From::Stored;
-    static constexpr std::size_t kLine = 64 / sizeof(Stored), kNear = 16384 / sizeof(Stored);
+    static constexpr std::size_t kLine = 64 / sizeof(Stored), kNear = kTuning.near_bytes / sizeof(Stored);
     static constexpr std::size_t kGroups = kSplitKeys / kLanes;  // of keys
     const AttentionScratch& s;
     const float* q;                  // [num_rows, head_dim]
@@ -39,7 +40,7 @@ struct Direct {
         for (; group < 2 * kGroups; ++group) k[group] = k[group - 1];
     }
 
-    // Of keys first … last - 1, for T rows.
+    // Scores of keys first … last - 1 for T rows. One step is one dimension of 16 * direct_vectors keys.
     struct Scores {
         const Direct& d;
         std::size_t row, first, last;
@@ -49,34 +50,34 @@ struct Direct {
             const f32x16 factor = set1(d.scale);
             const float* const queries = d.q + row * dim;
             float* const weights = d.s.weights + row * kSplitKeys;
-            for (std::size_t group = first / kLanes; group < end; group += kDirectGroups) {
-                const Stored *in[kDirectGroups], *next[kDirectGroups];
-                for (std::size_t g = 0; g < kDirectGroups; ++g) {
+            for (std::size_t group = first / kLanes; group < end; group += kTuning.direct_vectors) {
+                const Stored *in[kTuning.direct_vectors], *next[kTuning.direct_vectors];
+                for (std::size_t g = 0; g < kTuning.direct_vectors; ++g) {
                     in[g] = d.k[least(group + g, end - 1)];
                     next[g] = d.v[least(group + g, end - 1)];
                 }
-                f32x16 acc[T][kDirectGroups];
+                f32x16 acc[T][kTuning.direct_vectors];
                 for (int t = 0; t < T; ++t)
-                    for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = zero();
+                    for (int g = 0; g < kTuning.direct_vectors; ++g) acc[t][g] = zero();
                 for (std::size_t i = 0; i < dim; ++i) {
-                    f32x16 key[kDirectGroups];
-                    for (int g = 0; g < kDirectGroups; ++g) {
+                    f32x16 key[kTuning.direct_vectors];
+                    for (int g = 0; g < kTuning.direct_vectors; ++g) {
                         key[g] = From::read(in[g] + i * kLanes);
                         if (i * kLanes % kLine == 0) prefetch_far(next[g] + i * kLanes);
                     }
                     for (int t = 0; t < T; ++t) {
                         const f32x16 value = broadcast(queries + static_cast<std::size_t>(t) * dim + i);
-                        for (int g = 0; g < kDirectGroups; ++g) acc[t][g] = fma(key[g], value, acc[t][g]);
+                        for (int g = 0; g < kTuning.direct_vectors; ++g) acc[t][g] = fma(key[g], value, acc[t][g]);
                     }
                 }
                 for (std::size_t t = 0; t < T; ++t)
-                    for (std::size_t g = 0; g < kDirectGroups && group + g < end; ++g)
+                    for (std::size_t g = 0; g < kTuning.direct_vectors && group + g < end; ++g)
                         store(weights + t * kSplitKeys + (group + g) * kLanes, acc[t][g] * factor);
             }
         }
     };
 
-    // Of keys first … last - 1, into the parts of T rows: DG groups of dimensions.
+    // Adds values of keys first … last - 1 to the parts of T rows, DG vectors of dimensions. One step is one key.
     template <int DG>
     struct Values {
         const Direct& d;
@@ -107,16 +108,16 @@ struct Direct {
         }
     };
 
-    // So many keys stay in the nearest cache.
+    // The number of keys whose K or V stays in the first-level cache (kTuning.near_bytes).
     KARAT_INLINE std::size_t near() const {
-        constexpr std::size_t step = kDirectGroups * kLanes;
+        constexpr std::size_t step = kTuning.direct_vectors * kLanes;
         return most(kNear / s.padded / step, 1) * step;
     }
 
-    // tile(row, height, first, last) for as many rows at a time as there are registers for, in pieces of so many keys.
+    // Cuts the keys into pieces and the rows into passes, and calls tile(row, height, first key, last key) for each.
     template <class Tile>
     KARAT_INLINE void pieces(std::size_t piece, const Tile& tile) const {
-        const std::size_t count = (num_rows + kDirectTokens - 1) / kDirectTokens;
+        const std::size_t count = (num_rows + kTuning.direct_rows - 1) / kTuning.direct_rows;
         for (std::size_t first = from, last; first < to; first = last) {
             last = least(to, (first / piece + 1) * piece);
             for (std::size_t i = 0; i < count; ++i) {
@@ -127,19 +128,19 @@ struct Direct {
     }
 
     void scores() const {
-        const std::size_t piece = num_rows <= kDirectTokens ? kSplitKeys : near();
+        const std::size_t piece = num_rows <= kTuning.direct_rows ? kSplitKeys : near();
         pieces(piece, [&](std::size_t row, std::size_t height, std::size_t first, std::size_t last) {
-            with_height<kDirectTokens>(height, Scores{*this, row, first, last});
+            with_height<kTuning.direct_rows>(height, Scores{*this, row, first, last});
         });
     }
 
     void values() const {
         pieces(near(), [&](std::size_t row, std::size_t height, std::size_t first, std::size_t last) {
             std::size_t dims = 0;
-            for (; dims + kDirectGroups * kLanes <= s.padded; dims += kDirectGroups * kLanes)
-                with_height<kDirectTokens>(height, Values<kDirectGroups>{*this, row, dims, first, last});
+            for (; dims + kTuning.direct_vectors * kLanes <= s.padded; dims += kTuning.direct_vectors * kLanes)
+                with_height<kTuning.direct_rows>(height, Values<kTuning.direct_vectors>{*this, row, dims, first, last});
             for (; dims < s.padded; dims += kLanes)
-                with_height<kDirectTokens>(height, Values<1>{*this, row, dims, first, last});
+                with_height<kTuning.direct_rows>(height, Values<1>{*this, row, dims, first, last});
         });
     }
 };
@@ -155,8 +156,8 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
     }
     const Direct<From> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
     direct.scores();
-    show(rows, keys, first, count, start, s);
-    soften(s, count);
+    copy_scores_out(rows, keys, first, count, start, s);
+    scores_to_weights(s, count);
     direct.values();
 }
 

@@ -1,10 +1,11 @@
-// Attention of many rows: keys and values are unpacked once, and both products run in the tiles of linear layers.
+// Attention of many rows: unpacks keys and values once for all rows, and computes both products in the tiles of linear
+// layers (tile.h).
 #include "kernels/attention.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// K of positions first … first + kKeys - 1 as [head_dim, kKeys]; beyond the context anything.
+// Unpacks K of positions first … first + kKeys - 1 to [head_dim, kKeys]. Beyond the context `out` is not defined.
 template <class From>
 void unpack_keys(const Keys& keys, std::size_t first, float* out) {
     using Stored = typename From::Stored;
@@ -28,7 +29,7 @@ void unpack_keys(const Keys& keys, std::size_t first, float* out) {
     }
 }
 
-// V of positions first … as [kKeys, head_dim filled up].
+// Unpacks V of `count` positions from `first` on to [count, head_dim rounded up to 16].
 template <class From>
 void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
     using Stored = typename From::Stored;
@@ -99,9 +100,9 @@ void add_values(const AttentionScratch& s, std::size_t first, std::size_t last, 
     const float* values = s.unpacked + (from - base) * s.padded;
     const float* weights = s.weights + first * kSplitKeys + from;
     std::size_t d = 0;
-    for (; d + kTileGroups * kLanes <= s.padded; d += kTileGroups * kLanes)
+    for (; d + kTuning.tile_vectors * kLanes <= s.padded; d += kTuning.tile_vectors * kLanes)
         with_height(last - first,
-                    ValueTile<kTileGroups>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
+                    ValueTile<kTuning.tile_vectors>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
     for (; d < s.padded; d += kLanes)
         with_height(last - first, ValueTile<1>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
 }
@@ -125,21 +126,23 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
         unpack_keys(keys, start + base, s.unpacked);
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
             const std::size_t r = tile_start(count, i), end = tile_start(count, i + 1);
-            for (std::size_t g = 0; g < kKeys; g += kTileGroups * kLanes)
-                with_height(end - r, ScoreTile<kTileGroups>{s.unpacked + g, s.q + r * s.padded, s.dim, s.padded,
+            for (std::size_t g = 0; g < kKeys; g += kTuning.tile_vectors * kLanes)
+                with_height(end - r,
+                            ScoreTile<kTuning.tile_vectors>{s.unpacked + g, s.q + r * s.padded, s.dim, s.padded,
                                                             rows.a.scale, s.weights + r * kSplitKeys + base + g});
         }
     }
-    show(rows, keys, first, count, start, s);
+    copy_scores_out(rows, keys, first, count, start, s);
     for (std::size_t r = 0; r < count; ++r)
         for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
-    soften(s, count);
+    scores_to_weights(s, count);
     for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
         const std::size_t end = least(base + kKeys, highest);
         unpack_values(keys, start + base, end - base, s.unpacked);
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
             const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
-            // What all rows of the tile see runs as a tile; what only some see before and after it, row by row.
+            // Keys that all rows of the tile see run as a tile. Keys before and after, which only some rows see, run
+            // row by row.
             std::size_t from = base, to = end;
             for (std::size_t r = r0; r < r1; ++r) {
                 from = most(from, s.from[r]);

@@ -1,4 +1,4 @@
-// Where a KV head lies in a layer of a paged cache (kernels.h, CacheView).
+// Addresses of K and V of one KV head in a layer of a paged cache (the picture is in kernels.h, CacheView).
 #pragma once
 
 #include "kernels/kernels_isa.h"

@@ -1,4 +1,4 @@
-// Ops on single elements or pairs of them (kernels.h). Compiled once for each instruction set.
+// Ops on single elements or pairs of them: SwiGLU, sum, RoPE, writing K and V (kernels.h).
 #include "kernels/cache.h"
 #include "simd/exp.h"
 #include "simd/simd.h"
@@ -19,12 +19,12 @@ KARAT_INLINE void times_silu(f32x16 (&up)[N], const f32x16 (&gate)[N]) {
 
 void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
     std::size_t i = 0;
-    for (; i + kExpVectors * kLanes <= n; i += kExpVectors * kLanes) {
-        f32x16 g[kExpVectors], result[kExpVectors];
-        for (int v = 0; v < kExpVectors; ++v) g[v] = load(gate + i + v * kLanes);
-        for (int v = 0; v < kExpVectors; ++v) result[v] = load(up + i + v * kLanes);
+    for (; i + kTuning.exp_vectors * kLanes <= n; i += kTuning.exp_vectors * kLanes) {
+        f32x16 g[kTuning.exp_vectors], result[kTuning.exp_vectors];
+        for (int v = 0; v < kTuning.exp_vectors; ++v) g[v] = load(gate + i + v * kLanes);
+        for (int v = 0; v < kTuning.exp_vectors; ++v) result[v] = load(up + i + v * kLanes);
         times_silu(result, g);
-        for (int v = 0; v < kExpVectors; ++v) store(out + i + v * kLanes, result[v]);
+        for (int v = 0; v < kTuning.exp_vectors; ++v) store(out + i + v * kLanes, result[v]);
     }
     for (; i < n; i += kLanes) {
         const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
@@ -55,7 +55,7 @@ void rope(const float* x, const std::int32_t* positions, const float* cos, const
 
 namespace {
 
-// To nearest even; beyond the largest half it is infinite.
+// float32 to float16, rounded to nearest even; infinite beyond the largest float16.
 std::uint16_t f16_of(float value) {
     const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
     if (magnitude > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);

@@ -1,6 +1,8 @@
-// The functions of one instruction set, each defined in the source of its name; table.cpp makes the table of them.
+// Declares the kernels of one instruction set. Each is defined in the source of its name; table.cpp puts them into a
+// table.
 //
-// Another arrangement of an instruction set (KARAT_ARRANGES, the name of that one) has linear layers of its own.
+// A build may be another arrangement of an instruction set (KARAT_ARRANGES names that set): it has linear layers of its
+// own and takes the other kernels from that set.
 #pragma once
 
 #include "contract/kernels.h"

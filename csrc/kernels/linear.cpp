@@ -10,7 +10,8 @@ std::size_t linear_scratch_floats() {
 
 namespace {
 
-// Of panels first … last - 1 the wide ones, if they have `few_tokens` for so many; returns the first that is left.
+// Gives the wide ones of panels first … last - 1 to `few_tokens`, if there are at most `most` tokens. Returns the first
+// panel that is left.
 std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::size_t first,
                                [[maybe_unused]] std::size_t last, [[maybe_unused]] std::size_t most,
                                [[maybe_unused]] float* scratch) {
@@ -24,8 +25,8 @@ std::size_t few_tokens_of_wide([[maybe_unused]] const LinearArgs& args, std::siz
     return first;
 }
 
-// By nibbles, so many tokens are as well taken one by one where there are no other kernels for a few: in the panels
-// that are not wide, and without AVX-512 in all.
+// By nibbles, up to this many tokens are as fast one by one where `few_tokens` does not serve them: in panels that are
+// not wide, and in all panels without AVX-512.
 inline constexpr std::size_t kOneByOne = kFewByNibbles > 0 ? kFewByNibbles : 4;
 
 void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
@@ -46,7 +47,7 @@ void one_by_one(const LinearArgs& args, std::size_t first, std::size_t last, flo
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch) {
     if (args.tokens == 1) return one_token(args, first, last, scratch);
     if (const FormatInfo& info = args.weight->info(); !info.by_nibbles) {
-        const std::size_t most = info.block_columns == 1 ? kFewOfFloats : kFewTokens;
+        const std::size_t most = info.block_columns == 1 ? kTuning.few_float_tokens : kFewTokens;
         return many_tokens(args, few_tokens_of_wide(args, first, last, most, scratch), last, scratch);
     }
     if (args.tokens > kOneByOne) return many_tokens_by_nibbles(args, args, first, last, scratch);

@@ -1,4 +1,4 @@
-// What the linear layers of one, a few and many tokens share (kernels.h, LinearArgs).
+// Shared by the linear layers of one, a few and many tokens (kernels.h, LinearArgs).
 #pragma once
 
 #include "formats/nibbles.h"
@@ -8,15 +8,15 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// How many tokens are few, so that wide panels have `few_tokens` for them; 0: not here. Of formats that are multiplied
-// column by column (on Intel's cores many_tokens' first tile is for a few), of stored floats (two passes, since to read
-// them is all there is to unpack), and of those that are multiplied by nibbles.
+// Up to this many tokens wide panels go to `few_tokens`; 0: never. kFewTokens: formats that are multiplied column by
+// column (on Intel's cores the first tile of many_tokens serves a few). kFewByNibbles: formats that are multiplied by
+// nibbles. Stored floats: kTuning.few_float_tokens.
 #if defined(KARAT_AVX2)
-inline constexpr std::size_t kFewTokens = 8, kFewOfFloats = 2 * kTileTokens;
+inline constexpr std::size_t kFewTokens = 8;
 #elif defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
-inline constexpr std::size_t kFewTokens = 2 * kDirectTokens, kFewOfFloats = kFewTokens;
+inline constexpr std::size_t kFewTokens = 2 * kTuning.direct_rows;
 #else
-inline constexpr std::size_t kFewTokens = 0, kFewOfFloats = 0;
+inline constexpr std::size_t kFewTokens = 0;
 #endif
 #if defined(KARAT_AVX512)
 inline constexpr std::size_t kFewByNibbles = kNibbleFewTokens;
@@ -24,8 +24,9 @@ inline constexpr std::size_t kFewByNibbles = kNibbleFewTokens;
 inline constexpr std::size_t kFewByNibbles = 0;
 #endif
 
-// Panels first … last - 1 of a layer; `few_tokens`: of kPanelGroups. Both: the same panels of two, or of one twice.
-// `many_tokens` is for formats that are multiplied column by column, `many_tokens_by_nibbles` is for others.
+// Compute panels first … last - 1 of a layer; `few_tokens` only wide ones. Functions of two layers compute the same
+// panels of both (gate and up), or those of one layer that is given twice. `many_tokens` is for formats that are
+// multiplied column by column, `many_tokens_by_nibbles` for the others.
 void one_token(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void one_token_of_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
 void few_tokens(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
@@ -83,17 +84,18 @@ struct Place {
     }
 };
 
-// The fixed tree: leaf i waits for its brother at the level where they meet. Calls add(level) to add a waiting sum to
-// the left of the current one, then keep(level) to let the current one wait, or neither for the root.
+// Adds leaf `leaf` to the fixed tree of leaves. add(level): add the sum that waits at `level`, as the left operand, to
+// the current sum. keep(level): the current sum waits at `level` for its right sibling. After the last leaf the current
+// sum is the root.
 template <class Add, class Keep>
-KARAT_INLINE void climb(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
+KARAT_INLINE void add_along_tree(std::size_t leaf, std::size_t num_leaves, const Add& add, const Keep& keep) {
     int level = 0;
     for (; (leaf >> level) & 1; ++level) add(level);
     if (leaf + 1 < num_leaves) keep(level);
 }
 
-// A finished sum, with bias and residual, to rows row … of a token.
-KARAT_INLINE void finish(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
+// Adds bias and residual to a finished sum and stores it as rows row … row + 15 of a token.
+KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
     const std::size_t left = a.weight->rows - row;
     const int n = left < kLanes ? static_cast<int>(left) : kLanes;
     if (a.bias) sum = sum + load_first(a.bias + row, n);

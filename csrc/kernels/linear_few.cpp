@@ -6,8 +6,9 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// What a panel's passes (over a few of its groups, for some tokens) ask for of the next panel, each its share, evenly:
-// some lines or none before each four columns, a quarter of a sub-block's nibbles, or a column of stored floats.
+// Prefetches the next panel while this one is computed. Each pass (a few groups, some tokens) prefetches its share,
+// evenly: a few lines or none at each step. A step is four columns, a quarter of a sub-block's nibbles, or a column of
+// stored floats.
 class Ahead {
 public:
     Ahead(const std::uint8_t* lines, std::size_t bytes, std::size_t steps)
@@ -22,13 +23,13 @@ private:
     std::size_t step_;
 };
 
-// A pass: so many tokens by so many groups. By nibbles, groups share what is made of a token's numbers.
+// The tokens and groups of a pass. By nibbles, groups share the products of a token's numbers.
 template <class Fmt>
 inline constexpr bool kSharesProducts = kByNibbles<Fmt> && kFewByNibbles > 0;
 template <class Fmt>
-inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kDirectTokens;
+inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kTuning.direct_rows;
 template <class Fmt>
-inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kDirectGroups;
+inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kTuning.direct_vectors;
 
 // Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But
 // where codes lie in several words or in a table, or minima come after them, there are too few registers.
@@ -90,7 +91,7 @@ struct FewTokens {
                                 store(of_group, sum);
                             }
                         }
-                        settle();
+                        forget_stored();
                     }
             } else {
                 f32x16 sum[T][DG];
@@ -110,7 +111,7 @@ struct FewTokens {
                     for (int g = 0; g < DG; ++g) store(sums + (t * DG + g) * kLanes, sum[t][g]);
             }
             constexpr std::size_t size = T * DG * kLanes;
-            climb(
+            add_along_tree(
                 leaf, a.num_leaves,
                 [&](int level) {
                     const float* left = s.levels + static_cast<std::size_t>(level) * size;
@@ -124,7 +125,7 @@ struct FewTokens {
         const std::size_t row = (a.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
         for (std::size_t t = 0; t < T; ++t)
             for (std::size_t g = 0; g < DG; ++g)
-                finish(a, token + t, row + g * kLanes, load(sums + (t * DG + g) * kLanes));
+                write_result(a, token + t, row + g * kLanes, load(sums + (t * DG + g) * kLanes));
     }
 
 private:
@@ -171,7 +172,7 @@ private:
                 for (int g = 0; g < DG; ++g) part[t][g] = part[t][g] + pick(products, bits[g]);
             }
             for (int t = 0; t < T; ++t)
-                for (int g = 0; g < DG; ++g) made(part[t][g]);
+                for (int g = 0; g < DG; ++g) compute_now(part[t][g]);
         }
     }
 };
@@ -188,7 +189,7 @@ void panel_of_few(const LinearArgs& a, std::size_t panel, const LinearScratch& s
         for (std::size_t i = 0; i < tiles; ++i, ++pass) {
             const std::size_t first = i * a.tokens / tiles, last = (i + 1) * a.tokens / tiles;
             const FewTokens<Fmt, kPanelGroups, DG> few{a, panel, first, group, s, {next + pass * share, share, steps}};
-            if constexpr (kIsBlock<Fmt>) with_height<T, 2>(last - first, Apart(few));
+            if constexpr (kIsBlock<Fmt>) with_height<T, 2>(last - first, NotInlined(few));
             else with_height<T, 2>(last - first, few);
         }
 }

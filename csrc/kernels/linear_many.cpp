@@ -94,7 +94,7 @@ KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t
             store(at, sum);
         }
     }
-    settle();
+    forget_stored();
 }
 
 // Whether a tile keeps its sums in registers besides, and is half as wide for it: where sub-blocks end after 16
@@ -251,7 +251,9 @@ struct PanelOfMany {
         if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
         return 0;
     }();
-    static constexpr int TG = G % kTileGroups ? 1 : kSumsInRegisters<kSub> ? kTileGroups / 2 : kTileGroups;
+    static constexpr int TG = G % kTuning.tile_vectors ? 1
+                              : kSumsInRegisters<kSub> ? kTuning.tile_vectors / 2
+                                                       : kTuning.tile_vectors;
     // Columns that are next to each other in memory, and their bytes.
     static constexpr std::size_t kBlockColumns = [] {
         if constexpr (kIsBlock<Fmt>) return static_cast<std::size_t>(Fmt::kColumns);
@@ -275,7 +277,7 @@ struct PanelOfMany {
                 count = end - start < kChunk ? end - start : kChunk;
                 const std::uint8_t* const packed = w + start / kBlockColumns * kBlockBytes;
                 if constexpr (!kUnpackInTile<G>) unpack<Fmt, G>(packed, start, count, s);
-                // The next chunk, if it is as long; of blocks that are longer, so many of their bytes.
+                // The bytes of the next chunk. Where a block is longer than a chunk: as many bytes of it.
                 const std::size_t bytes = count * kBlockBytes / kBlockColumns;
                 const std::uint8_t* const next = w + (start + count) * kBlockBytes / kBlockColumns;
                 const std::size_t each = (bytes / 64 + num_tiles(tokens) - 1) / num_tiles(tokens) * 64;
@@ -304,7 +306,7 @@ private:
                             g == 0 ? next : NextChunk{}};
         };
         if constexpr (kUnpackInTile<G>)
-            if (first == 0) return with_height(last, Apart(FirstTile<Fmt, G>{args_from(0), packed, start, s}));
+            if (first == 0) return with_height(last, NotInlined(FirstTile<Fmt, G>{args_from(0), packed, start, s}));
         for (int g = 0; g < G; g += TG)
             run_tile(last - first,
                      Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
@@ -319,7 +321,7 @@ private:
         const auto level_of = [&](int level) {
             return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
         };
-        climb(
+        add_along_tree(
             leaf, a.num_leaves,
             [&](int level) {
                 const float* left = level_of(level);
@@ -334,7 +336,7 @@ private:
         const std::size_t row = a.weight->first_group(panel) * kGroupRows;
         for (std::size_t t = first; t < last; ++t)
             for (std::size_t g = 0; g < G; ++g)
-                finish(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
+                write_result(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
 };
 

@@ -84,7 +84,7 @@ KARAT_NOINLINE void add_panel(const Place& place, std::size_t k, const float* pr
                 const float* own =
                     products + kScale / sizeof(float) * (nibbles[i / 4][first + row] >> (8 * (i % 4)) & 255);
                 for (int v = 0; v < V; ++v)
-                    made(part[row][v]);            // or all places come first, more than there are registers
+                    compute_now(part[row][v]);     // or all places come first, more than there are registers
                 __asm__ volatile("" : "+r"(own));  // one register: with two, an addition from memory is two operations
                 for (int v = 0; v < V; ++v) part[row][v] = part[row][v] + load(own + (i * V + v) * kProducts * kLanes);
             }
@@ -136,7 +136,7 @@ struct TokensByNibbles {
                                    : add_panel<Fmt, V, false>(panels[i], start, s.products, s.totals, own);
                 }
             }
-            climb(
+            add_along_tree(
                 leaf, a.num_leaves,
                 [&](int level) {
                     for (std::size_t i = 0; i < size; i += kLanes)
@@ -199,7 +199,7 @@ private:
                 f32x16 of_token[kLanes];
                 transpose(rows, of_token);
                 for (std::size_t t = 0; t < kLanes && v * kLanes + t < tokens; ++t)
-                    finish(place.args, token + v * kLanes + t, place.row(static_cast<int>(g)), of_token[t]);
+                    write_result(place.args, token + v * kLanes + t, place.row(static_cast<int>(g)), of_token[t]);
             }
     }
 };

@@ -22,8 +22,8 @@ inline constexpr bool kTwoStreams = false;
 #endif
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
-// And what they read ahead by themselves comes late: every line is asked for besides, so many bytes before (of formats
-// with blocks of several sub-blocks, so many blocks).
+// Their own reading ahead comes late. So every line is prefetched as well: kLinesAhead bytes before it is read, or
+// kBlocksAhead blocks in formats whose blocks have several sub-blocks.
 inline constexpr std::size_t kLinesAhead = 2048;
 inline constexpr std::size_t kBlocksAhead = kTwoStreams ? 1 : 2;
 
@@ -48,7 +48,7 @@ KARAT_INLINE void keep_in_registers([[maybe_unused]] f32x16 (&sum)[G]) {
 #endif
 }
 
-// What a thread reads at a time: a panel of G groups, or two panels of kPanelGroups, a stream of memory each.
+// The task of a thread: one panel of G groups, or two panels of kPanelGroups. Each panel is a stream of memory.
 template <class Fmt, int G>
 struct Panels {
     static constexpr int kEach = G < static_cast<int>(kPanelGroups) ? G : static_cast<int>(kPanelGroups);
@@ -92,10 +92,8 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     for (std::size_t k = 0; k < count; ++k, w.w += w.kStep) {
 #if defined(KARAT_TWO_PORTS)
         w.fetch_page(0, w.kStep);
-        w.fetch(kLinesAhead, w.kStep);
-#else
-        w.fetch(kPrefetch, w.kStep);
 #endif
+        w.fetch(kTuning.float_bytes_ahead, w.kStep);
         const f32x16 value = broadcast(x + k);
         for (int g = 0; g < G; ++g) sum[g] = fma(w.floats(g), value, sum[g]);
     }
@@ -121,7 +119,7 @@ public:
     KARAT_INLINE i32x16 of(const Panels<Fmt, G>& w, int sub, int i, int g) {
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
         // Bytes that nibbles i and i + 4 lie in are kept: loads are what these cores wait for.
-        if (i < 4) bytes_[i][g] = kept(nibbles_of<Fmt>(w.block(g), sub, nibble(i)));
+        if (i < 4) bytes_[i][g] = in_register(nibbles_of<Fmt>(w.block(g), sub, nibble(i)));
         if (i < 8) return i < 4 ? bytes_[i][g] : bytes_[i - 4][g] >> 4;
 #endif
         return nibbles_of<Fmt>(w.block(g), sub, nibble(i));
@@ -144,7 +142,7 @@ KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float
             product(nibble(i), number, [](const float (&values)[kProducts]) { return load(values); });
         for (int g = 0; g < G; ++g) part[g] = part[g] + pick(products, nibbles.of(w, sub, i, g));
         if (i % 2)
-            for (int g = 0; g < G; ++g) made(part[g]);  // or they would be added last, and wait in memory
+            for (int g = 0; g < G; ++g) compute_now(part[g]);  // or they would be added last, and wait in memory
         done(i);
     }
 }
@@ -234,7 +232,7 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
         const ScalesOf<Fmt, G> scales(w);
         for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub, k += Fmt::kSub) {
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
-            if constexpr (kManyScales<Fmt>) settle();  // or it holds words of all sub-blocks, in memory
+            if constexpr (kManyScales<Fmt>) forget_stored();  // or it holds words of all sub-blocks, in memory
 #endif
             prefetch_sub_block(w, sub);
             f32x16 part[G];
@@ -312,7 +310,7 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
             leaf_of_blocks<kScaled>(w, a.x + start, a.x_sums + start / 16, end - start, sum);
         else leaf_of_floats(w, a.x + start, end - start, sum);
         start = end;
-        climb(
+        add_along_tree(
             leaf, a.num_leaves,
             [&](int level) {
                 for (int g = 0; g < G; ++g) sum[g] = levels[level][g] + sum[g];
@@ -322,7 +320,7 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
             });
     }
     for (int g = 0; g < G; ++g)
-        g < each ? finish(a, 0, one.row(g), sum[g]) : finish(other.args, 0, other.row(g - each), sum[g]);
+        g < each ? write_result(a, 0, one.row(g), sum[g]) : write_result(other.args, 0, other.row(g - each), sum[g]);
 }
 
 template <class Fmt, bool kScaled>

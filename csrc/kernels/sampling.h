@@ -1,4 +1,4 @@
-// What sampling asks of a row of logits: sums and searches over a whole vocabulary, the same bits on every machine.
+// Sums and searches over a row of logits, for sampling: the same bits on every machine.
 //
 // karat.ops.rows says what each function gives and does the same in NumPy, bit for bit.
 #pragma once

@@ -1,5 +1,6 @@
 // The table of one instruction set's kernels. Compiled once for each.
 #include "kernels/kernels_isa.h"
+#include "simd/tuning.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
@@ -12,6 +13,7 @@ std::size_t scratch_bytes(std::size_t head_dim) {
 }  // namespace
 
 const Kernels kernels = {
+    .attention_rows = kTuning.attention_rows,
     .scratch_bytes = scratch_bytes,
     .linear = linear,
     .linear_both = linear_both,

@@ -1,4 +1,5 @@
-// What bounds every kernel: reading memory and fused multiply-adds, as fast as one thread of a build can do either.
+// The two limits of every kernel: reading memory and fused multiply-adds, as fast as one thread of a build can do
+// either.
 //
 // The source is compiled once for each instruction set, as the kernels are (kernels.h); a table of its own keeps what
 // is only measured with apart from what models run on.

@@ -284,8 +284,8 @@ void Plan::finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t ma
     }
 }
 
-// Marks where barriers are needed, and returns for each op (also those that were taken in) the number of barriers
-// before it, and one past the last at the end.
+// Marks where barriers are needed. Returns the number of barriers before each op (fused ops included), and one past the
+// last at the end.
 std::vector<std::size_t> Plan::cut_into_phases() {
     std::vector<std::size_t> phases;
     std::size_t phase = 0;
@@ -303,8 +303,8 @@ std::vector<std::size_t> Plan::cut_into_phases() {
     return phases;
 }
 
-// Registers in one arena: each takes the lowest place that is free for its whole life. Between two barriers threads are
-// at different ops, so a life is counted in whole phases.
+// Places registers in one arena: each gets the lowest place that is free for its whole life. Between two barriers
+// threads are at different ops, so a life is counted in whole phases.
 void Plan::place_registers(const std::vector<std::size_t>& phases) {
     struct Placed { std::size_t first, last, born, last_used; };
     std::vector<Placed> placed;

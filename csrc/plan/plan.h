@@ -1,9 +1,9 @@
 // A plan: a model's ops, recorded once and run for every step, in one call without Python.
 //
-// Ops read and write registers, [rows, width] float32 in one arena; rows are the step's tokens, or those whose logits
-// are wanted. Every thread of the pool walks through the whole list. Ops on single rows are shared out by rows, always
-// to the same threads, so no barrier is needed between two of them; linear layers and attention hand out items of work
-// as threads ask for them. What is computed does not depend on either.
+// Ops read and write registers, [rows, width] float32 in one arena. Rows are the step's tokens, or the tokens whose
+// logits are wanted. Every thread of the pool runs the whole list of ops. Ops on single rows give each thread a share
+// of the rows, the same share in every op, so two of them need no barrier between them. Linear layers and attention
+// hand out items of work as threads ask for them. No result depends on who computes what.
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,7 @@
 
 namespace karat {
 
-// Throws std::invalid_argument unless the condition holds. Where steps are checked the message is a literal: nothing
-// may be allocated.
+// Throws std::invalid_argument unless the condition holds. Checks of a step pass a literal: a step allocates nothing.
 inline void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
 }
@@ -70,9 +69,9 @@ class StepContext;
 struct Op {
     virtual ~Op() = default;
     virtual void run(StepContext& step, int thread) = 0;
-    // Whether a thread's share is the same rows as in any other op of these rows.
+    // Whether it is an op on single rows: a thread's share is the same rows in each of them.
     virtual bool by_rows() const { return false; }
-    // Whether what all threads did before must be done: it is about to be shown to other ranks.
+    // Whether a barrier must come before it: it shows other ranks what all threads computed.
     virtual bool joins() const { return false; }
 };
 
@@ -86,18 +85,19 @@ public:
     // ---- recording
     Register input(std::size_t width, Rows rows);
     Register embedding(MatrixRef table);
-    // Of a vocabulary that is shared out over ranks, whose rows end at `ends`, this rank's: a row comes from who has
-    // it.
+    // The same for a vocabulary cut over ranks. `table` has this rank's rows; rank r has the rows before ends[r]. Each
+    // rank looks up the rows it owns, and the others copy them. Nothing is added.
     Register embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
     Register rms_norm(Register x, VectorRef weight, double eps);
     // One register for each matrix. leaf_ends: see LinearArgs.
     std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
                                  std::vector<std::uint32_t> leaf_ends);
-    // One matrix of a row-parallel layer: the columns that this rank holds. Ranks' sums are added along the tree, then
-    // the bias.
+    // A row-parallel layer, of which `weight` has this rank's columns. The ranks' sums are added along the fixed tree,
+    // then the bias.
     Register linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
                          std::vector<std::uint32_t> leaf_ends);
-    // Ranks' columns side by side, this rank's from `first` on: the whole result [rows, width], in the group's memory.
+    // Puts the ranks' columns side by side, this rank's from column `first` on. The result [rows, width] lies in the
+    // group's memory.
     Register gather(TransportRef group, Register x, std::size_t first, std::size_t width);
     Register silu_mul(Register gate, Register up);
     Register add(Register x, Register y);
@@ -108,8 +108,8 @@ public:
                        std::size_t group_heads, std::size_t first_head);
     Register select(Register x);
 
-    // Ends the recording: makes room for steps of at most so many tokens, wanted rows and sequences of so many keys.
-    // Registers in `kept` may be read after a run.
+    // Ends the recording and allocates for the largest step: so many tokens, rows whose logits are wanted, sequences,
+    // and keys of a sequence. Registers in `kept` may be read after a run.
     void finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
                 const std::vector<Register>& kept);
 
@@ -174,7 +174,7 @@ private:
     bool finished_ = false;
     std::size_t max_tokens_ = 0, max_wanted_ = 0, max_seqs_ = 0, max_context_ = 0;
     std::size_t num_tokens_ = 0, num_wanted_ = 0;
-    // What the inputs are checked against.
+    // Limits that the inputs of a step are checked against.
     std::size_t vocab_size_ = 0, num_positions_ = 0, num_slots_ = 0, num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
     std::size_t group_heads_ = 0, first_head_ = 0;
     // Collectives of the plan, and the widest rows that ranks put into slots, by kind of rows.

@@ -141,7 +141,8 @@ void SelectOp::run(StepContext& s, int thread) {
 
 namespace {
 
-// So many items for each thread let all end at about the same time; and so many tokens are worth unpacking weights for.
+// With 16 items a thread all end at about the same time. A part has at least 128 tokens: parts of 64 lose 1.5 % at 192
+// tokens, because weights are unpacked once a part (benchmarks/log.md, 24 November).
 constexpr std::size_t kEvenItems = 16, kPartTokens = 128;
 
 }  // namespace
@@ -165,7 +166,8 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
     };
 }
 
-// Few panels of many tokens are cut by tokens, too, so that no thread waits long for another's last.
+// An item is one panel for all tokens. Where there are few panels and many tokens, an item is one panel for a part of
+// the tokens: no thread waits long for another's last item.
 void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
@@ -189,7 +191,7 @@ void LinearOp::run(StepContext& s, int thread) {
         }
 }
 
-// Of the matrices' panels, one matrix after the other.
+// Computes a range of panels, counted over all matrices one after the other.
 void LinearOp::several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const {
     std::size_t before = 0;
     for (std::size_t which = 0; which < weights.size(); ++which) {
@@ -201,10 +203,10 @@ void LinearOp::several(StepContext& s, int thread, StepContext::Range panels, St
     }
 }
 
-// Gate and up, and what is made of them. Of many tokens a panel at a time (or as many as share a table of products), so
-// that gate and up are found in the second-level cache; and where nothing else reads them, nearly in one place for all
-// panels: rows of a panel's width, so that the next panel lies one such row further on. Each thread has such a place
-// for the most rows.
+// Gate, up and SwiGLU of both. For many tokens one panel at a time (by nibbles eight, which share a table of products):
+// SwiGLU then finds gate and up in the second-level cache. Where nothing else reads gate and up, each thread writes
+// them to a place of its own that all panels share: rows as wide as a panel, so that the next panel's begin one such
+// row further on.
 void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                            std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;

@@ -37,8 +37,8 @@ public:
     }
     int num_ranks() const { return plan.group_->size; }
     float* own_slot(std::uint32_t collective) const { return slot(plan.group_->rank, collective); }
-    // By all threads, after a barrier: shows this rank's part to the others and waits for theirs. False if the step was
-    // abandoned.
+    // Called by all threads, after a barrier. Shows this rank's part to the others and waits for theirs. False if the
+    // step was abandoned.
     bool exchange(std::uint32_t collective, int thread);
     const std::vector<Plan::Item>& items() const { return plan.items_; }
     float* part(std::size_t index) const { return plan.parts_.floats() + index * plan.part_floats_; }
@@ -54,9 +54,10 @@ public:
         return {count * t / num_threads, count * (t + 1) / num_threads};
     }
 
-    // Items of work, some at a time; false when there are none left. A thread takes them from the front of its own
-    // share, so that what it reads is one stream, and then from the back of what others have left: a third of it, in
-    // pairs if it can (kernels read two panels at once), and not less than `least`.
+    // Takes the next items of work for a thread; false when none are left. A thread takes items from the front of its
+    // own share, so that it reads one stream of memory. When its share is used up, it takes from the back of another's.
+    // It takes a third of what is left there, an even number where possible (kernels read two panels at once), and at
+    // least `least`.
     bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
         for (std::size_t i = 0; i < num_threads; ++i) {
             const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
@@ -89,13 +90,13 @@ struct EmbeddingOp final : RowOp {
     void run(StepContext& s, int thread) override;
 };
 
-// What ranks do together, with rows shared out among threads.
+// An op in which all ranks take part. Threads share its rows.
 struct CollectiveOp : RowOp {
     std::uint32_t collective = 0;  // of the plan
     bool joins() const override { return true; }
 };
 
-// The rows of this rank's part of a table, of those tokens that it has, into its slot.
+// Writes the rows of those tokens that this rank's part of the table has into this rank's slot.
 struct OwnRowsOp final : RowOp {
     MatrixRef table;
     std::uint32_t first, collective;
@@ -103,7 +104,7 @@ struct OwnRowsOp final : RowOp {
     void run(StepContext& s, int thread) override;
 };
 
-// Each token's row from the slot of the rank that has it; ranks' rows of the table end at `ends`.
+// Copies each token's row from the slot of the rank that has it. Rank r has the rows before ends[r].
 struct FetchRowsOp final : CollectiveOp {
     std::vector<std::uint32_t> ends;
     Plan::Register out;
@@ -118,7 +119,7 @@ struct AllReduceOp final : CollectiveOp {
     void run(StepContext& s, int thread) override;
 };
 
-// This rank's columns into the whole, and then the wait for the others'.
+// Writes this rank's columns into the whole result; ArriveOp then waits for the columns of the others.
 struct GatherOp final : RowOp {
     Plan::Register x, out;
     std::size_t first;
@@ -200,7 +201,7 @@ protected:
 
 struct AttendOp final : AttentionOp { void run(StepContext& s, int thread) override; };
 
-// Puts together the splits of sequences with one token.
+// Merges the splits of sequences with one token.
 struct MergeOp final : AttentionOp { void run(StepContext& s, int thread) override; };
 
 }  // namespace karat

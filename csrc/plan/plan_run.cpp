@@ -60,7 +60,7 @@ void Plan::check(const StepInput& input) const {
 void Plan::list_items(const BatchView& b) {
     items_.clear();
     if (num_heads_ == 0) return;
-    const std::size_t tile = std::max<std::size_t>(1, kAttentionRows / std::min(group_heads_, num_heads_));
+    const std::size_t tile = std::max<std::size_t>(1, kernels_.attention_rows / std::min(group_heads_, num_heads_));
     std::uint32_t part = 0;
     for (std::size_t seq = 0; seq < b.num_seqs; ++seq) {
         const std::size_t tokens = static_cast<std::size_t>(b.query_starts[seq + 1] - b.query_starts[seq]);

@@ -251,7 +251,7 @@ Bytes whole_of(nb::handle self) {
     return Bytes(memory.whole(), {memory.whole_bytes()}, self);
 }
 
-// Ranks publish and wait; who only watches does neither.
+// Only ranks publish and wait: a watcher (rank -1) is refused.
 SharedMemory& of_a_rank(SharedMemory& memory) {
     if (memory.rank() < 0) throw std::invalid_argument("who watches the ranks is none of them");
     return memory;

@@ -26,7 +26,7 @@ struct Build {
 [[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
 #endif
 
-// What was compiled (KARAT_WITH_…), from the slowest to the fastest.
+// The builds in this extension (KARAT_WITH_…), from the slowest to the fastest.
 constexpr Build kBuilds[] = {
     {"generic", &generic::kernels, &generic::fit_kernels, &generic::limit_kernels, [] { return true; }},
 #ifdef KARAT_WITH_AVX2

@@ -20,10 +20,11 @@ std::vector<std::string> supported_isas();
 // The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
 const Kernels& kernels_for(std::string_view isa);
 
-// What that build has for k_fit.h; throws the same.
+// The searches (k_fit.h) of one build. Throws as kernels_for.
 const FitKernels& fit_kernels_for(std::string_view isa);
 
-// What that build has for limits.h; throws the same, also for an arrangement (a name with a hyphen), which has none.
+// The measurements (limits.h) of one build. Throws as kernels_for, and for an arrangement (a name with a hyphen), which
+// has none.
 const LimitKernels& limit_kernels_for(std::string_view isa);
 
 }  // namespace karat

@@ -40,8 +40,8 @@ int spins_of(int num_threads) {
     return num_threads <= cpus ? kSpins : 0;
 }
 
-// What the pools of a process share. A forked child starts with another one: in the old one a thread that does not
-// exist there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
+// State that all pools of a process share. A forked child starts with another one: in the old one a thread that does
+// not exist there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
 struct Shared {
     std::mutex looking, running;
     std::map<int, std::weak_ptr<Pool>> pools;

@@ -9,7 +9,7 @@
 
 namespace karat {
 
-// Waits for `size` threads; each spins so many times and then sleeps.
+// Waits for `size` threads; each spins `spins` times and then sleeps.
 class Barrier {
 public:
     Barrier(int size, int spins) : size_(size), spins_(spins) {}

@@ -1,5 +1,5 @@
-// What the searches for scales share: sixteen groups at a time, a group in a lane. No multiplication and addition is
-// fused: ggml's searches have two roundings.
+// Shared by the searches for scales: they work on sixteen groups at a time, a group in a lane. Multiplication and
+// addition are not fused: ggml's searches round twice.
 #pragma once
 
 #include "search/k_fit.h"

@@ -1,20 +1,15 @@
 // exp, the same bits everywhere: a library's own differs from version to version.
 #pragma once
 
-#include "simd/simd.h"
+#include "simd/tuning.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // All functions take N vectors step by step: one vector's steps wait for each other, and a core does not look far
-// enough ahead to find the next vector's. As many as were fastest:
-#if defined(KARAT_AVX512)
-inline constexpr int kExpVectors = 4;
-#else
-inline constexpr int kExpVectors = 2;
-#endif
+// enough ahead to find the next vector's. kTuning.exp_vectors is the N that was fastest.
 
-// What both share: x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial in r (the Taylor terms to r^7, by Horner), and
-// 0x4b400000 + n.
+// The part that both functions share. x = n ln 2 + r with |r| <= ln 2 / 2: `value` is the polynomial in r (the Taylor
+// terms to r^7, by Horner), `shifted` is 0x4b400000 + n.
 template <int N>
 struct PolynomialOfExp {
     f32x16 value[N];
@@ -52,8 +47,8 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
     }
 }
 
-// The same bits for x <= 0 (and NaN), with less to watch for. What becomes 0 is clamped before: an operation that
-// underflows takes a core many times as long, whether its result is wanted or not.
+// The same bits for x <= 0 (and NaN), in 19 operations instead of 30. Values whose exponential is 0 are clamped first:
+// an operation that underflows takes a core many times as long, even where its result is not used.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
     const f32x16 lowest = set1(-87.33f);

@@ -32,8 +32,8 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr int kLanes = 16;
 
-// A number that the compiler knows, as an argument; and a table of its making. (Those of the standard library are
-// functions that the linker keeps one copy of: kernels.h.)
+// A constant as an argument, and a table computed by the compiler. The standard library has both, but as functions that
+// the linker keeps one copy of (kernels.h).
 template <int N>
 struct Constant {
     KARAT_INLINE constexpr operator int() const { return N; }
@@ -81,7 +81,7 @@ KARAT_INLINE float float_of_f16(std::uint16_t half) {
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// What follows from these is the same for all, unless an instruction set has a shorter way.
+// Operations composed of the above. An instruction set with a shorter way has it in its own header.
 
 // Byte j (0 … 3) of each lane, as an integer.
 KARAT_INLINE i32x16 byte_of(i32x16 a, int j) { return (a >> (8 * j)) & iset1(255); }
@@ -101,10 +101,10 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
 #endif
 
 #if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
-// What makes `a` comes before the next statement of this kind.
-KARAT_INLINE void made(f32x16) {}
+// Compiler barrier: everything that computes `a` is scheduled before it.
+KARAT_INLINE void compute_now(f32x16) {}
 
-// Of `table` the lane that the lowest four bits of each lane of `index` name.
+// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
 KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) {
     float values[kLanes];
     store(values, table);
@@ -174,7 +174,7 @@ KARAT_INLINE void store_first(float* p, f32x16 a, int n) {
     for (int i = 0; i < n; ++i) p[i] = all[i];
 }
 
-// All lanes made one, in halves: f(lane[l], lane[l + 8]) changes the first one, then those 4, 2 and 1 apart.
+// Reduces all lanes to one, in halves: f(lane[l], lane[l + 8]) changes its first argument, then lanes 4, 2 and 1 apart.
 template <int Lanes, class F>
 KARAT_INLINE float in_halves(const float* lane, const F& f) {
     using Half __attribute__((vector_size(Lanes / 2 * sizeof(float)))) = float;
@@ -205,7 +205,7 @@ KARAT_INLINE float largest_of(f32x16 a) {
     return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x < y ? y : x; });
 }
 
-// Into the first-level cache, and into the second only.
+// prefetch reads into the first-level cache, prefetch_far into the second only.
 KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 KARAT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -56,10 +56,10 @@ KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {KARAT_BOTH(_mm256_slli_epi32, n)}; }
 KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srli_epi32, n)}; }
 
-// What makes `a` comes before the next statement of this kind.
-KARAT_INLINE void made(f32x16 a) { __asm__ volatile("" : : "x"(a.lo), "x"(a.hi)); }
+// Compiler barrier: everything that computes `a` is scheduled before it.
+KARAT_INLINE void compute_now(f32x16 a) { __asm__ volatile("" : : "x"(a.lo), "x"(a.hi)); }
 
-// Of `table` the lane that the lowest four bits of each lane of `index` name.
+// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
 KARAT_INLINE __m256 pick(f32x16 table, __m256i index) {
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.lo, index), _mm256_permutevar8x32_ps(table.hi, index),
                             _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));

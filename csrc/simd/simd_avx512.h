@@ -121,16 +121,16 @@ KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half,
 }
 #endif
 
-// What makes `a` comes before the next statement of this kind.
-KARAT_INLINE void made(f32x16 a) { __asm__ volatile("" : : "v"(a.v)); }
+// Compiler barrier: everything that computes `a` is scheduled before it.
+KARAT_INLINE void compute_now(f32x16 a) { __asm__ volatile("" : : "v"(a.v)); }
 
-// `a`, which stays in a register. (A compiler would load it again.)
-KARAT_INLINE i32x16 kept(i32x16 a) {
+// `a`, held in a register: without this a compiler loads it from memory again.
+KARAT_INLINE i32x16 in_register(i32x16 a) {
     __asm__("" : "+v"(a.v));
     return a;
 }
 
-// Of `table` the lane that the lowest four bits of each lane of `index` name.
+// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
 KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {_mm512_permutexvar_ps(index.v, table.v)}; }
 
 // Lane i of to[k] = rows[i][k].

@@ -1,30 +1,12 @@
-// The multiplication that linear layers and attention share: a few rows of x by a strip of unpacked weights.
+// The product that linear layers and attention share: a few rows of x times a strip of unpacked weights.
 #pragma once
 
-#include "simd/simd.h"
+#include "simd/tuning.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// A tile is kTileTokens rows by kTileGroups groups of 16 outputs: as many accumulators as the registers hold.
-inline constexpr int kTileTokens = 6;
-#if defined(KARAT_AVX512)
-inline constexpr int kTileGroups = 4;
-#else
-inline constexpr int kTileGroups = 1;
-#endif
-
-// Up to so many rows (by so many groups) it is as well to read stored weights straight into the chain; attention of one
-// token takes its rows in passes of so many. 1: not here.
-#if defined(KARAT_AVX512)
-inline constexpr int kDirectTokens = 8;
-inline constexpr int kDirectGroups = 2;
-#elif defined(KARAT_AVX2)
-inline constexpr int kDirectTokens = kTileTokens;
-inline constexpr int kDirectGroups = kTileGroups;
-#else
-inline constexpr int kDirectTokens = 1;
-inline constexpr int kDirectGroups = 1;
-#endif
+// A tile is kTuning.tile_rows rows by kTuning.tile_vectors vectors of 16 outputs: as many accumulators as the registers
+// hold.
 
 // acc[t][g] = chain of fma(w[k, 16 g …], x[t, k], acc[t][g]) over k = 0 … count - 1; rows of w are w_stride floats
 // apart.
@@ -41,12 +23,13 @@ KARAT_INLINE void chain(f32x16 (&acc)[T][G], const float* w, std::size_t w_strid
     }
 }
 
-// The number of tiles for `tokens` rows, and the rows of tile i: as even as possible.
-KARAT_INLINE std::size_t num_tiles(std::size_t tokens) { return (tokens + kTileTokens - 1) / kTileTokens; }
+// Cuts `tokens` rows into tiles of nearly equal height: how many there are, and the first row of tile i.
+KARAT_INLINE std::size_t num_tiles(std::size_t tokens) { return (tokens + kTuning.tile_rows - 1) / kTuning.tile_rows; }
 KARAT_INLINE std::size_t tile_start(std::size_t tokens, std::size_t i) { return i * tokens / num_tiles(tokens); }
 
-// Calls f with T (Least … Most) as a constant, so that a tile of any height keeps its accumulators in registers.
-template <int Most = kTileTokens, int Least = 1, class F>
+// Calls f.run<height>(), for a height from Least to Most: with a constant height a tile keeps its accumulators in
+// registers.
+template <int Most = kTuning.tile_rows, int Least = 1, class F>
 KARAT_INLINE void with_height(std::size_t height, const F& f) {
     if constexpr (Most > Least) {
         if (height < Most) return with_height<Most - 1, Least>(height, f);
@@ -54,10 +37,10 @@ KARAT_INLINE void with_height(std::size_t height, const F& f) {
     f.template run<Most>();
 }
 
-// The same for tiles of much code, whose heights are functions of their own: a compiler's time grows faster than a
-// function. f by value, so that its members are those of the function.
+// Makes each height of f a function of its own. A compiler's time grows faster than the size of a function, so tiles
+// with much code are compiled apart. f is passed by value, so that the compiler may keep its members in registers.
 template <class F>
-struct Apart {
+struct NotInlined {
     const F& f;
     template <int T>
     KARAT_INLINE void run() const {
@@ -71,9 +54,10 @@ private:
     }
 };
 template <class F>
-Apart(const F&) -> Apart<F>;
+NotInlined(const F&) -> NotInlined<F>;
 
-// Keeps the compiler from holding what was stored in registers that the accumulators need.
-KARAT_INLINE void settle() { __asm__ volatile("" ::: "memory"); }
+// Compiler barrier for memory: values that were stored before it are read again after it. Without this the compiler
+// holds them in registers that the accumulators need.
+KARAT_INLINE void forget_stored() { __asm__ volatile("" ::: "memory"); }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,30 @@
+// Tuning of the build avx512: 32 registers of 16 floats, measured on Zen 4.
+#pragma once
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+constexpr Tuning kTuning = {
+    // 24 of 32 registers accumulate. GFLOP/s of a tile: 6 x 64 104.5 and 5 x 64 as many, 4 x 64 91 (24 November,
+    // night);
+    // 3 x 64 88 of 110 (21 November).
+    .tile_rows = 6,
+    .tile_vectors = 4,
+    // 16 registers accumulate, the others hide the reading. Batch 16: 72 -> 86 GFLOP/s (21 November).
+    .direct_rows = 8,
+    .direct_vectors = 2,
+    // A chain of 60 cycles: four side by side fill the scheduler. Attention of 512 tokens 111 -> 130 GFLOP/s
+    // (22 November).
+    .exp_vectors = 4,
+    // Instead of 96: a part of 110 -> 130 GFLOP/s; 192: 1.01 times 128 (22 November).
+    .attention_rows = 128,
+    // One tile of keys. Never measured apart.
+    .unpacked_keys = 64,
+    // Half of the first-level cache. Whole splits of 256 keys instead: 0.86 times (24 November).
+    .near_bytes = 16384,
+    // Two direct passes. Batch 16: 72 -> 86 GFLOP/s (21 November, of Q4_0).
+    .few_float_tokens = 16,
+    // 1, 2, 3 and 4 KiB are the same within 2 % (23 November, on Intel's cores).
+    .float_bytes_ahead = 3072,
+};
+
+}  // namespace karat::KARAT_ISA_NAMESPACE
