@@ -5,6 +5,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 import karat
@@ -24,6 +25,7 @@ KINDS = [
     SamplingParams(max_tokens=12, seed=4, logprobs=2, prompt_logprobs=1, n=2),
     SamplingParams(max_tokens=40, seed=5, stop=(" the", "!"), min_tokens=2),
     SamplingParams(max_tokens=300, seed=6),
+    SamplingParams(max_tokens=5, seed=7, logit_bias={5: 3.5}, allowed_token_ids=(5, 6, 7), temperature=np.float64(0.7)),
 ]
 
 
@@ -181,9 +183,11 @@ def test_progress_of_a_prompt() -> None:
         ("word " * 3000, {}, CapacityError, "context"),
         ("a", {"params": 3}, RequestError, "no SamplingParams"),
         ("a", {"salt": 3}, RequestError, "salt=3"),
+        ("a", {"salt": "\ud800"}, RequestError, r"'\\ud800' of the request is no valid Unicode"),
+        ("a", {"params": SamplingParams(stop="x\udfff")}, RequestError, "no valid Unicode"),
         ("a", {"priority": "high"}, RequestError, "priority='high'"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_what_can_never_be_served(
     prompt: Any, options: dict[str, Any], kind: type[KaratError], message: str, engine: AsyncLLM
@@ -198,7 +202,7 @@ def test_what_can_never_be_served(
 
 def test_two_open_requests_have_two_names(engine: AsyncLLM) -> None:
     async def twice() -> None:
-        stream = engine.stream(PROMPTS[0], GREEDY, request_id="mine")
+        stream = engine.stream(PROMPTS[0], replace(GREEDY, max_tokens=900), request_id="mine")
         await anext(stream)
         with pytest.raises(RequestError, match="request 'mine' is already open"):
             await anext(engine.stream(PROMPTS[0], GREEDY, request_id="mine"))

@@ -1,12 +1,9 @@
 """AsyncLLM: a model for programs with an event loop, its engine in a process of its own."""
 
 import asyncio
-import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,10 +12,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
-from karat.children.connection import ConnectionEndedError
 from karat.config import embedded_model_path
-from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Stepped, ToEngine
-from karat.engine.async_process import EngineProcess, raised
+from karat.engine.async_engine import AsyncEngine, write_logs
+from karat.engine.async_messages import Add, Open
+from karat.engine.async_process import EngineProcess, encoded
 from karat.engine.async_requests import OpenRequest
 from karat.engine.engine import Engine, RequestUpdate
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
@@ -26,21 +23,15 @@ from karat.engine.llm import LLM
 from karat.engine.options import Options
 from karat.engine.stats import EngineStats
 from karat.engine.vllm_arguments import settle_constructor
-from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
+from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
-from karat.request import MAX_SEED, Request, RequestOutput, SamplingParams, shown
+from karat.request import MAX_SEED, RequestOutput, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 Result = TypeVar("Result")
 
-MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads
-FINAL_S = 60.0  # a second death within this is final
-_LOOK_S = 0.25  # between looks at the engine while it works
-_IDLE_LOOK_S = 1.0
 _NUM_THREADS = 2  # for templates and tokenizers
-
-_log = logging.getLogger(__name__)
 
 
 class AsyncLLM:
@@ -58,8 +49,8 @@ class AsyncLLM:
     SlowReaderError, when 4,096 tokens wait.
 
     If the engine's process dies, or a rank of it, or hangs, every open request and every later one raises
-    EngineDiedError with the cause, until `restart`. The process ends with `close`, with this object, and with this
-    process, however that ends. Ctrl-C on the terminal is not for it.
+    EngineDiedError with the cause, until `restart`. The process ends with `close`, and with this process, however that
+    ends. Ctrl-C on the terminal is not for it.
     """
 
     def __init__(
@@ -76,41 +67,34 @@ class AsyncLLM:
         if queue_timeout_s is not None and not (is_number and queue_timeout_s > 0):
             raise UsageError(f"queue_timeout_s={shown(queue_timeout_s)}: expected a number of seconds above 0, or None")
         self._max_queue, self._queue_timeout_s = max_queue, queue_timeout_s
-        self._progress: Callable[[int, int], None] | None = options.pop("progress", None)
-        self._opening = _opening(model, options)
+        progress: Callable[[int, int], None] | None = options.pop("progress", None)
+        opening = _opening(model, options)
+        self.path = Path(opening.path)
         self.model_name = _name_of(model, self.path)
-        self._closed = False
-        self._deaths: list[float] = []
-        self._failure: KaratError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._next_look: asyncio.TimerHandle | None = None
-        self._numbers = count()
-        self._open: dict[str, OpenRequest] = {}  # by the id that the engine knows
-        self._waiting: set[str] = set()  # those that the engine has not begun
-        self._num_admitting = 0  # requests that are being tokenised
-        self._restarting = asyncio.Lock()
-        self._process = EngineProcess(self._opening)
+        process = EngineProcess(opening)
         try:
-            self.tokenizer = _tokenizer(self._opening.tokenizer or self._opening.path)
+            self.tokenizer = _tokenizer(opening.tokenizer or opening.path)
             self.config = read_config(open_model(self.path).config)
-            ready = self._process.ready(self._progress)
+            ready = process.ready(progress)
         except BaseException:
-            self._process.close(at_once=True)
+            process.close(at_once=True)
             raise
-        _write_logs(ready.logs)
+        write_logs(ready.logs)
         self.max_model_len = ready.sizes.max_model_len
         self.max_num_seqs = ready.sizes.max_num_seqs
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
-        self.tensor_parallel_size = self._opening.options.tensor_parallel_size
+        self.tensor_parallel_size = opening.options.tensor_parallel_size
         self.default_params = ready.defaults.params
         self.defaults_notice = ready.defaults.notice
         self.end_token_ids = ready.defaults.end_token_ids
         self._intake = Intake(self.tokenizer, ready.defaults, max_model_len=self.max_model_len, seed=0)
         # Only for its check_request: what the engine would refuse is refused here, before it is queued.
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
-        self._num_blocks = ready.sizes.num_blocks
-        self._stats = self._admission.stats()
+        self._numbers = count()
+        self._engine = AsyncEngine(
+            opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
+        )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
 
     @classmethod
@@ -122,21 +106,9 @@ class AsyncLLM:
         queue_timeout_s: float | None = None,
         **options: Any,
     ) -> Self:
-        """The constructor, in a thread. One that is cancelled leaves no process behind."""
+        """The constructor, in a thread. Where this is cancelled, the process ends as soon as it has loaded."""
         make = partial(cls, model, max_queue=max_queue, queue_timeout_s=queue_timeout_s, **options)
-        made = asyncio.ensure_future(asyncio.to_thread(make))
-        try:
-            return await asyncio.shield(made)
-        except asyncio.CancelledError:
-            made.add_done_callback(
-                lambda late: None if late.cancelled() or late.exception() else late.result().shutdown()
-            )
-            raise
-
-    @property
-    def path(self) -> Path:
-        """The folder or file of the model."""
-        return Path(self._opening.path)
+        return await asyncio.to_thread(make)
 
     @property
     def has_chat_template(self) -> bool:
@@ -151,17 +123,17 @@ class AsyncLLM:
     @property
     def process_id(self) -> int:
         """Of the engine's process, the present one."""
-        return self._process.process_id
+        return self._engine.process.process_id
 
     @property
     def healthy(self) -> bool:
         """Whether requests can be made: neither closed nor failed."""
-        return self._failure is None and not self._closed
+        return self._engine.failure is None and not self._engine.closed
 
     @property
     def failure(self) -> KaratError | None:
         """Why the engine died; None while it lives."""
-        return self._failure
+        return self._engine.failure
 
     async def stream(
         self,
@@ -181,8 +153,8 @@ class AsyncLLM:
         one with each step of the prompt's computation. Raises, at the first step of the iteration, RequestError or
         CapacityError for what can never be served, OverloadedError at once where the queue is full.
         """
-        request = await self._admitted(prompt, params, request_id, priority=priority, salt=salt)
-        opened = self._add(request, request_id, tells_progress=prompt_progress)
+        add, message = await self._admitted(prompt, params, request_id, priority, salt, prompt_progress)
+        opened = self._engine.add(add, message, request_id)
         timer = None
         if self._queue_timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(self._queue_timeout_s, self._end_waiting, opened)
@@ -195,7 +167,7 @@ class AsyncLLM:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._forget(opened)
+            self._engine.forget(opened)
 
     async def generate(
         self,
@@ -260,19 +232,19 @@ class AsyncLLM:
         sanitize_control_tokens: bool = False,
     ) -> ChatPrompt:
         """What `LLM.chat_prompt` makes of one conversation: text and token ids, which `stream` and `generate` take."""
-        self._attach()
+        self._engine.attach()
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return await self._in_thread(self._intake.chat_prompt, messages, options)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text, as a prompt has them; CapacityError for one that no context could hold."""
-        self._attach()
+        self._engine.attach()
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens, max_tokens=self.max_model_len)
         return await self._in_thread(encode, text)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; RequestError for what is none."""
-        self._attach()
+        self._engine.attach()
         ids = plain_ids(token_ids)
         for token_id in ids:
             if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
@@ -283,14 +255,12 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request: its last update says "abort", after the step in progress. Nothing if there is none (more)."""
-        self._attach()
-        for opened in self._open.values():
-            if opened.name == request_id:
-                self._tell(Abort(opened.request.request_id))
+        self._engine.attach()
+        self._engine.abort(request_id)
 
     async def stats(self) -> EngineStats:
         """What the engine counted as of its last step; none is waited for."""
-        return self._stats
+        return self._engine.stats
 
     async def restart(self) -> None:
         """Load the model again after the engine died; nothing while it lives. Open requests have ended already.
@@ -298,34 +268,21 @@ class AsyncLLM:
         Raises EngineDiedError, and every time from then on, if it died for the second time within a minute; and what
         the constructor raises.
         """
-        self._require_open()
-        async with self._restarting:
-            if self._failure is None:
-                return
-            if len(self._deaths) > 1 and self._deaths[-1] - self._deaths[-2] < FINAL_S:
-                raise EngineDiedError(f"the engine died again within a minute, and is left at that: {self._failure}")
-            process = await asyncio.to_thread(self._started_again)
-            if self._closed:
-                process.close(at_once=True)
-                self._require_open()
-            self._process, self._failure = process, None
-            self._stats = self._admission.stats()
-            self._detach()
-            self._attach()
+        await self._engine.restart()
 
     async def close(self) -> None:
         """End the engine's process, and open requests with UsageError; from now on so ends every use."""
-        self._end_requests()
+        self._engine.end_requests()
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
         """`close` for where there is no event loop; not for another thread while there is one."""
-        self._end_requests()
+        self._engine.end_requests()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._process.close()
+        self._engine.process.close()
 
     async def __aenter__(self) -> Self:
-        self._attach()
+        self._engine.attach()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -342,178 +299,43 @@ class AsyncLLM:
         raise AssertionError("a stream without an output")
 
     async def _admitted(
-        self, prompt: Prompt, params: SamplingParams | None, name: str | None, *, priority: int, salt: str | None
-    ) -> Request:
-        """The request as the engine is to compute it, checked; it has a place from the beginning."""
-        self._attach()
-        self._require_room()
-        if name is not None and any(opened.name == name for opened in self._open.values()):
-            raise RequestError(f"request {name!r} is already open; give each its own id")
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        name: str | None,
+        priority: int,
+        salt: str | None,
+        tells_progress: bool,
+    ) -> tuple[Add, bytes]:
+        """The request as the engine is to compute it, checked, and its message; it has a place from the beginning."""
+        self._engine.attach()
         (own,) = self._intake.params_for(1, params)
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"salt={shown(salt)}: expected a text, or None")
         number = str(next(self._numbers))
 
-        def make() -> Request:
-            made = self._intake.request(prompt, own)
+        def make() -> tuple[Add, bytes]:
+            made = self._intake.request(prompt, own, priority)
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
-            request = replace(made, request_id=number, seed=seed, priority=priority, salt=salt)
-            self._admission.check_request(request)
-            return request
+            add = Add(replace(made, request_id=number, seed=seed, salt=salt), tells_progress)
+            self._admission.check_request(add.request)
+            return add, encoded(add)
 
-        self._num_admitting += 1
-        try:
+        with self._engine.place(name):
             return await self._in_thread(make)
-        finally:
-            self._num_admitting -= 1
-
-    def _require_room(self) -> None:
-        places = self._max_queue + max(0, self.max_num_seqs - (len(self._open) - len(self._waiting)))
-        num_waiting = len(self._waiting) + self._num_admitting
-        if num_waiting >= places:
-            raise OverloadedError(
-                f"{num_waiting} requests wait already, of at most {self._max_queue} (max_queue); try again later"
-            )
-
-    def _add(self, request: Request, name: str | None, *, tells_progress: bool) -> OpenRequest:
-        self._attach()
-        opened = OpenRequest(
-            request,
-            secrets.token_hex(8) if name is None else name,
-            most_kept=MAX_KEPT_TOKENS,
-            tells_progress=tells_progress,
-        )
-        self._open[request.request_id] = opened
-        self._waiting.add(request.request_id)
-        self._tell(Add(request, tells_progress))
-        return opened
-
-    def _forget(self, opened: OpenRequest) -> None:
-        """The engine frees what it has of a request, unless it did."""
-        number = opened.request.request_id
-        self._waiting.discard(number)
-        if self._open.pop(number, None) is not None:
-            self._tell(Abort(number))
 
     def _end_waiting(self, opened: OpenRequest) -> None:
         if not opened.has_begun and not opened.has_ended:
-            error = OverloadedError(
-                f"request {opened.name} has waited for {self._queue_timeout_s:g} s (queue_timeout_s); try again later"
+            opened.fail(
+                OverloadedError(
+                    f"request {opened.name} has waited for {self._queue_timeout_s:g} s (queue_timeout_s); "
+                    "try again later"
+                )
             )
-            opened.fail(error)
-            self._forget(opened)
+            self._engine.forget(opened)
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
-
-    def _tell(self, *commands: ToEngine) -> None:
-        """Send now what goes without waiting, and the rest as soon as it does."""
-        if self._failure is not None or self._closed:
-            return
-        if not self._process.tell(*commands) and self._loop is not None and not self._loop.is_closed():
-            self._loop.add_writer(self._process.fileno(), self._tell_rest)
-
-    def _tell_rest(self) -> None:
-        if self._process.tell() and self._loop is not None:
-            self._loop.remove_writer(self._process.fileno())
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise UsageError("this AsyncLLM was closed; expected one that is open; load the model again")
-
-    def _attach(self) -> None:
-        """Listen to the engine in the event loop that runs; raises if it has died, or this was closed."""
-        self._require_open()
-        if self._failure is not None:
-            raise EngineDiedError(str(self._failure))
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        if self._loop is not None and self._loop.is_running():
-            raise UsageError("an AsyncLLM serves one event loop at a time; use it from that one, or open another")
-        self._detach()
-        self._loop = loop
-        loop.add_reader(self._process.fileno(), self._hear)
-        self._look()
-        self._tell()
-
-    def _detach(self) -> None:
-        if self._next_look is not None:
-            self._next_look.cancel()
-        if self._loop is not None and not self._loop.is_closed():
-            with suppress(ValueError, OSError):  # its descriptor is closed, or not of this loop any more
-                self._loop.remove_reader(self._process.fileno())
-                self._loop.remove_writer(self._process.fileno())
-        self._loop = self._next_look = None
-
-    def _hear(self) -> None:
-        """All that has come: usually one message, of one step."""
-        try:
-            messages = self._process.take()
-        except ConnectionEndedError:
-            self._fail(self._process.cause_of_end())
-            return
-        for message in messages:
-            _write_logs(message.logs)
-            match message:
-                case Stepped():
-                    self._stats = message.stats
-                    for news in message.news:
-                        opened = self._open.get(news.request_id)
-                        if opened is None:
-                            continue
-                        opened.bring(news)
-                        if news.progress is not None:
-                            self._waiting.discard(news.request_id)
-                        if news.refused is not None:
-                            opened.fail(raised(Failed(*news.refused, [])))
-                        if news.ended:
-                            del self._open[news.request_id]
-                            self._waiting.discard(news.request_id)
-                        elif opened.has_ended:  # nobody read it
-                            self._forget(opened)
-                case Failed():
-                    self._fail(raised(message))
-                    return
-
-    def _look(self) -> None:
-        """Look whether the engine hangs, now and from time to time."""
-        assert self._loop is not None
-        error = self._process.look(has_work=bool(self._open))
-        if error is not None:
-            self._fail(error)
-            return
-        self._next_look = self._loop.call_later(_LOOK_S if self._open else _IDLE_LOOK_S, self._look)
-
-    def _fail(self, cause: KaratError) -> None:
-        """The engine is dead, or as good as that: nobody waits any longer."""
-        _log.error("%s", cause)
-        self._detach()
-        self._failure = cause
-        self._deaths = [*self._deaths[-1:], time.monotonic()]
-        self._process.close(at_once=True)
-        self._end_all(lambda: EngineDiedError(str(cause)))
-
-    def _end_requests(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._detach()
-            self._end_all(lambda: UsageError("this AsyncLLM was closed before the request had ended"))
-
-    def _end_all(self, error: Callable[[], KaratError]) -> None:
-        ended, self._open = self._open, {}
-        self._waiting.clear()
-        for opened in ended.values():
-            opened.fail(error())
-
-    def _started_again(self) -> EngineProcess:
-        process = EngineProcess(self._opening)
-        try:
-            _write_logs(process.ready(None).logs)
-        except BaseException:
-            process.close(at_once=True)
-            raise
-        return process
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:
@@ -547,19 +369,8 @@ def _tokenizer(path: str) -> Tokenizer:
     return Tokenizer.of(open_model(place)) if place.is_file() else Tokenizer.from_folder(place)
 
 
-def _shut_down(late: "asyncio.Future[AsyncLLM]") -> None:
-    """The end of one that was made for nobody."""
-    if not late.cancelled() and late.exception() is None:
-        late.result().shutdown()
-
-
 def _computes_nothing(*_: object) -> Any:
     raise AssertionError("the engine computes in a process of its own")
-
-
-def _write_logs(logs: list[Log]) -> None:
-    for log in logs:
-        logging.getLogger(log.logger).log(log.level, "%s", log.text)
 
 
 async def _all(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:

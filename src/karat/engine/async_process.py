@@ -24,8 +24,9 @@ from karat import errors
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
 from karat.engine.async_messages import Failed, FromEngine, Loading, Open, Ready, Stepped, ToEngine
-from karat.errors import EngineDiedError, KaratError
+from karat.errors import EngineDiedError, KaratError, RequestError
 from karat.ranks.vitals import Vitals
+from karat.request import shown
 
 MODULE = "karat.engine.async_worker"
 STOPPED_S = 1.5
@@ -38,7 +39,23 @@ _KILLED_MEANS: dict[int, str] = {
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
 }
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value))
+
+
+def encoded(command: ToEngine) -> bytes:
+    """What `EngineProcess.tell` takes. RequestError for a request with text that is no valid Unicode."""
+    try:
+        return _encoder.encode(command)
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{shown(error.object)} of the request is no valid Unicode; take it out") from error
+
+
+def _plain(value: object) -> object:
+    """Numbers and texts of types of their own (NumPy's float64 is a float) as Python's."""
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotImplementedError(f"no message holds a {type(value).__name__}")
 
 
 class EngineProcess:
@@ -69,7 +86,7 @@ class EngineProcess:
         self._num_messages = 0  # that went either way
         self._stirred = time.monotonic()  # when it was last heard, or told something
         with suppress(ConnectionEndedError):  # `ready` says why it ended
-            self._connection.send(_encode(opening))
+            self._connection.send(encoded(opening))
 
     @property
     def process_id(self) -> int:
@@ -111,14 +128,13 @@ class EngineProcess:
         self._stirred = time.monotonic()
         return [self._decoder.decode(message) for message in messages]
 
-    def tell(self, *commands: ToEngine) -> bool:
+    def tell(self, command: bytes | None = None) -> bool:
         """Send without waiting, and what did not go before; whether all has gone. An end is for `take` to find."""
+        if command is not None:
+            self._num_messages += 1
+            self._stirred = time.monotonic()
         with suppress(ConnectionEndedError):
-            for command in commands:
-                self._num_messages += 1
-                self._stirred = time.monotonic()
-                self._connection.offer(_encode(command))
-            return self._connection.offer()
+            return self._connection.offer(command)
         return True
 
     def look(self, *, has_work: bool) -> EngineDiedError | None:

@@ -7,6 +7,7 @@ then one step is computed, and one message tells what it brought. While nothing 
 import logging
 import os
 import select
+import signal
 import socket
 import traceback
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ _IDLE_LOOK_S = 0.5  # between looks at idle ranks
 def main(arguments: Sequence[str]) -> None:
     """Serve until the connection ends; the arguments are the descriptors of socket and lifeline."""
     end, lifeline = map(_low, map(int, arguments))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process decides what ends, ranks included
     end_with_parent(lifeline)
     line = _Line(Connection(socket.socket(fileno=end)))
     try:

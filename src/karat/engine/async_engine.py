@@ -1,0 +1,231 @@
+"""The engine's process as one event loop uses it: which requests are open, what comes, and what if it dies."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from karat.children.connection import ConnectionEndedError
+from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Stepped
+from karat.engine.async_process import EngineProcess, encoded, raised
+from karat.engine.async_requests import OpenRequest
+from karat.engine.stats import EngineStats
+from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
+
+MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads
+FINAL_S = 60.0  # a second death within this is final
+_LOOK_S = 0.25  # between looks at the engine while it works
+_IDLE_LOOK_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """The requests of a process whose model is loaded. All calls are made in one event loop at a time.
+
+    At most max_queue requests wait beside those that max_num_seqs have places for. `stats` are those of the last step;
+    at first what is given.
+    """
+
+    def __init__(
+        self, opening: Open, process: EngineProcess, stats: EngineStats, *, max_queue: int, max_num_seqs: int
+    ) -> None:
+        self.process = process
+        self.stats = self._no_stats = stats
+        self.failure: KaratError | None = None
+        self.closed = False
+        self._opening = opening
+        self._max_queue = max_queue
+        self._max_num_seqs = max_num_seqs
+        self._deaths: list[float] = []  # the last two
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        self._open: dict[str, OpenRequest] = {}  # by the id that the process knows
+        self._waiting: set[str] = set()  # those that have not begun
+        self._num_coming = 0  # that have a place and are not made yet
+        self._restarting = asyncio.Lock()
+
+    def require_open(self) -> None:
+        """Raise UsageError after `close`."""
+        if self.closed:
+            raise UsageError("this AsyncLLM was closed; expected one that is open; load the model again")
+
+    def attach(self) -> None:
+        """Listen to the engine in the event loop that runs; raises if it has died, or this was closed."""
+        self.require_open()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop and self.failure is None:
+            if self._loop is not None and self._loop.is_running():
+                raise UsageError("an AsyncLLM serves one event loop at a time; use it from that one, or open another")
+            self._detach()
+            self._loop = loop
+            loop.add_reader(self.process.fileno(), self._hear)
+            self._look()
+            self._tell()
+        if self.failure is not None:
+            raise EngineDiedError(str(self.failure))
+
+    @contextmanager
+    def place(self, name: str | None) -> Iterator[None]:
+        """A place in the queue while a request of this name is made; OverloadedError if there is none."""
+        places = self._max_queue + max(0, self._max_num_seqs - (len(self._open) - len(self._waiting)))
+        num_waiting = len(self._waiting) + self._num_coming
+        if num_waiting >= places:
+            raise OverloadedError(
+                f"{num_waiting} requests wait already, and {self._max_queue} may (max_queue); try again later"
+            )
+        self._require_free(name)
+        self._num_coming += 1
+        try:
+            yield
+        finally:
+            self._num_coming -= 1
+
+    def add(self, add: Add, message: bytes, name: str | None) -> OpenRequest:
+        """Compute a request, whose message is made already; RequestError if another of this name is open."""
+        self.attach()
+        self._require_free(name)
+        name = secrets.token_hex(8) if name is None else name
+        opened = OpenRequest(add.request, name, most_kept=MAX_KEPT_TOKENS, tells_progress=add.tells_progress)
+        if not self._open:
+            self._look_later(_LOOK_S)
+        self._open[add.request.request_id] = opened
+        self._waiting.add(add.request.request_id)
+        self._tell(message)
+        return opened
+
+    def abort(self, name: str) -> None:
+        """The engine ends the request of this name, if there is one, and says so."""
+        for opened in self._open.values():
+            if opened.name == name:
+                self._tell(encoded(Abort(opened.request.request_id)))
+
+    def forget(self, opened: OpenRequest) -> None:
+        """Nobody waits for a request any more; the engine frees what it has of it, unless it did."""
+        number = opened.request.request_id
+        self._waiting.discard(number)
+        if self._open.pop(number, None) is not None:
+            self._tell(encoded(Abort(number)))
+
+    async def restart(self) -> None:
+        """See AsyncLLM.restart."""
+        self.require_open()
+        async with self._restarting:
+            if self.failure is None:
+                return
+            if len(self._deaths) > 1 and self._deaths[1] - self._deaths[0] < FINAL_S:
+                raise EngineDiedError(f"the engine died again within a minute, and is left at that: {self.failure}")
+            process = await asyncio.to_thread(_started, self._opening)
+            if self.closed:
+                process.close(at_once=True)
+                self.require_open()
+            self.process, self.stats, self.failure = process, self._no_stats, None
+            self.attach()
+
+    def end_requests(self) -> None:
+        """From now on every use raises UsageError, and so does what waits for an answer."""
+        if not self.closed:
+            self.closed = True
+            self._detach()
+            self._end_all(lambda: UsageError("this AsyncLLM was closed before the request had ended"))
+
+    def _tell(self, command: bytes | None = None) -> None:
+        """Send now what goes without waiting, and the rest as soon as it does."""
+        if self.failure is not None or self.closed:
+            return
+        if not self.process.tell(command) and self._loop is not None and not self._loop.is_closed():
+            self._loop.add_writer(self.process.fileno(), self._tell_rest)
+
+    def _tell_rest(self) -> None:
+        if self.process.tell() and self._loop is not None:
+            self._loop.remove_writer(self.process.fileno())
+
+    def _detach(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        if self._loop is not None and not self._loop.is_closed():
+            with suppress(ValueError, OSError):  # its descriptor is closed, or not of this loop any more
+                self._loop.remove_reader(self.process.fileno())
+                self._loop.remove_writer(self.process.fileno())
+        self._loop = self._next_look = None
+
+    def _hear(self) -> None:
+        """All that has come: usually one message, of one step."""
+        try:
+            messages = self.process.take()
+        except ConnectionEndedError:
+            self._fail(self.process.cause_of_end())
+            return
+        for message in messages:
+            write_logs(message.logs)
+            match message:
+                case Stepped():
+                    self.stats = message.stats
+                    for news in message.news:
+                        opened = self._open.get(news.request_id)
+                        if opened is None:
+                            continue
+                        opened.bring(news)
+                        if news.progress is not None:
+                            self._waiting.discard(news.request_id)
+                        if news.refused is not None:
+                            opened.fail(raised(Failed(*news.refused, [])))
+                        if news.ended:
+                            del self._open[news.request_id]
+                            self._waiting.discard(news.request_id)
+                        elif opened.has_ended:  # nobody read it
+                            self.forget(opened)
+                case Failed():
+                    self._fail(raised(message))
+                    return
+
+    def _look(self) -> None:
+        """Look whether the engine hangs, now and from time to time."""
+        error = self.process.look(has_work=bool(self._open))
+        if error is not None:
+            self._fail(error)
+        else:
+            self._look_later(_LOOK_S if self._open else _IDLE_LOOK_S)
+
+    def _look_later(self, delay_s: float) -> None:
+        assert self._loop is not None
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = self._loop.call_later(delay_s, self._look)
+
+    def _fail(self, cause: KaratError) -> None:
+        """The engine is dead, or as good as that: nobody waits any longer."""
+        _log.error("%s", cause)
+        self._detach()
+        self.failure = cause
+        self._deaths = [*self._deaths[-1:], time.monotonic()]
+        self.process.close(at_once=True)
+        self._end_all(lambda: EngineDiedError(str(cause)))
+
+    def _require_free(self, name: str | None) -> None:
+        if name is not None and any(opened.name == name for opened in self._open.values()):
+            raise RequestError(f"request {name!r} is already open; give each its own id")
+
+    def _end_all(self, error: Callable[[], KaratError]) -> None:
+        ended, self._open = self._open, {}
+        self._waiting.clear()
+        for opened in ended.values():
+            opened.fail(error())
+
+
+def _started(opening: Open) -> EngineProcess:
+    """One whose model is loaded; raises what loading raises."""
+    process = EngineProcess(opening)
+    try:
+        write_logs(process.ready(None).logs)
+    except BaseException:
+        process.close(at_once=True)
+        raise
+    return process
+
+
+def write_logs(logs: list[Log]) -> None:
+    for log in logs:
+        logging.getLogger(log.logger).log(log.level, "%s", log.text)

@@ -1,0 +1,309 @@
+"""Requests of AsyncLLM that are cancelled, dropped, aborted, refused, too late or not read; and a message a step."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
+from karat.engine import async_engine
+from karat.engine.async_messages import Abort, Add, Stepped
+from karat.engine.async_worker import Worker
+from karat.errors import OverloadedError, SlowReaderError, UsageError
+from karat.request import Request
+from tests.engine.test_async_llm import GREEDY, PROMPTS, run
+
+LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(threads=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[AsyncLLM]:
+    """Two at a time, blocks for not much more than that, long prompts in chunks."""
+    made = AsyncLLM(threads=1, max_num_seqs=2, num_blocks=80, max_num_batched_tokens=32, max_queue=4)
+    yield made
+    made.shutdown()
+
+
+async def at_rest(engine: AsyncLLM) -> None:
+    """Returns when the engine has nothing left of any request; a new one makes it say so."""
+    assert engine._engine._open == {} and engine._engine._waiting == set() and engine._engine._num_coming == 0
+    await engine.generate("a", SamplingParams(max_tokens=1))
+    stats = await engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
+
+
+class Line:
+    """What a worker hears before each step, and what it said."""
+
+    def __init__(self, commands: list[list[Any]]) -> None:
+        self.commands = commands
+        self.told: list[Stepped] = []
+
+    def has_come(self, wait_s: float | None) -> bool:
+        if self.commands[0]:
+            return True
+        self.commands.pop(0)
+        if not self.commands:
+            raise EOFError
+        return False
+
+    def receive(self) -> Any:
+        return self.commands[0].pop(0)
+
+    def send(self, message: Stepped) -> None:
+        self.told.append(message)
+
+    def take_logs(self) -> list[Any]:
+        return []
+
+
+def served(llm: LLM, *commands: list[Any]) -> list[Stepped]:
+    line = Line([list(some) for some in commands])
+    with suppress(EOFError):
+        Worker(line, llm).serve()  # type: ignore[arg-type]
+    return line.told
+
+
+def add(number: int, *, length: int = 40, max_tokens: int = 900) -> Add:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Add(Request(str(number), (number + 1,) * length, params, 0), False)
+
+
+def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM) -> None:
+    """An abort that comes while a step is computed is obeyed before the next one: two steps at the most."""
+    told = served(llm, [add(0), add(1), add(2, max_tokens=2)], [], [Abort("0"), Abort("7")], [], [Abort("1")], [])
+    steps = [{news.request_id: news for news in message.news} for message in told]
+    assert [sorted(step) for step in steps] == [["0", "1", "2"], ["0", "1", "2"], ["0", "1"], ["1"], ["1"]][
+        : len(steps)
+    ]
+    assert steps[1]["2"].ended and steps[1]["2"].pieces[-1].finish_reason == "length"
+    assert steps[2]["0"].ended and steps[2]["0"].pieces[-1].finish_reason == "abort"
+    assert [message.stats.num_running for message in told] == [3, 2, 1, 1, 0]
+    assert told[-1].stats.num_blocks_used == 0 and not llm.engine.has_work
+
+
+def test_a_request_that_the_engine_refuses_is_told(llm: LLM) -> None:
+    (message,) = served(llm, [add(0, length=5000)], [])
+    (news,) = message.news
+    assert news.ended and news.refused is not None and news.refused[0] == "CapacityError"
+
+
+def test_one_message_a_step(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take = type(engine._engine.process).take
+
+    def counting(process: Any) -> Any:
+        messages = take(process)
+        taken.append(len(messages))
+        return messages
+
+    async def count() -> None:
+        await engine.generate("a", GREEDY)
+        before = await engine.stats()
+        taken.clear()
+        await engine.generate(PROMPTS[:2], LONG)
+        after = await engine.stats()
+        assert 900 <= sum(taken) <= after.num_steps - before.num_steps + 2, "aborts may be told without a step"
+        assert len(taken) <= sum(taken)
+
+    monkeypatch.setattr(type(engine._engine.process), "take", counting)
+    run(count())
+
+
+@pytest.mark.parametrize("way", ["cancel", "close", "drop", "break", "time out"])
+def test_who_waits_no_longer_frees_the_blocks(way: str, engine: AsyncLLM) -> None:
+    """Streaming, in the middle of a prompt, and in the queue."""
+
+    async def leave() -> None:
+        began = asyncio.Event()
+
+        async def read(prompt: Any) -> None:
+            async for _ in engine.stream(prompt, LONG):
+                began.set()
+                if way == "break":
+                    break
+
+        if way in ("cancel", "time out"):
+            tasks = [asyncio.create_task(read(prompt)) for prompt in (PROMPTS[0], range(1, 100), range(2, 90), "a")]
+            if way == "time out":
+                for task in tasks:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(task, 0.05)
+            else:
+                await began.wait()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        elif way == "break":
+            await read(PROMPTS[0])
+        else:
+            stream = engine.stream(PROMPTS[0], LONG)
+            await anext(stream)
+            if way == "close":
+                await stream.aclose()
+            del stream
+        await asyncio.sleep(0)  # an iterator that is dropped ends in a task of its own
+        await asyncio.sleep(0)
+        await at_rest(engine)
+
+    run(leave())
+
+
+def test_an_abort_is_the_last_update(engine: AsyncLLM) -> None:
+    async def abort() -> None:
+        running = [engine.stream(prompt, LONG, request_id=f"{n}") for n, prompt in enumerate(PROMPTS[:2])]
+        for stream in running:
+            await anext(stream)
+        queued = asyncio.create_task(engine.generate("queued", LONG, request_id="queued"))
+        while "queued" not in {opened.name for opened in engine._engine._open.values()}:
+            await asyncio.sleep(0)
+        for name in ("queued", "0", "1", "nobody"):
+            await engine.abort(name)
+        output = await queued
+        assert isinstance(output, RequestOutput) and output.outputs[0].finish_reason == "abort"
+        assert output.outputs[0].token_ids == () and output.request_id == "queued"
+        for stream in running:
+            updates = [update async for update in stream]
+            assert updates[-1].output is not None and updates[-1].output.outputs[0].finish_reason == "abort"
+        await at_rest(engine)
+
+    run(abort())
+
+
+def test_a_full_queue_refuses_at_once(engine: AsyncLLM) -> None:
+    async def fill() -> None:
+        tasks = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in [*PROMPTS, *PROMPTS[:2]]]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"6 requests wait already, and 4 may \(max_queue\); try again later"):
+            await anext(engine.stream("one too many"))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        outputs = await engine.generate(PROMPTS * 3, GREEDY)  # a list waits by itself
+        assert len(outputs) == 12 and all(output.finished for output in outputs)
+        await at_rest(engine)
+
+    run(fill())
+
+
+def test_who_waits_for_too_long_is_told() -> None:
+    async def wait() -> None:
+        async with await AsyncLLM.open(threads=1, max_num_seqs=1, queue_timeout_s=0.2) as engine:
+            running = engine.stream(PROMPTS[0], LONG)
+            await anext(running)
+            with pytest.raises(OverloadedError, match=r"request late has waited for 0\.2 s \(queue_timeout_s\)"):
+                await engine.generate("late", LONG, request_id="late")
+            output = [update.output async for update in running][-1]
+            assert output is not None and output.outputs[0].finish_reason == "length"
+            await at_rest(engine)
+
+    run(wait())
+
+
+def test_who_does_not_read_loses_it(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep() -> None:
+        slow = engine.stream(PROMPTS[0], LONG, request_id="slow")
+        await anext(slow)
+        output = await engine.generate(PROMPTS[1], LONG)
+        assert output.finished, "others go on"
+        with pytest.raises(SlowReaderError, match="tokens of request slow wait to be read, of at most 100"):
+            await anext(slow)
+        short = engine.stream(PROMPTS[0], SamplingParams(max_tokens=90, ignore_eos=True))
+        await anext(short)
+        await engine.generate(PROMPTS[1], LONG)
+        assert sum(len(c.token_ids) for u in [u async for u in short] for c in u.chunks) == 89
+        await at_rest(engine)
+
+    monkeypatch.setattr(async_engine, "MAX_KEPT_TOKENS", 100)
+    run(sleep())
+
+
+def test_one_event_loop_at_a_time(engine: AsyncLLM) -> None:
+    async def other() -> None:
+        stream = engine.stream(PROMPTS[0], LONG)
+        await anext(stream)
+        with pytest.raises(UsageError, match="one event loop at a time"):
+            await asyncio.to_thread(asyncio.run, engine.tokenize("a"))
+
+    for _ in range(3):  # each leaves a stream behind
+        run(other())
+    run(at_rest(engine))
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "close", "cancel", "abort"]),
+        st.integers(0, 60),  # updates until then
+        st.integers(1, 90),  # tokens of the prompt
+        st.integers(1, 60),  # max_tokens
+        st.integers(1, 3),  # n
+        st.integers(-1, 1),  # priority
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=25)
+@given(actions=ACTIONS)
+def test_whatever_clients_do_the_tokens_are_llms_and_all_blocks_come_back(
+    actions: list[tuple[str, int, int, int, int, int]], engine: AsyncLLM, llm: LLM
+) -> None:
+    async def client(number: int, action: tuple[str, int, int, int, int, int]) -> RequestOutput | None:
+        what, patience, length, max_tokens, n, priority = action
+        params = SamplingParams(max_tokens=max_tokens, seed=number, n=n, ignore_eos=True)
+        stream = engine.stream(range(1, length + 1), params, request_id=str(number), priority=priority)
+        output, num_updates = None, 0
+        async for update in stream:
+            output, num_updates = update.output, num_updates + 1
+            if num_updates > patience and what != "read":
+                if what != "abort":
+                    break
+                await engine.abort(str(number))
+        if what == "close":
+            await stream.aclose()
+        return output
+
+    async def all_clients() -> list[RequestOutput | None]:
+        tasks = [asyncio.create_task(client(*numbered)) for numbered in enumerate(actions)]
+        for task, (what, patience, *_) in zip(tasks, actions, strict=True):
+            if what == "cancel":
+                asyncio.get_running_loop().call_later(patience / 1000, task.cancel)
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        await at_rest(engine)
+        assert all(isinstance(one, RequestOutput | asyncio.CancelledError | None) for one in found), found
+        return [one if isinstance(one, RequestOutput) else None for one in found]
+
+    for number, (output, action) in enumerate(zip(run(all_clients()), actions, strict=True)):
+        if output is None:
+            assert action[0] != "read" and action[0] != "abort"
+            continue
+        _, _, length, max_tokens, n, _ = action
+        params = SamplingParams(max_tokens=max_tokens, seed=number, n=n, ignore_eos=True)
+        (want,) = llm.generate([list(range(1, length + 1))], params)
+        for choice, right in zip(output.outputs, want.outputs, strict=True):
+            if choice.finish_reason == "abort":
+                assert right.token_ids[: len(choice.token_ids)] == choice.token_ids and action[0] == "abort"
+            else:
+                assert choice == right
+
+
+def test_two_ranks_give_the_same(llm: LLM) -> None:
+    async def both() -> None:
+        params = SamplingParams(max_tokens=20, seed=5, n=2, ignore_eos=True)
+        async with await AsyncLLM.open(threads=1, tensor_parallel_size=2) as engine:
+            for want, found in zip(llm.generate(PROMPTS, params), await engine.generate(PROMPTS, params), strict=True):
+                assert found.outputs == want.outputs
+
+    run(both())
