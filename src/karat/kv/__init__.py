@@ -1,1 +1,1 @@
-"""The KV cache's bookkeeping: which block holds which positions of which sequence."""
+"""The KV cache: its blocks, prefixes shared by sequences, and its memory."""

@@ -1,8 +1,12 @@
-"""Which block of the KV cache holds which positions of which sequence. Pure bookkeeping: no array is touched here.
+"""BlockPool: which block of the KV cache holds which positions of which sequence. Bookkeeping only, without arrays.
 
-Paging follows PagedAttention (Kwon et al., arXiv 2309.06180): the cache is num_blocks blocks of block_size slots;
-position p of a sequence lies in slot table[p // block_size] * block_size + p % block_size, where `table` is the
-sequence's block table. Sequences that begin with the same tokens may have the same blocks there (karat.kv.prefix).
+Paging follows PagedAttention (Kwon et al., arXiv 2309.06180). The cache has num_blocks blocks of block_size slots.
+Position p of a sequence is in slot table[p // block_size] * block_size + p % block_size; `table` is the block table of
+the sequence. Sequences with the same first tokens may share their first blocks (karat.kv.prefix):
+
+    block_size 4       positions   0 1 2 3 | 4 5 6 7 | 8 9
+    sequence A, table  [5, 2, 7]   block 5 | block 2 | block 7       position 9: slot 7 * 4 + 1 = 29
+    sequence B, table  [5, 2, 0]   block 5 | block 2 | block 0       blocks 5 and 2 are shared, and full
 """
 
 from bisect import bisect_left
@@ -13,12 +17,12 @@ from dataclasses import dataclass, field
 from karat.errors import CapacityError
 from karat.kv.prefix import PrefixIndex, Salt
 
-BLOCK_SIZE = 16  # tokens, unless somebody asks for another
+BLOCK_SIZE = 16  # tokens, by default
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one sequence holds: its block table, the number of positions whose K and V are written, and its salt."""
+    """A sequence's block table, the number of positions whose K and V are written, and its salt."""
 
     table: list[int] = field(default_factory=list)
     cached_len: int = 0
@@ -26,44 +30,51 @@ class _Held:
 
 
 class Chain:
-    """Blocks that a text can begin with, as far as they were found. `BlockPool.follow` brings it up to date."""
+    """The blocks found so far that a text can begin with. `BlockPool.follow` brings it up to date.
+
+    `limit` is in tokens: no block beyond it is looked for.
+    """
 
     def __init__(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> None:
         self.token_ids = token_ids
         self.limit = limit  # tokens
         self.salt = salt
         self.blocks: list[int] = []
-        self.identities: list[int | None] = []  # by which it is seen that a block is still what it was
+        self.identities: list[int | None] = []  # of `blocks` when they were found: a different one means new content
 
 
 class BlockPool:
-    """A fixed number of blocks, each empty, kept, or held: in the tables of one or several sequences.
+    """A fixed number of blocks. Each is empty, held (in the tables of one or several sequences), or kept.
 
-    A step goes `reserve` (blocks for the new tokens), forward pass, `commit` (they are written now). `free` gives all
-    back. A full block whose tokens were told to `commit` can be found by its content: while it is held, and then, kept,
-    until it is needed for something else; the one freed least recently goes first. Only full blocks are ever in several
-    tables, and no slot of theirs is written to again. Which blocks a sequence gets depends only on the calls before.
-    Unknown sequences raise KeyError. Sequences of different salts never share a block.
+        empty  -- reserve  --> held    for new tokens
+        kept   -- reserve  --> held    evicted for new tokens: the block freed least recently goes first
+        kept   -- allocate --> held    found by its content
+        held   -- free     --> kept    if it can be found by its content, else empty
+
+    A step is `reserve` (blocks for the new tokens), the forward pass, `commit` (the tokens are written). `free` ends a
+    sequence. A full block whose tokens `commit` was given can be found by its content while it is held or kept. Only
+    full blocks are in several tables, and their slots are never written again. The blocks that a sequence gets depend
+    only on the calls before. Unknown sequences raise KeyError. Sequences of different salts never share a block.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         assert num_blocks > 0 and block_size > 0, f"{num_blocks} blocks of {block_size}"
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is likeliest in a CPU's cache
-        self._kept: OrderedDict[int, None] = OrderedDict()  # held by none, but can be found; oldest first
+        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is likely in the CPU's cache
+        self._kept: OrderedDict[int, None] = OrderedDict()  # held by no sequence, can be found; oldest first
         self._num_holders = [0] * num_blocks
         self._index = PrefixIndex()
         self._held: dict[int, _Held] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken: empty or kept."""
+        """Blocks that `reserve` can take: empty or kept."""
         return len(self._empty) + self.num_kept
 
     @property
     def num_kept(self) -> int:
-        """Blocks that no sequence holds and that can be found."""
+        """Blocks that no sequence holds and that can be found by content."""
         return len(self._kept)
 
     @property
@@ -71,17 +82,17 @@ class BlockPool:
         return len(self._held)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` tokens takes."""
+        """Blocks that a sequence of `num_tokens` tokens needs."""
         return -(-num_tokens // self.block_size)
 
     def find(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> list[int]:
-        """Blocks that hold the first `limit` tokens of `token_ids`, or as many of them as there are full blocks for."""
+        """Full blocks that hold the first tokens of `token_ids`, in order: at most `limit` tokens."""
         return self.follow(Chain(token_ids, limit, salt))
 
     def follow(self, chain: Chain) -> list[int]:
-        """What `find` gives for this chain, from what it was at the last call; costs only what has changed since.
+        """The result of `find` for this chain. Costs only the blocks that changed since the last call.
 
-        A block that can be found can be found with all before it, so the last one tells of the whole.
+        If a block can be found, so can all blocks before it: checking the last one suffices.
         """
         blocks, identities, size = chain.blocks, chain.identities, self.block_size
         while blocks and self._index.identity(blocks[-1]) != identities[-1]:
@@ -98,19 +109,19 @@ class BlockPool:
 
     def cost(self, num_tokens: int, found: Sequence[int] = ()) -> int:
         """Free blocks that a new sequence of `num_tokens` tokens takes if it begins with `found`."""
-        # Who holds a block holds those before it too.
+        # A sequence that holds a block holds those before it too.
         num_held = bisect_left(found, True, key=lambda block: self._num_holders[block] == 0)
         return self.blocks_for(num_tokens) - num_held
 
     def allocate(self, seq_id: int, found: Sequence[int] = (), salt: Salt = None) -> None:
-        """Start a sequence with the blocks that `find` has just given for it; else it holds nothing yet."""
+        """Start a sequence with the blocks that `find` has just returned for it, or with none."""
         assert seq_id not in self._held, f"sequence {seq_id} is allocated already"
         for block in found:
             self._hold(block)
         self._held[seq_id] = _Held(list(found), len(found) * self.block_size, salt)
 
     def room(self, seq_id: int) -> int:
-        """Tokens that `reserve` could take now for this sequence."""
+        """Tokens that `reserve` can take for this sequence now."""
         held = self._held[seq_id]
         return (len(held.table) + self.num_free) * self.block_size - held.cached_len
 
@@ -128,8 +139,8 @@ class BlockPool:
     def commit(self, seq_id: int, num_tokens: int, token_ids: Sequence[int] | None = None) -> None:
         """Count `num_tokens` reserved tokens as written.
 
-        With `token_ids`, all tokens of the sequence so far, blocks that are full now can be found. If another block
-        with the same content can be already, the sequence gets that one in its table and its own becomes empty.
+        With `token_ids` (all tokens of the sequence so far), blocks that are full now can be found by content. If a
+        block with the same content can be found already, it replaces the sequence's own, which becomes empty.
         """
         held = self._held[seq_id]
         first = held.cached_len // self.block_size
@@ -141,27 +152,27 @@ class BlockPool:
                 self._publish(held, place, token_ids)
 
     def free(self, seq_id: int) -> None:
-        """End a sequence; blocks that no other one holds are free at once.
+        """End a sequence. Blocks that no other sequence holds are free at once.
 
-        The last block counts as freed first. So a block is never taken before those that continue it, and what stays
-        findable longest is the beginning of texts, where they agree.
+        The last block counts as freed first. So a block is never evicted before its continuations, and the beginnings
+        of texts, which several texts share, stay longest.
         """
         for block in reversed(self._held.pop(seq_id).table):
             self._release(block)
 
     def forget(self, seq_id: int) -> None:
-        """From now on nothing that a sequence holds is found, nor what continues it, because it is not to be used."""
+        """Make the blocks of a sequence, and all their continuations, unfindable: their K and V must not be used."""
         for block in self._index.remove_with_descendants(self._held[seq_id].table):
             if block in self._kept:
                 del self._kept[block]
                 self._empty.append(block)
 
     def cached_len(self, seq_id: int) -> int:
-        """Positions 0 … cached_len - 1 are in the cache."""
+        """The number of positions in the cache: 0 … cached_len - 1."""
         return self._held[seq_id].cached_len
 
     def table(self, seq_id: int) -> Sequence[int]:
-        """The block table, for reading; one entry for each block_size positions, reserved ones included."""
+        """The block table (not to be changed): one entry for each block_size positions, reserved ones included."""
         return self._held[seq_id].table
 
     def slots(self, seq_id: int, start: int, stop: int) -> list[int]:
@@ -190,7 +201,7 @@ class BlockPool:
                     assert self._index.is_child(block, before, seq.salt), f"sequence {seq_id}: its blocks are no chain"
 
     def _publish(self, held: _Held, place: int, token_ids: Sequence[int]) -> None:
-        """Make a full block of a table findable, or put in its place the one that is."""
+        """Make a full block of a table findable, or replace it by the findable block with the same content."""
         table = held.table
         before, own = table[place - 1] if place else None, table[place]
         content = token_ids[place * self.block_size : (place + 1) * self.block_size]
@@ -203,7 +214,7 @@ class BlockPool:
             self._release(own)
 
     def _take(self) -> int:
-        """A block for new content, held once: an empty one, or else the one kept longest."""
+        """A block for new content, held once: an empty one, else the one kept longest."""
         if self._empty:
             block = self._empty.pop()
         else:

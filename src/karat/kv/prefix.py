@@ -1,9 +1,11 @@
-"""Which full blocks hold which tokens, so that sequences with the same beginning share them. Pure bookkeeping.
+"""PrefixIndex: full blocks by their tokens, so that sequences with the same beginning share them. Bookkeeping only.
 
-K and V of a position depend on its token and on all tokens before it. So a full block is known by its tokens and the
-block before it, which is known in the same way: a chain from the beginning of the text. The key is that pair itself,
-compared by value, not a hash of it that two texts might have in common. Texts of different salts (tenants, adapters,
-images) have nothing in common: the salt stands for the block before the first.
+K and V of a position depend on its token and on all tokens before it. So the key of a full block is its tokens and the
+identity of the block before it. Keys are compared by value; there is no hash that two texts could share. The salt takes
+the place of the block before the first, so texts of different salts (tenants, adapters, images) share no block.
+
+    salt <- block 5: [The, cat, sat, on] <- block 2: [a, mat, and, …]
+                                         <- block 9: [the, roof, and, …]
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +17,7 @@ Salt = str | None
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A block that can be found. `identity` is given once and never again, as block numbers are."""
+    """A block that can be found. `identity` is used once only, unlike the number of a block."""
 
     identity: int
     parent: int | Salt  # identity of the block before; of a first block the salt
@@ -23,7 +25,7 @@ class _Entry:
 
 
 class PrefixIndex:
-    """Blocks by content. A block is in it once at most, and so is a content; every block's parent is in it too."""
+    """Blocks by content. Each block and each content occurs at most once; every block's parent is in the index."""
 
     def __init__(self) -> None:
         self._identities = count()
@@ -44,12 +46,12 @@ class PrefixIndex:
         return None if entry is None else self._blocks.get((entry.identity, tuple(token_ids)))
 
     def identity(self, block: int) -> int | None:
-        """What this block is known by as long as it is here, and no other ever; None if it is not here."""
+        """The identity of a block, unique for all time, while the block is in the index; else None."""
         entry = self._entries.get(block)
         return None if entry is None else entry.identity
 
     def add(self, block: int, parent: int | None, token_ids: Sequence[int], salt: Salt = None) -> None:
-        """Make a block findable, if its parent is; its content must be new."""
+        """Make a block findable if its parent is findable. Its content must be new."""
         before: int | Salt = salt
         if parent is not None:
             if parent not in self._entries:
@@ -62,12 +64,12 @@ class PrefixIndex:
         self._blocks[key] = block
 
     def remove(self, block: int) -> None:
-        """Forget a block that is no other's parent."""
+        """Remove a block that is no other block's parent."""
         entry = self._entries.pop(block)
         del self._blocks[entry.parent, entry.token_ids]
 
     def remove_with_descendants(self, blocks: Iterable[int]) -> list[int]:
-        """Forget those of `blocks` that are here, and all that continue them; which these were."""
+        """Remove those of `blocks` that are in the index, and all their continuations. Returns the removed blocks."""
         roots, lost = set(blocks), set[int]()
         gone = []
         for block, entry in self._entries.items():
@@ -79,7 +81,7 @@ class PrefixIndex:
         return gone
 
     def check(self) -> None:
-        """Raise AssertionError unless contents and blocks are one to one, and every parent is there."""
+        """Raise AssertionError unless contents and blocks are one to one and every parent is in the index."""
         keys = {block: (entry.parent, entry.token_ids) for block, entry in self._entries.items()}
         assert {key: block for block, key in keys.items()} == self._blocks, "contents and blocks are not one to one"
         assert len(self._blocks) == len(keys), "one content under two blocks"
@@ -91,5 +93,5 @@ class PrefixIndex:
             known.add(entry.identity)
 
     def is_child(self, block: int, parent: int | None, salt: Salt = None) -> bool:
-        """Whether a block that is here continues `parent`; with None, whether it begins a text of this salt."""
+        """Whether a block of the index continues `parent`. With None: whether it begins a text of this salt."""
         return self._entries[block].parent == (salt if parent is None else self.identity(parent))

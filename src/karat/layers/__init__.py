@@ -1,1 +1,1 @@
-"""What a model family is built from."""
+"""The layers that model families are composed of, and how ranks share them."""

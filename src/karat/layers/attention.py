@@ -14,10 +14,10 @@ RopeTables = Mapping[RopeConfig, RopeTable]
 
 
 class Attention:
-    """One layer's attention, with the heads of `config`.
+    """One layer's attention over x [tokens, hidden], with the heads of `config`; result [tokens, hidden].
 
-    `rope` says how far a position turns q and k; with a `window` a token sees so many keys, itself included. With
-    `qk_norm_eps` each head of q and k is normalised (RMSNorm) before it is turned.
+    `rope` rotates q and k by position. With a `window` a token sees that many keys, itself included. With `qk_norm_eps`
+    each head of q and k is normalised (RMSNorm) before the rotation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a decoder's layer is made of, in the order of its computation."""
+"""Blocks: the layers of a decoder, with their parts in the order of computation."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from karat.ops.api import Cache, Ops, Step, Tensor
 
 @dataclass(frozen=True, slots=True)
 class PreNormBlock:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x is [tokens, hidden]."""
 
     name: str
     input_layernorm: RMSNorm

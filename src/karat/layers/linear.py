@@ -1,4 +1,4 @@
-"""Linear layers that tensor parallelism cuts by rows or columns of their weight. Sizes are the whole layer's."""
+"""Linear layers that tensor parallelism cuts by output or input features. Sizes are the whole layer's."""
 
 from karat.layers.place import Place
 from karat.layers.shards import Piece, own_leaves, part, tree_ends
@@ -8,7 +8,7 @@ COLUMN, ROW = 0, 1  # of a weight [out_features, in_features]
 
 
 class ColumnParallelLinear:
-    """x @ weight.T + bias; a rank has the output features in `pieces` (None: all), and gives just those."""
+    """x @ weight.T + bias. A rank holds the output features in `pieces` (None: all) and computes only those."""
 
     def __init__(
         self, place: Place, out_features: int, in_features: int, *, bias: bool, pieces: tuple[Piece, ...] | None
@@ -22,10 +22,10 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """x @ weight.T + bias; a rank has the input features of its subtree, and all ranks get the whole sum.
+    """x @ weight.T + bias. A rank holds the input features of its subtree, and all ranks get the whole sum.
 
-    `unit` input features belong together and are never shared out to different ranks. The bias is whole everywhere and
-    added once, to the whole sum.
+    `unit` neighbouring input features are never cut apart. Every rank holds the whole bias, which is added once, to the
+    whole sum.
     """
 
     def __init__(self, place: Place, out_features: int, in_features: int, *, bias: bool, unit: int) -> None:

@@ -1,4 +1,4 @@
-"""Column-parallel layers that read one input and are computed together. Sizes are the whole layer's."""
+"""Column-parallel layers of the same input, computed together. Sizes are the whole layer's."""
 
 from karat.layers.linear import ColumnParallelLinear
 from karat.layers.place import Place
@@ -7,7 +7,7 @@ from karat.ops.api import Ops, Tensor
 
 
 class QKVParallelLinear:
-    """q, k and v of a rank's heads; `place` is the attention's."""
+    """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] of a rank; `place` is the attention's."""
 
     def __init__(
         self, place: Place, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
@@ -36,7 +36,7 @@ class QKVParallelLinear:
 
 
 class GateUpParallelLinear:
-    """gate and up of a rank's inner features, those of its columns of down_proj; `place` is the MLP's."""
+    """gate and up [tokens, inner] for the columns of down_proj that a rank holds; `place` is the MLP's."""
 
     def __init__(self, place: Place, inner_size: int, hidden_size: int, *, bias: bool) -> None:
         unit, group = place.units.inner, place.group

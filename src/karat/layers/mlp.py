@@ -7,7 +7,7 @@ from karat.ops.api import Ops, Tensor
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x))."""
+    """down(silu(gate(x)) * up(x)); x and the result are [tokens, hidden]."""
 
     def __init__(self, place: Place, hidden_size: int, inner_size: int, *, bias: bool = False) -> None:
         self.name = place.name

@@ -5,7 +5,7 @@ from karat.ops.api import Loaded, Ops, Tensor
 
 
 class RMSNorm:
-    """Scales the last axis of x (of length `size`) to unit mean square, then by the weight."""
+    """x / sqrt(mean(x²) + eps) * weight over the last axis of x, of length `size`."""
 
     def __init__(self, place: Place, size: int, eps: float) -> None:
         self.name = place.name

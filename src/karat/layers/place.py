@@ -1,4 +1,4 @@
-"""Where a layer stands in a model: what it is called, who gives it its weights, and how those are shared out."""
+"""Place: a layer's name in the model, the source of its weights, and the rank that it is built for."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,10 @@ from karat.ranks.group import Group
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`place / "mlp"` is a part of it, called `name.mlp`. A rank of `group` has its share; `units` are never cut."""
+    """The place of a layer; `place / "mlp"` is the place of its part `name.mlp`.
+
+    `take` gives a weight. The layer is built for this rank of `group`. `units` are never cut apart.
+    """
 
     take: Take
     name: str
@@ -22,9 +25,9 @@ class Place:
         return replace(self, name=f"{self.name}.{part}" if self.name else part)
 
     def weight(self, *shape: int, shard_axis: int | None = None, pieces: tuple[Piece, ...] | None = None) -> Loaded:
-        """The tensor `name.weight` of this shape, of which a rank has `pieces` along `shard_axis`."""
+        """The tensor `name.weight` of this (whole) shape; a rank gets `pieces` along `shard_axis`."""
         return self.take(WeightSpec(f"{self.name}.weight", shape, shard_axis, pieces))
 
     def bias(self, size: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
-        """The tensor `name.bias`, of which a rank has `pieces`; whole on all ranks without them."""
+        """The tensor `name.bias` [size]; a rank gets `pieces` of it, or all of it without pieces."""
         return self.take(WeightSpec(f"{self.name}.bias", (size,), None if pieces is None else 0, pieces))

@@ -1,10 +1,15 @@
 """How layers are cut for tensor parallelism: the one description that every family, executor and format follows.
 
-A row-parallel layer's sum is a tree over 8 leaves of its input columns (karat.ops.leaves), and a rank owns a subtree,
-so what it holds is where its leaves lie: whole heads of o_proj, whole blocks of both (CutUnits). The layers that make
-those columns are cut at the same places: q_proj at o_proj's heads, gate_proj and up_proj at down_proj's columns. k_proj
-and v_proj follow the query heads; where a group of these is split, its KV head is held by several ranks. Rows of the
-vocabulary are shared out evenly.
+The sum of a row-parallel layer is a tree over 8 leaves of its input columns (karat.ops.leaves), and a rank owns a
+subtree. A rank holds the columns of its leaves: whole heads of o_proj, whole blocks of o_proj and down_proj (CutUnits).
+
+    layer                 a rank holds                      cut at
+    o_proj, down_proj     columns                           the ends of its leaves
+    q_proj                output features                   the heads of its o_proj columns
+    gate_proj, up_proj    output features                   its down_proj columns
+    k_proj, v_proj        the KV heads of its query heads   if a group of query heads is split, several ranks
+                                                            hold its KV head
+    embed_tokens, lm_head rows of the vocabulary            even parts
 """
 
 from dataclasses import dataclass
@@ -15,7 +20,7 @@ from karat.ranks.group import Group
 
 Piece = tuple[int, int]  # [start, stop) of an axis
 
-_VOCAB_UNIT = 64  # rows that kernels take together
+_VOCAB_UNIT = 64  # rows that a kernel takes together
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +32,48 @@ class CutUnits:
 
 
 def tree_ends(columns: int, unit: int, group: Group) -> tuple[int, ...]:
-    """Where each rank's columns of a row-parallel layer end; `unit` of them are never cut."""
+    """The column at which each rank's part of a row-parallel layer ends; `unit` columns are never cut apart."""
     per_rank = NUM_LEAVES // group.size
     return leaf_ends(columns, unit)[per_rank - 1 :: per_rank]
 
 
 def own_leaves(columns: int, unit: int, group: Group) -> tuple[int, ...]:
-    """Where the leaves of this rank end, counted from its first column."""
+    """The ends of this rank's leaves, counted from its first column."""
     per_rank = NUM_LEAVES // group.size
     first = part(tree_ends(columns, unit, group), group)[0]
     return tuple(end - first for end in leaf_ends(columns, unit)[group.rank * per_rank :][:per_rank])
 
 
 def part(ends: tuple[int, ...], group: Group) -> Piece:
-    """This rank's part of an axis on which ranks' parts end at `ends`."""
+    """This rank's part [start, stop) of an axis; `ends` are the ends of all ranks' parts."""
     return (ends[group.rank - 1] if group.rank else 0, ends[group.rank])
 
 
 def own_heads(num_heads: int, unit: int, group: Group) -> Piece:
-    """The query heads of this rank; `unit` of them are never cut."""
+    """The query heads [start, stop) of this rank; `unit` heads are never cut apart."""
     return part(tree_ends(num_heads, unit, group), group)
 
 
 def own_kv_heads(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> Piece:
-    """The KV heads that this rank's query heads read, each held once."""
+    """The KV heads [start, stop) that this rank's query heads read."""
     per_kv = num_heads // num_kv_heads
     start, stop = own_heads(num_heads, unit, group)
     return start // per_kv, -(-stop // per_kv)
 
 
 def own_groups(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> HeadGroups:
-    """Which of its KV heads each query head of this rank reads: the first and the last group may be cut."""
+    """The map from this rank's query heads to its KV heads. The first and the last group may be cut."""
     per_kv = num_heads // num_kv_heads
     return HeadGroups(per_kv, own_heads(num_heads, unit, group)[0] % per_kv)
 
 
 def vocab_ends(vocab_size: int, group: Group) -> tuple[int, ...]:
-    """Where each rank's rows of the vocabulary end."""
+    """The row of the vocabulary at which each rank's part ends."""
     unit = _VOCAB_UNIT if vocab_size >= _VOCAB_UNIT * NUM_LEAVES else 1
     ends = [vocab_size // unit * (rank + 1) // group.size * unit for rank in range(group.size)]
     return (*ends[:-1], vocab_size)
 
 
 def rows_of(heads: Piece, head_dim: int) -> Piece:
-    """The rows of these heads."""
+    """The rows [start, stop) of these heads."""
     return heads[0] * head_dim, heads[1] * head_dim

@@ -1,4 +1,4 @@
-"""The two ends of a model, whose weights have a row for each token id. Ranks share out these rows."""
+"""The two ends of a model, embedding and head. Their weights have a row for each token id, and ranks share the rows."""
 
 from karat.layers.place import Place
 from karat.layers.shards import Piece, part, vocab_ends
@@ -7,7 +7,10 @@ from karat.ranks.group import Group, Share
 
 
 class VocabParallelEmbedding:
-    """Rows of a table [vocab, hidden] by token id; a rank takes those it lacks from the ranks that have them."""
+    """The rows [tokens, hidden] of a table [vocab, hidden] by token id.
+
+    Each rank looks up the rows it holds; the owner's row is copied to the others. Nothing is added.
+    """
 
     def __init__(self, place: Place, vocab_size: int, hidden_size: int) -> None:
         self.name = place.name
@@ -19,7 +22,7 @@ class VocabParallelEmbedding:
 
 
 class ParallelLMHead:
-    """Logits of the rows wanted, whole on every rank. A head that is tied to an embedding has the same weight."""
+    """Logits [rows, vocab] of x [rows, hidden], whole on every rank. A tied head uses the embedding's weight."""
 
     def __init__(
         self, place: Place, vocab_size: int, hidden_size: int, *, tied_to: VocabParallelEmbedding | None = None

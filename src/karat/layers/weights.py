@@ -1,4 +1,4 @@
-"""How a layer gets its weights: it says what it needs, and the same constructor serves to list and to load."""
+"""How a layer gets its weights: its constructor asks a `Take`, which lists the weights or loads them."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -11,16 +11,16 @@ Take = Callable[[WeightSpec], Loaded]
 
 
 class Prepare(Protocol):
-    """What is done to each weight between the file and the executor."""
+    """A conversion of each weight between the file and the executor."""
 
     def __call__(self, weight: Weight) -> Weight: ...
 
     def stored_type(self, weight: Weight) -> str:
-        """The type that the weight will have; nothing is read."""
+        """The stored type that the converted weight will have. Nothing is read."""
 
 
 class AsStored:
-    """Nothing is done."""
+    """No conversion."""
 
     def __call__(self, weight: Weight) -> Weight:
         return weight
@@ -33,7 +33,7 @@ AS_STORED = AsStored()
 
 
 class SpecCollector:
-    """A `Take` that lists what a model needs, in order of construction and without repeats, and loads nothing."""
+    """A `Take` that lists the weights of a model, in order of construction, each once. It loads nothing."""
 
     def __init__(self) -> None:
         self._by_source: dict[str, WeightSpec] = {}
@@ -44,16 +44,16 @@ class SpecCollector:
 
     def __call__(self, spec: WeightSpec) -> Loaded:
         known = self._by_source.setdefault(spec.source, spec)
-        assert known == spec, f"{spec.source} is wanted as {known} and as {spec}"
+        assert known == spec, f"{spec.source} is asked for as {known} and as {spec}"
         return None
 
 
 class WeightLoader:
-    """A `Take` that loads each assigned weight into the executor once, however many layers share it.
+    """A `Take` that loads each assigned weight into the executor once, even if several layers share it.
 
-    Each goes through `prepare` first, one at a time, so that never two weights are held twice. Of a tensor that is
-    shared out over ranks only this rank's part is read. `bytes_read` counts the bytes of files that were taken, and
-    `parts` are what was loaded for which spec.
+    Weights are loaded one at a time, each through `prepare`, so memory holds at most one weight twice. Only this rank's
+    part of a weight is read. `bytes_read` counts the bytes taken from files. `parts` are the loaded weights by spec.
+    `progress` is called after each weight with the bytes read and the bytes of all weights.
     """
 
     def __init__(

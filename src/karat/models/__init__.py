@@ -1,1 +1,1 @@
-"""Model families: one file each beside the shared decoder."""
+"""Model families, one file each, and the decoder that they share."""

@@ -1,4 +1,4 @@
-"""A whole model: embedding, the layers of its family, final norm, head."""
+"""Decoder: a whole model of embedding, the layers of its family, final norm and head."""
 
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
@@ -15,9 +15,9 @@ from karat.ranks.group import SINGLE, Group
 
 
 class Decoder:
-    """A model of loaded weights, or what a rank of `group` has of it; sums are cut at `units`.
+    """A model of loaded weights, or a rank's part of one; `units` are never cut apart.
 
-    It holds no executor: the same weights run under a tap of theirs too.
+    It holds no executor, so the same weights also run under a tap of their executor.
     """
 
     def __init__(self, take: Take, config: ModelConfig, units: CutUnits, group: Group = SINGLE) -> None:
@@ -29,11 +29,11 @@ class Decoder:
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads that a cache holds for it: all, or those of this rank."""
+        """KV heads that its cache holds: all, or those of this rank."""
         return self.layers[0].self_attn.num_kv_heads
 
     def rope_tables(self, ops: Ops, num_positions: int) -> RopeTables:
-        """The tables that its layers turn by, each made once, for positions below `num_positions`."""
+        """The RoPE tables of its layers for positions below `num_positions`, each made once."""
         ropes = {layer.self_attn.rope for layer in self.layers}
         head_dim = self.config.head_dim
         return {rope: ops.rope_table(rope, head_dim=head_dim, num_positions=num_positions) for rope in ropes}
@@ -47,7 +47,7 @@ class Decoder:
 
 
 def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
-    """What turns tokens into the first layer's input."""
+    """The embedding, whose result is the first layer's input."""
     return VocabParallelEmbedding(root / "model.embed_tokens", config.vocab_size, config.hidden_size)
 
 
@@ -57,7 +57,7 @@ def layer(root: Place, config: ModelConfig, index: int) -> PreNormBlock:
 
 
 def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) -> tuple[RMSNorm, ParallelLMHead]:
-    """What comes behind the layers; a head that is tied to the embedding has its weight."""
+    """The final norm and the head. A tied head uses the embedding's weight."""
     return (
         RMSNorm(root / "model.norm", config.hidden_size, config.rms_norm_eps),
         ParallelLMHead(
@@ -71,11 +71,11 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
 
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Every tensor that a model of this configuration needs, each once and whole."""
-    return rank_specs(config, CutUnits(1, 1), SINGLE)  # where sums are cut says nothing of tensors that are not
+    return rank_specs(config, CutUnits(1, 1), SINGLE)  # units do not matter for one rank
 
 
 def rank_specs(config: ModelConfig, units: CutUnits, group: Group) -> list[WeightSpec]:
-    """What a rank of `group` holds of each of them."""
+    """The part of every tensor that a rank of `group` holds."""
     collector = SpecCollector()
     Decoder(collector, config, units, group)
     return collector.specs

@@ -1,4 +1,4 @@
-"""Which tensor-parallel degrees a model can have."""
+"""The tensor-parallel degrees that a model can have."""
 
 from karat.config import ModelConfig
 from karat.errors import UsageError
@@ -11,7 +11,7 @@ DEGREES = tuple(2**k for k in range(NUM_LEAVES.bit_length()))  # 1, 2, 4, 8: sub
 
 
 def obstacle(config: ModelConfig, units: CutUnits, size: int) -> str | None:
-    """Why a model cannot be shared out over so many ranks; None if it can."""
+    """Why a model cannot be cut for `size` ranks; None if it can."""
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
     for rank in range(size if size > 1 else 0):
@@ -31,7 +31,7 @@ def working_degrees(config: ModelConfig, units: CutUnits) -> tuple[int, ...]:
 
 
 def check_degree(config: ModelConfig, units: CutUnits, size: int) -> None:
-    """Raise UsageError, with the degrees that work, unless the model can be shared out over `size` ranks."""
+    """Raise UsageError, with the degrees that work, unless the model can be cut for `size` ranks."""
     if (reason := obstacle(config, units, size)) is not None:
         raise UsageError(
             f"tensor_parallel_size={size}: {reason}; this model works with {_listed(working_degrees(config, units))}"
@@ -39,7 +39,7 @@ def check_degree(config: ModelConfig, units: CutUnits, size: int) -> None:
 
 
 def num_kv_heads_held(config: ModelConfig, units: CutUnits, size: int) -> int:
-    """KV heads of a layer, each as often as ranks hold it."""
+    """KV heads of a layer, summed over `size` ranks: a KV head that two ranks hold counts twice."""
     held = (own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, Seat(rank, size)) for rank in range(size))
     return sum(stop - start for start, stop in held)
 

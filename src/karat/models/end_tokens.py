@@ -1,4 +1,4 @@
-"""The tokens that end a text: what the configs and the tokenizer of a model say of them together."""
+"""The tokens that end a text, from the configs and the tokenizer of a model together."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from karat.request import shown
 def stated_end_ids(
     generation_config: Mapping[str, object] | None, config: ModelConfig, own: int | None, where: str
 ) -> tuple[int, ...]:
-    """Each id once: `own`, the tokenizer's eos_token, first; then those of generation_config.json (`where`) or,
-    where it names none, those of config.json, in their order.
+    """The ids of tokens that end a text, each once.
 
-    Some may lie outside the vocabulary. ConfigError for values of the wrong kind.
+    First `own`, the tokenizer's eos_token; then those of generation_config.json (`where`) in their order or, if it has
+    none, those of config.json. Ids may be outside the vocabulary. Raises ConfigError for values of a wrong type.
     """
     stated = _read_ids((generation_config or {}).get("eos_token_id"), where) or config.eos_token_ids
     return tuple(dict.fromkeys((*(() if own is None else (own,)), *stated)))

@@ -1,4 +1,4 @@
-"""The families that there are. A new one is one file beside this one and one line below."""
+"""All model families. A new one is one file beside this one and one line below."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a family states: its name, how its config.json is read, and what a layer computes."""
+"""Family: the record that each family's file exports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ C = TypeVar("C", bound=ModelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[C]):
-    """A model_type of config.json, with the architecture that its files name.
+    """A model family.
 
-    `read` makes its configuration of a config.json and leaves no key unread that matters. `layer` composes layer
-    `index` of a model, at its place. `gguf` is how GGUF holds its models.
+    `model_type` and `architecture` are the names in config.json. `read` reads the configuration from a config.json; it
+    must read every key that can change the result. `layer` composes layer `index` of a model at its place. `gguf` is
+    the record of the family's GGUF files.
     """
 
     model_type: str
@@ -39,7 +40,10 @@ def read_decoder(
     head_dim: int | None = None,
     **own: bool,
 ) -> C:
-    """A `config` of the keys that all families share and of the family's `own`. head_dim None: hidden_size / heads."""
+    """A `config` from the keys that all families share and the family's `own` fields.
+
+    A head_dim of None means hidden_size / num_attention_heads. Raises ConfigError for missing or invalid values.
+    """
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ConfigError(

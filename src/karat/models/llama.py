@@ -15,14 +15,14 @@ from karat.models.reader import ConfigReader, read_layer_windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig(ModelConfig):
-    """Biases of q, k, v and o, and of the MLP."""
+    """Adds whether q, k, v and o have biases, and whether the MLP has."""
 
     attention_bias: bool
     mlp_bias: bool
 
 
 def layer(place: Place, config: LlamaConfig, index: int) -> PreNormBlock:
-    """One layer."""
+    """Layer `index` of a model."""
     size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
     return PreNormBlock(
         place.name,
@@ -34,7 +34,7 @@ def layer(place: Place, config: LlamaConfig, index: int) -> PreNormBlock:
 
 
 def read(reader: ConfigReader) -> LlamaConfig:
-    """A config.json of this family."""
+    """The configuration from a config.json of this family."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
     reader.must_be("sliding_window", None, why="the llama architecture has no window")
     return read_decoder(

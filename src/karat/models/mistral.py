@@ -17,8 +17,8 @@ from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
 from karat.models.reader import ConfigReader, read_layer_windows
 
-_DEFAULT_WINDOW = 4096  # of the architecture, for a file that does not have the key; null means none
-# Of Mistral 7B v0.1, in GGUF.
+_DEFAULT_WINDOW = 4096  # tokens; the architecture's default where a file lacks the key. null means no window
+# Sizes of Mistral 7B v0.1, by GGUF's keys.
 _FIRST_SIZES: Mapping[str, object] = {
     "block_count": 32,
     "embedding_length": 4096,
@@ -31,11 +31,11 @@ _FIRST_SIZES: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MistralConfig(ModelConfig):
-    """Nothing beyond what all have."""
+    """Adds nothing."""
 
 
 def layer(place: Place, config: MistralConfig, index: int) -> PreNormBlock:
-    """One layer."""
+    """Layer `index` of a model."""
     size, eps, window = config.hidden_size, config.rms_norm_eps, config.layer_windows[index]
     return PreNormBlock(
         place.name,
@@ -47,7 +47,7 @@ def layer(place: Place, config: MistralConfig, index: int) -> PreNormBlock:
 
 
 def read(reader: ConfigReader) -> MistralConfig:
-    """A config.json of this family."""
+    """The configuration from a config.json of this family."""
     num_layers = reader.get(int, "num_hidden_layers")
     window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _DEFAULT_WINDOW
     everywhere = "full_attention" if window is None else "sliding_attention"
@@ -73,9 +73,9 @@ def _own_config(metadata: Metadata, names: Collection[str]) -> dict[str, Any]:
 
 
 def _doubt(metadata: Metadata) -> str | None:
-    """Of a file without a window that names Mistral, or has the sizes of its first release.
+    """A warning for a file without a window that names Mistral, or has the sizes of its first release.
 
-    Later releases, which have none, have another base of RoPE; models made from the first have its sizes.
+    Later releases have no window and another base of RoPE. Models derived from the first release have its sizes.
     """
     if "llama.attention.sliding_window" in metadata:
         return None

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 (arXiv 2407.10671): biases on q, k and v; an optional window on the layers above some depth."""
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671): biases on q, k and v; an optional window on layers from some depth on."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from karat.models.reader import ConfigReader, read_layer_windows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2Config(ModelConfig):
-    """Nothing beyond what all have."""
+    """Adds nothing."""
 
 
 def layer(place: Place, config: Qwen2Config, index: int) -> PreNormBlock:
-    """One layer."""
+    """Layer `index` of a model."""
     size, eps, window = config.hidden_size, config.rms_norm_eps, config.layer_windows[index]
     return PreNormBlock(
         place.name,
@@ -31,7 +31,7 @@ def layer(place: Place, config: Qwen2Config, index: int) -> PreNormBlock:
 
 
 def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """Windows count only with `use_sliding_window`, and then from layer `max_window_layers` on."""
+    """The window of each layer: with `use_sliding_window`, layers from `max_window_layers` on have one."""
     num_layers = reader.get(int, "num_hidden_layers")
     window = reader.optional(int, "sliding_window")
     depth = reader.optional(int, "max_window_layers")
@@ -43,7 +43,7 @@ def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def read(reader: ConfigReader) -> Qwen2Config:
-    """A config.json of this family."""
+    """The configuration from a config.json of this family."""
     return read_decoder(
         reader,
         Qwen2Config,

@@ -16,13 +16,13 @@ from karat.models.reader import ConfigReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3Config(ModelConfig):
-    """Biases of q, k, v and o."""
+    """Adds whether q, k, v and o have biases."""
 
     attention_bias: bool
 
 
 def layer(place: Place, config: Qwen3Config, index: int) -> PreNormBlock:
-    """One layer."""
+    """Layer `index` of a model."""
     size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
     return PreNormBlock(
         place.name,
@@ -43,7 +43,7 @@ def layer(place: Place, config: Qwen3Config, index: int) -> PreNormBlock:
 
 
 def read(reader: ConfigReader) -> Qwen3Config:
-    """A config.json of this family."""
+    """The configuration from a config.json of this family."""
     return read_decoder(
         reader,
         Qwen3Config,

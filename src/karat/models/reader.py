@@ -1,8 +1,8 @@
-"""Reading a Hugging Face config.json strictly: typed, every key accounted for, nothing guessed.
+"""ConfigReader: strict reading of a Hugging Face config.json, typed, with every key accounted for.
 
-Understands what transformers 4 writes (`rope_theta`, `rope_scaling`, `torch_dtype`) and what transformers 5 writes
-(`rope_parameters`, `dtype`, `layer_types`). A key that is neither read by the family nor known to leave the result
-alone is an error, because it may change the result.
+Keys of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and of transformers 5 (`rope_parameters`, `dtype`,
+`layer_types`) are understood. A key that the family does not read is an error unless it is known not to change the
+result.
 """
 
 import math
@@ -17,8 +17,8 @@ from karat.request import shown
 
 T = TypeVar("T", bool, int, float, str)
 
-# Keys that do not change what a forward pass computes: bookkeeping, training, output format, and generation settings
-# of old files (generation_config.json is where those are read).
+# Keys that do not change a forward pass: bookkeeping, training, output format, and generation settings of old files
+# (Karat reads those from generation_config.json).
 _HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
     transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
-# Keys that say nothing as long as they have one of these values.
+# Keys that change nothing while they have one of these values.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
@@ -48,7 +48,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_mrope": (False,),
 }
 _FLOATS: tuple[FloatName, ...] = get_args(FloatName)
-_DEFAULT_THETA = 10000.0  # of the format, for files that predate the key
+_DEFAULT_THETA = 10000.0  # the format's default, for files older than the key
 _MAX_INT = 2**63 - 1
 
 
@@ -57,7 +57,7 @@ def _same(value: object, allowed: object) -> bool:
 
 
 class ConfigReader:
-    """Typed access to one JSON object that remembers what was read; `finish` refuses the rest."""
+    """Typed access to one JSON object. It records which keys were read; `finish` refuses the others."""
 
     def __init__(self, raw: Mapping[str, object], where: str = "config.json") -> None:
         self._raw = raw
@@ -65,16 +65,16 @@ class ConfigReader:
         self._seen: set[str] = set()
 
     def present(self, key: str) -> bool:
-        """Whether the key is there at all, null included."""
+        """Whether the key exists, null included."""
         return key in self._raw
 
     def raw(self, key: str) -> object:
-        """The value as it stands, None if absent; counts as read."""
+        """The value as it stands, None if absent. The key counts as read."""
         self._seen.add(key)
         return self._raw.get(key)
 
     def get(self, kind: type[T], key: str, default: T | None = None) -> T:
-        """A bool, int, float (an int will do) or str. Absent or null: the default, or an error if there is none."""
+        """A bool, int, float (an int is converted) or str. If absent or null: the default, or ConfigError without."""
         value = self.raw(key)
         if value is None:
             if default is None:
@@ -83,19 +83,19 @@ class ConfigReader:
         return self._typed(kind, key, value)
 
     def optional(self, kind: type[T], key: str) -> T | None:
-        """As `get`, None where absent or null."""
+        """As `get`; None if absent or null."""
         if self.raw(key) is None:
             return None
         return self.get(kind, key)
 
     def must_be(self, key: str, *allowed: object, why: str) -> None:
-        """Refuse any value but these (absent is fine)."""
+        """Raise ConfigError for a value other than these. The key may be absent."""
         value = self.raw(key)
         if key in self._raw and not any(_same(value, a) for a in allowed):
             raise ConfigError(f"{self._where}: {key}={shown(value)} is not supported: {why}")
 
     def finish(self) -> None:
-        """Raise ConfigError for keys that nobody read and that may change the result."""
+        """Raise ConfigError for unread keys that may change the result."""
         for key, allowed in _NEUTRAL.items():
             if key not in self._seen:
                 self.must_be(key, *allowed, why=f"Karat computes only with {key}={allowed[0]!r}")
@@ -119,10 +119,10 @@ class ConfigReader:
 
 
 def read_dtype(reader: ConfigReader) -> FloatName | None:
-    """`dtype` (transformers 5) or `torch_dtype` (4); what the checkpoint says of itself, None if it does not."""
+    """The checkpoint's stated dtype: `dtype` (transformers 5) or `torch_dtype` (4); None if it states none."""
     new, old = _read_float_name(reader, "dtype"), _read_float_name(reader, "torch_dtype")
     if new is not None and old is not None and new != old:
-        raise ConfigError(f"dtype={shown(new)} and torch_dtype={shown(old)} disagree: keep the one that is right")
+        raise ConfigError(f"dtype={shown(new)} and torch_dtype={shown(old)} disagree: keep the correct one")
     return new if new is not None else old
 
 
@@ -137,7 +137,7 @@ def _read_float_name(reader: ConfigReader, key: str) -> FloatName | None:
 
 
 def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
-    """One id, a list of ids, or nothing."""
+    """The ids of a key: one id, a list of ids, or null."""
     value = reader.raw(key)
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
@@ -148,7 +148,7 @@ def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
 def read_layer_windows(
     reader: ConfigReader, num_layers: int, window: int | None, default_types: list[str]
 ) -> tuple[int | None, ...]:
-    """Windows from `layer_types`, or from the types that the family has where the file states none."""
+    """The window of each layer in tokens (None: all keys), from `layer_types` or else the family's `default_types`."""
     if window is not None and window < 1:
         raise ConfigError(f"sliding_window={window}: expected a positive number of keys, or null")
     stated = reader.raw("layer_types")
@@ -166,13 +166,11 @@ def read_layer_windows(
 
 
 def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
-    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`; what both state must agree."""
+    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree."""
     theta = reader.optional(float, "rope_theta")
     new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
     if new is not None and old is not None and new != old:
-        raise ConfigError(
-            f"rope_parameters={shown(new)} and rope_scaling={shown(old)} disagree: keep the one that is right"
-        )
+        raise ConfigError(f"rope_parameters={shown(new)} and rope_scaling={shown(old)} disagree: keep the correct one")
     where = "rope_parameters" if new is not None else "rope_scaling"
     given = new if new is not None else old if old is not None else {}
     if not isinstance(given, dict):
@@ -255,7 +253,7 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
 
 
 def _read_factors(rope: ConfigReader, where: str) -> tuple[float, ...]:
-    """What the frequencies are divided by, of at least 1, so that no angle exceeds its position."""
+    """The factors that divide the frequencies. They are at least 1, so that no angle exceeds its position."""
     factors = rope.raw("factors")
     if not isinstance(factors, list) or not all(
         type(factor) in (int, float) and 1 <= factor < math.inf for factor in factors

@@ -1,4 +1,4 @@
-"""From a config.json and a checkpoint to a model."""
+"""build: from a config.json and a checkpoint to a loaded model."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -21,9 +21,10 @@ from karat.request import shown
 
 
 class Model:
-    """A decoder on an executor, or a rank's part of one: `parts`, for which `bytes_read` of the files were taken.
+    """A decoder on an executor, or a rank's part of one.
 
-    `on` gives the same loaded weights under another wrapper of the same executor.
+    `parts` are the loaded weights by spec, for which `bytes_read` bytes of files were read. `on` runs the same weights
+    under a wrapper of the same executor.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Model:
         self._ropes = ropes
 
     def forward(self, step: Step, cache: Cache) -> Tensor:
-        """Write K and V of the step's tokens; return the logits [rows, vocab] of its logit_rows."""
+        """Write K and V of the step's tokens to the cache. Returns the logits [rows, vocab] of its logit_rows."""
         return self._decoder(self.ops, step, cache, self._ropes)
 
     def on(self, ops: Ops) -> "Model":
@@ -54,12 +55,12 @@ class Model:
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads that its cache holds: all of them, or those of this rank."""
+        """KV heads that its cache holds: all, or those of this rank."""
         return self._decoder.num_kv_heads
 
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:
-    """The configuration that a config.json states; ConfigError names what is unknown or unsupported."""
+    """The configuration of a config.json. Raises ConfigError for unknown or unsupported keys, values and families."""
     if "auto_map" in raw:
         raise ConfigError(
             "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
@@ -89,7 +90,7 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
 
 
 def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weight]:
-    """The weight of every tensor the model needs, none of them read; CheckpointError unless they fit exactly."""
+    """The weight of every tensor that the model needs. None is read. CheckpointError unless all fit exactly."""
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
     return assign(weight_specs(config), checkpoint, tied=tied)
 
@@ -104,12 +105,12 @@ def build(
     group: Group = SINGLE,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
-    """Check the checkpoint against what the model needs, then load it. Raises CheckpointError before any loading.
+    """Check that the checkpoint fits the model, then load it.
 
-    `num_positions` is the longest sequence that will be run; RoPE tables are that long. `prepare` may change a weight
-    on its way (quantise it); it is called once for each, just before the executor loads it. Of a `group` of ranks each
-    builds what it holds, and reads no more than that. `progress` is called after each weight with the bytes that were
-    read, and those of all weights. UsageError for a number of ranks that the model cannot have.
+    `num_positions` is the length of the longest sequence that will be run, and of the RoPE tables. `prepare` converts
+    each weight (quantises it) just before the executor loads it. A rank of `group` builds and reads its own part only.
+    `progress` is called after each weight with the bytes read and the bytes of all weights. Raises CheckpointError
+    before any loading, UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
     units = cut_units(config, weights, prepare.stored_type)
