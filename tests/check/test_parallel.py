@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check.invariance import invariance_of
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.graph import build_graph
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
@@ -17,6 +16,7 @@ from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
 from karat.check.rank import HeldPart
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.gathering import gathered
+from karat.check.session.same_bits import invariance_of
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import Selection

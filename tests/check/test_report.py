@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import session as sessions
 from karat.check.model.checked import open_model
 from karat.check.replay.forced import Local
 from karat.check.report import page, visible
 from karat.check.report_pictures import attention, png
-from karat.check.session import Plan, Session
-from karat.check.stage import overall
+from karat.check.session import session as sessions
+from karat.check.session.session import Plan, Session
+from karat.check.session.stage import overall
+from karat.check.session.streamed import AttentionMap
 from karat.check.stages import run_stages
-from karat.check.streamed import AttentionMap
 from karat.check.text.chat_audit import CHATS
 from karat.cli import check_facts
 from karat.cli.check_facts import gather

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from karat import LLM
 from karat.check.model.checked import open_model
-from karat.check.session import PROMPT, Plan, Session
-from karat.check.stage import Stage, overall
+from karat.check.session.session import PROMPT, Plan, Session
+from karat.check.session.stage import Stage, overall
 from karat.check.story import READING, WORDS, Answer, has, loop, reading, red_flags, story_stage
 from karat.config import embedded_model_path
 from karat.request import Logprob

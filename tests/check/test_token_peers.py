@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from karat.check import agreement, token_stage
+from karat.check import token_stage
 from karat.check.model.checked import open_model
 from karat.check.record import llamacpp
 from karat.check.record.llamacpp import LlamaTokens, llamacpp_tokens
-from karat.check.session import PROMPT
-from karat.check.stage import Stage
+from karat.check.session import agreement
+from karat.check.session.session import PROMPT
+from karat.check.session.stage import Stage
 from karat.check.token_stage import tokens_stage
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path

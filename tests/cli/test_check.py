@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from karat import LLM
 from karat.check.diagnosis.signs import signs
 from karat.check.model.checked import open_model
-from karat.check.perplexity import perplexity, windows
+from karat.check.session.perplexity import perplexity, windows
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
 from karat.check.trace.writing import write_trace
@@ -303,7 +303,7 @@ def test_what_the_comparison_of_bits_does_not_heed_is_refused(
     option: list[str], alone: list[str], karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where what the option needs is not installed."""
-    monkeypatch.setattr("karat.check.agreement.has_transformers", lambda: False)
+    monkeypatch.setattr("karat.check.session.agreement.has_transformers", lambda: False)
     done = karat_here("check", *option, *alone)
     assert done.returncode == 2 and f"{option[0]} says nothing to {alone[0]}" in done.stderr
 

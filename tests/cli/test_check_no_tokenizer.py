@@ -9,7 +9,7 @@ import pytest
 
 from karat.check.model.checked import open_model
 from karat.check.record import llamacpp
-from karat.check.session import Plan, Session, tokenizer_of
+from karat.check.session.session import Plan, Session, tokenizer_of
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.errors import TokenizerError

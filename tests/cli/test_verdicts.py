@@ -78,7 +78,7 @@ def test_a_trace_with_nothing_to_judge_is_not_exact(tmp_path: Path, karat_here: 
 
 def test_peers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, karat_here: Karat) -> None:
     monkeypatch.setattr(llamacpp, "is_installed", lambda: False)
-    monkeypatch.setattr("karat.check.agreement.has_transformers", lambda: False)
+    monkeypatch.setattr("karat.check.session.agreement.has_transformers", lambda: False)
     for peer in ("hf", "llama.cpp"):
         done = karat_here("check", "--against", peer)
         assert done.returncode == 2 and f"--against {peer} needs" in done.stderr

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from karat import SamplingParams
-from karat.check import agreement
 from karat.check.diagnosis.peers import known_difference
 from karat.check.numbers import label
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.finding import LIMIT
-from karat.check.session import Session
-from karat.check.stage import Stage, Verdict
+from karat.check.session import agreement
+from karat.check.session.session import Session
+from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Array, rows_of
 from karat.check.trace.selection import Selection
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from karat.check import agreement
 from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel
-from karat.check.stage import Stage, Verdict
+from karat.check.session import agreement
+from karat.check.session.stage import Stage, Verdict
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 
 _PART = 1 << 17  # elements that stay in a cache

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from karat.check import agreement
 from karat.check.diagnosis.wording import diagnosis_lines, times
 from karat.check.replay.drift import DRIFT_LIMIT, Drift
-from karat.check.session import Session
-from karat.check.stage import Stage, Verdict
-from karat.check.streamed import Results
+from karat.check.session import agreement
+from karat.check.session.session import Session
+from karat.check.session.stage import Stage, Verdict
+from karat.check.session.streamed import Results
 from karat.check.trace.format import rows_of
 
 _LABELS = {"trace": "the trace"}

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.invariance import digest
 from karat.check.model.checked import CheckedModel
 from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.rank import HeldPart
 from karat.check.record.executors import Steps, record_model
+from karat.check.session.same_bits import digest
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.config import FloatName

@@ -11,9 +11,9 @@ from karat.check.diagnosis.wording import times
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.forced import Local
 from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
-from karat.check.session import Session
-from karat.check.stage import Stage, meaning
-from karat.check.streamed import Results
+from karat.check.session.session import Session
+from karat.check.session.stage import Stage, meaning
+from karat.check.session.streamed import Results
 
 # What a page must not be given as it is: control characters, half surrogates, and those that reverse text.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

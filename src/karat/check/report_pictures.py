@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from karat.check.diagnosis.wording import times
 from karat.check.model.graph import Graph
 from karat.check.replay.finding import LIMIT, Finding
-from karat.check.streamed import AttentionMap
+from karat.check.session.streamed import AttentionMap
 
 Pixels = NDArray[np.uint8]  # [rows, columns, 3]
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from karat.check import agreement
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.peers import graph_of, known_difference
 from karat.check.diagnosis.signs import signs
 from karat.check.diagnosis.wording import diagnosis_lines, times
 from karat.check.generation import generation_stage
 from karat.check.inputs import weights_stage
-from karat.check.invariance import Row, invariance_of
 from karat.check.model.weights import digest
 from karat.check.numbers import label, layers_stage, logits_stage
 from karat.check.replay.distances import distance
 from karat.check.replay.drift import DRIFT_LIMIT
 from karat.check.replay.noise import PRECISION
-from karat.check.session import STAGES, Session
-from karat.check.stage import Stage, Verdict
+from karat.check.session import agreement
+from karat.check.session.same_bits import Row, invariance_of
+from karat.check.session.session import STAGES, Session
+from karat.check.session.stage import Stage, Verdict
 from karat.check.story import story_stage
 from karat.check.text.prompt import findings_of_model, token_lines
 from karat.check.token_stage import tokens_stage

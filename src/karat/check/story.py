@@ -13,8 +13,8 @@ from math import log
 
 import numpy as np
 
-from karat.check.session import PROMPT, Session
-from karat.check.stage import Stage
+from karat.check.session.session import PROMPT, Session
+from karat.check.session.stage import Stage
 from karat.config import embedded_model_path
 
 WORDS = (

@@ -4,11 +4,11 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from karat.check import agreement
 from karat.check.diagnosis.peers import known_ids
 from karat.check.model.checked import CheckedModel
 from karat.check.record.llamacpp import llamacpp_tokens
-from karat.check.stage import Stage, Verdict
+from karat.check.session import agreement
+from karat.check.session.stage import Stage, Verdict
 from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.text.prompt import TokenFinding, token_lines
 from karat.check.text.token_audit import Audit, FileAudit, Stated

@@ -13,7 +13,7 @@ from karat.cli.terminal import emit, note
 from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
-    from karat.check.stage import Stage
+    from karat.check.session.stage import Stage
 
 EXAMPLES = """
 Examples
@@ -90,11 +90,11 @@ def check(
     """
     import secrets
 
-    from karat.check.agreement import has_transformers
     from karat.check.model.checked import open_model
     from karat.check.record import llamacpp
-    from karat.check.session import STAGES, Plan, Session
-    from karat.check.stage import meaning, overall
+    from karat.check.session.agreement import has_transformers
+    from karat.check.session.session import STAGES, Plan, Session
+    from karat.check.session.stage import meaning, overall
     from karat.check.stages import run_stages
     from karat.cli.check_facts import gather, plain
 
@@ -218,7 +218,7 @@ def _layers(text: str, count: int) -> frozenset[int]:
 
 def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
     """One line a setting; the exit code."""
-    from karat.check.invariance import invariance_of
+    from karat.check.session.same_bits import invariance_of
     from karat.checkpoint import resolve
     from karat.config import embedded_model_path
     from karat.models.opening import open_model

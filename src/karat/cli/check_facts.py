@@ -15,8 +15,8 @@ from karat import __version__
 from karat.machine import cores, memory, processor
 
 if TYPE_CHECKING:
-    from karat.check.session import Session
-    from karat.check.stage import Stage
+    from karat.check.session.session import Session
+    from karat.check.session.stage import Stage
 
 # What else decides what is computed, or what it is compared with; those that are installed are told.
 _PACKAGES = ("tokenizers", "jinja2", "safetensors", "torch", "transformers", "llama_cpp_python", "gguf")

@@ -48,7 +48,7 @@ def perplexity(
     The cache rounds nothing, unless --kv-dtype says otherwise.
     """
     from karat import LLM
-    from karat.check import perplexity as scoring
+    from karat.check.session import perplexity as scoring
 
     *before, last = words
     if len(before) > (1 if model is None else 0):

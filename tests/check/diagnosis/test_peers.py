@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import generation, session, token_stage
+from karat.check import generation, token_stage
 from karat.check.diagnosis.peers import graph_of, known_difference, known_ids
 from karat.check.diagnosis.reference import departure, departure_lines
 from karat.check.model.checked import CheckedModel, open_model
@@ -16,8 +16,9 @@ from karat.check.record import llamacpp
 from karat.check.record.executors import Steps, record
 from karat.check.record.llamacpp import LlamaTokens, llamacpp_ids
 from karat.check.replay.replay import Replay
-from karat.check.session import Plan, Session
-from karat.check.stage import Stage, overall
+from karat.check.session import session
+from karat.check.session.session import Plan, Session
+from karat.check.session.stage import Stage, overall
 from karat.check.stages import run_stages
 from karat.check.token_stage import tokens_stage
 from karat.check.trace.format import Array, Trace

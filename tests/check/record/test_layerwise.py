@@ -20,7 +20,7 @@ from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.record.hf_layerwise import HfFiles, run_layerwise  # noqa: E402
 from karat.check.record.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.replay.drift import compare  # noqa: E402
-from karat.check.streamed import Streamed  # noqa: E402
+from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import make_info  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import CheckpointError  # noqa: E402

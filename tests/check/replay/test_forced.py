@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 
-from karat.check import session as sessions  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.record.layerwise import LayerwiseRun, parts_of  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
-from karat.check.session import Plan, Session  # noqa: E402
+from karat.check.session import session as sessions  # noqa: E402
+from karat.check.session.session import Plan, Session  # noqa: E402
+from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.stages import run_stages  # noqa: E402
-from karat.check.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import Array, Trace, make_info  # noqa: E402
 from karat.ops.api import Ops  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402

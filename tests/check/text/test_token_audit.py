@@ -12,8 +12,8 @@ from tokenizers import models, processors
 
 from karat.check import token_stage
 from karat.check.model.checked import open_model
-from karat.check.session import PROMPT
-from karat.check.stage import Stage
+from karat.check.session.session import PROMPT
+from karat.check.session.stage import Stage
 from karat.check.text.chat_audit import audit_chat
 from karat.check.text.token_audit import MARKER, Audit, FileAudit, Stated
 from karat.check.token_stage import tokens_stage

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.check import agreement
 from karat.check.model.checked import open_model
-from karat.check.session import Plan, Session
+from karat.check.session import agreement
+from karat.check.session.session import Plan, Session
 
 BAD = (np.nan, np.inf, -np.inf)
 

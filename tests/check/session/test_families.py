@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from karat import LLM
-from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record import llamacpp
-from karat.check.session import STAGES, Plan, Session
-from karat.check.stage import overall
+from karat.check.session.agreement import greedy_difference, has_transformers
+from karat.check.session.session import STAGES, Plan, Session
+from karat.check.session.stage import overall
 from karat.check.stages import run_stages
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
@@ -83,7 +83,7 @@ def test_chunks_change_what_rounding_does_and_no_more(
         def logits(self, *args: Any) -> Any:
             return super().logits(*args) * np.float32(1.05 if self.is_wrong else 1)
 
-    monkeypatch.setattr("karat.check.session.LLM", Disturbed)
+    monkeypatch.setattr("karat.check.session.session.LLM", Disturbed)
     plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=14, stages=("invariance",),
                 executor="reference", kv_dtype="bfloat16")  # fmt: skip
     (stage,) = run_stages(Session(plan))

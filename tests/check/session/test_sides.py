@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import session
-from karat.check.agreement import greedy_difference, has_transformers
 from karat.check.model.checked import open_model
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps, record
-from karat.check.session import Plan, Session
-from karat.check.stage import Stage
+from karat.check.session import session
+from karat.check.session.agreement import greedy_difference, has_transformers
+from karat.check.session.session import Plan, Session
+from karat.check.session.stage import Stage
 from karat.check.stages import run_stages
 from karat.check.trace.format import Trace, make_info
 from karat.check.trace.writing import write_trace

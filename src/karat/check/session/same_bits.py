@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.interruptible import interruptible
+from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName, Settings
 from karat.engine.engine import Engine, EngineConfig

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from karat import LLM
-from karat.check.perplexity import perplexity, windows
+from karat.check.session.perplexity import perplexity, windows
 from karat.engine.readers import LogitsTarget
 from tests.engine.tiny import write_model
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from karat.check.interruptible import interruptible
-from karat.check.invariance import invariance_of
 from karat.check.model.checked import open_model
+from karat.check.session.interruptible import interruptible
+from karat.check.session.same_bits import invariance_of
 from karat.engine.engine import Engine
 
 ENOUGH_S = 0.3  # to be within the call

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from karat import LLM
-from karat.check import agreement
 from karat.check.model.checked import CheckedModel
 from karat.check.record.executors import Steps
 from karat.check.record.layerwise import LayerwiseRun
 from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.gathering import gathered
 from karat.check.replay.replay import Replay
-from karat.check.stage import Verdict
-from karat.check.streamed import Results, Streamed
+from karat.check.session import agreement
+from karat.check.session.stage import Verdict
+from karat.check.session.streamed import Results, Streamed
 from karat.check.trace.format import Array, Trace, make_info
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING

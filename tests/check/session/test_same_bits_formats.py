@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check.invariance import invariance, settings_for
+from karat.check.session.same_bits import invariance, settings_for
 from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
 from karat.config import embedded_model_path

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.check.invariance import invariance, invariance_of, settings_for
+from karat.check.session.same_bits import invariance, invariance_of, settings_for
 from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
 from karat.config import embedded_model_path
@@ -93,7 +93,7 @@ def check(model: object, texts: list[list[int]]) -> None:
 
 def test_another_computation_has_another_digest() -> None:
     """The digest sees a single changed bit."""
-    from karat.check.invariance import digest
+    from karat.check.session.same_bits import digest
 
     logits = np.ones((3, 5), np.float32)
     changed = logits.copy()
