@@ -23,7 +23,7 @@ from karat.check.session import session as sessions
 from karat.check.session.session import Plan, Session
 from karat.check.session.stage import overall
 from karat.check.session.streamed import AttentionMap
-from karat.check.stages import run_stages
+from karat.check.stages.registry import run_stages
 from karat.check.text.chat_audit import CHATS
 from karat.cli import check_facts
 from karat.cli.check_facts import gather

@@ -95,7 +95,7 @@ def check(
     from karat.check.session.agreement import has_transformers
     from karat.check.session.session import STAGES, Plan, Session
     from karat.check.session.stage import meaning, overall
-    from karat.check.stages import run_stages
+    from karat.check.stages.registry import run_stages
     from karat.cli.check_facts import gather, plain
 
     is_trace = against not in (None, "reference", "hf", "llama.cpp")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check import generation, token_stage
 from karat.check.diagnosis.peers import graph_of, known_difference, known_ids
 from karat.check.diagnosis.reference import departure, departure_lines
 from karat.check.model.checked import CheckedModel, open_model
@@ -19,8 +18,9 @@ from karat.check.replay.replay import Replay
 from karat.check.session import session
 from karat.check.session.session import Plan, Session
 from karat.check.session.stage import Stage, overall
-from karat.check.stages import run_stages
-from karat.check.token_stage import tokens_stage
+from karat.check.stages import generation, tokens
+from karat.check.stages.registry import run_stages
+from karat.check.stages.tokens import check_tokens
 from karat.check.trace.format import Array, Trace
 from karat.check.trace.selection import EVERYTHING, Selection
 from karat.checkpoint import GgufCheckpoint
@@ -152,8 +152,8 @@ def test_ids_that_llama_cpp_is_known_to_make_are_a_note(
             made = {name: tokenizer.encode(shown) for name, shown in {**texts, **rendered}.items()}
             return LlamaTokens({**made, "prompt": theirs}, tokenizer.bos_token_id, tokenizer.eos_token_id, frozenset())
 
-        monkeypatch.setattr(token_stage, "llamacpp_tokens", ids)
-        return tokens_stage(model, tokenizer, text, with_hf=False, with_llamacpp=True)
+        monkeypatch.setattr(tokens, "llamacpp_tokens", ids)
+        return check_tokens(model, tokenizer, text, with_hf=False, with_llamacpp=True)
 
     apart = [*tokenizer.encode("a cafe"), *tokenizer.encode("\u0301 there")]
     assert apart != tokenizer.encode(text)

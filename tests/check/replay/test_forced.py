@@ -16,7 +16,7 @@ from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.session import session as sessions  # noqa: E402
 from karat.check.session.session import Plan, Session  # noqa: E402
 from karat.check.session.streamed import Streamed  # noqa: E402
-from karat.check.stages import run_stages  # noqa: E402
+from karat.check.stages.registry import run_stages  # noqa: E402
 from karat.check.trace.format import Array, Trace, make_info  # noqa: E402
 from karat.ops.api import Ops  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402

@@ -16,7 +16,7 @@ from karat.check.record import llamacpp
 from karat.check.session.agreement import greedy_difference, has_transformers
 from karat.check.session.session import STAGES, Plan, Session
 from karat.check.session.stage import overall
-from karat.check.stages import run_stages
+from karat.check.stages.registry import run_stages
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
 from karat.models.opening import open_model as open_checkpoint

@@ -15,7 +15,7 @@ from karat.check.session import session
 from karat.check.session.agreement import greedy_difference, has_transformers
 from karat.check.session.session import Plan, Session
 from karat.check.session.stage import Stage
-from karat.check.stages import run_stages
+from karat.check.stages.registry import run_stages
 from karat.check.trace.format import Trace, make_info
 from karat.check.trace.writing import write_trace
 from karat.checkpoint.weights import Weight

@@ -10,13 +10,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, processors
 
-from karat.check import token_stage
 from karat.check.model.checked import open_model
 from karat.check.session.session import PROMPT
 from karat.check.session.stage import Stage
+from karat.check.stages import tokens
+from karat.check.stages.tokens import check_tokens
 from karat.check.text.chat_audit import audit_chat
 from karat.check.text.token_audit import MARKER, Audit, FileAudit, Stated
-from karat.check.token_stage import tokens_stage
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.engine.defaults import GenerationDefaults, turn_end_ids
@@ -60,7 +60,7 @@ def with_files(folder: Path, change: Callable[[Files], None] | None = None) -> P
 
 
 def staged(folder: Path, *, with_hf: bool = False) -> Stage:
-    return tokens_stage(open_model(str(folder)), Tokenizer.from_folder(folder), PROMPT, with_hf=with_hf)
+    return check_tokens(open_model(str(folder)), Tokenizer.from_folder(folder), PROMPT, with_hf=with_hf)
 
 
 class TestReleased:
@@ -269,13 +269,13 @@ def test_what_is_common_is_a_note(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_ignores_an_end_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = token_stage.read_defaults
+    right = tokens.read_defaults
 
     def one_only(*args: Any) -> GenerationDefaults:
         found = right(*args)
         return GenerationDefaults(found.params, frozenset({0}), found.notice)
 
-    monkeypatch.setattr(token_stage, "read_defaults", one_only)
+    monkeypatch.setattr(tokens, "read_defaults", one_only)
     stage = staged(with_files(tmp_path))
     assert stage.facts["bugs"] == [["eos"]]
     assert "generation_config.json names 2 '<|im_end|>', and Karat does not end" in stage.facts["faults"][0] or (
@@ -288,7 +288,7 @@ def test_an_engine_that_ignores_the_end_of_a_turn_is_named(tmp_path: Path, monke
         ends_at(0)(files)
         files["tokenizer_config"]["eos_token"] = "<|endoftext|>"
 
-    monkeypatch.setattr(token_stage, "turn_end_ids", lambda _: frozenset())
+    monkeypatch.setattr(tokens, "turn_end_ids", lambda _: frozenset())
     stage = staged(with_files(tmp_path, change))
     assert stage.facts["bugs"] == [["eos"]] and "closes an answer with 2 '<|im_end|>'" in stage.facts["faults"][0]
 

@@ -1,14 +1,17 @@
-"""The stage of `karat check` that looks at the tensors as they are stored."""
+"""Stage weights: the tensors as they are stored."""
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel
+from karat.check.model.weights import digest
 from karat.check.session import agreement
+from karat.check.session.session import Session
 from karat.check.session.stage import Stage, Verdict
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 
@@ -16,7 +19,24 @@ _PART = 1 << 17  # elements that stay in a cache
 _SAMPLE = 1 << 14  # bytes of a tensor that are compared before all of it is
 
 
-def weights_stage(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:
+def run(session: Session) -> Stage:
+    """The stored tensors, and the digest that a trace states."""
+    model = session.plan.model
+    stage = check_weights(model, with_hf=session.plan.with_hf, original=session.plan.original)
+    stated = None if session.other is None else session.other.info.digest
+    if session.other is None or stated is None:
+        return (
+            stage
+            if session.other is None
+            else replace(stage, lines=[*stage.lines, "the trace states no digest of its weights"])
+        )
+    same = stated == digest(model.stored)
+    line = "the trace states the digest of these weights" if same else (
+        f"note: the trace states another digest of its weights ({stated[:16]}), maybe another model's")  # fmt: skip
+    return replace(stage, lines=[*stage.lines, line], facts={**stage.facts, "digest_of_trace": same})
+
+
+def check_weights(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:
     """Every tensor is finite; what is odd is remarked on; bytes are those that the safetensors library reads.
 
     With `original`, how far the stored values are from that model's, and what no rounding of them makes.

@@ -1,4 +1,4 @@
-"""The stage of `karat check` that generates: token by token against one pass, and against what others would take."""
+"""Stage generation: token by token against one pass, and against what others would take."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from karat import SamplingParams
 from karat.check.diagnosis.peers import known_difference
-from karat.check.numbers import label
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.finding import LIMIT
 from karat.check.session import agreement
+from karat.check.session.other_side import label
 from karat.check.session.session import Session
 from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Array, rows_of
@@ -19,7 +19,7 @@ from karat.check.trace.selection import Selection
 _TOKENS = 24
 
 
-def generation_stage(session: Session) -> Stage:
+def run(session: Session) -> Stage:
     """Greedy tokens, decoded one by one; each other side is asked which it would have taken instead."""
     count = min(_TOKENS, session.llm.max_model_len - len(session.ids))
     if count < 1:

@@ -1,16 +1,17 @@
-"""The stage `tokens` of `karat check`: files against each other, prompts of several shapes, other tokenizers."""
+"""Stage tokens: files against each other, prompts of several shapes, other tokenizers."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from karat.check.diagnosis.peers import known_ids
 from karat.check.model.checked import CheckedModel
 from karat.check.record.llamacpp import llamacpp_tokens
 from karat.check.session import agreement
+from karat.check.session.session import Session
 from karat.check.session.stage import Stage, Verdict
 from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
-from karat.check.text.prompt import TokenFinding, token_lines
+from karat.check.text.prompt import TokenFinding, findings_of_model, token_lines
 from karat.check.text.token_audit import Audit, FileAudit, Stated
 from karat.checkpoint import GgufCheckpoint, read_json
 from karat.engine.defaults import read_defaults, turn_end_ids
@@ -28,7 +29,33 @@ SHAPES: Mapping[str, str] = {
 _SHOWN = 12
 
 
-def tokens_stage(
+def run(session: Session) -> Stage:
+    """The model's files, other tokenizers, and the ids of a trace against the text that it states."""
+    plan = session.plan
+    if session.no_tokenizer is not None:
+        lines = [f"not run: {session.no_tokenizer}"]
+        if session.drawn:
+            drawn = f"{len(session.ids)} token ids drawn at random (--seed {plan.seed} draws them again)"
+            lines.append(f"the other stages compute {drawn}")
+        return Stage("tokens", "skipped", lines, {"drawn": session.drawn, "seed": plan.seed})
+    stage = check_tokens(
+        plan.model, session.tokenizer, session.prompt, with_hf=plan.with_hf, with_llamacpp=plan.with_llamacpp
+    )
+    if session.other is None:
+        return stage
+    info = session.other.info
+    if info.prompt is None and info.messages is None and info.generated is None:
+        return replace(stage, lines=[*stage.lines, "the trace does not say what its ids were made of"])
+    found = findings_of_model(plan.model, session.other)
+    facts = {**stage.facts, "trace": [list(finding.bugs) for finding in found]}
+    if found:
+        return replace(stage, verdict="bug", lines=[*stage.lines, *token_lines(found)], facts=facts)
+    return replace(
+        stage, lines=[*stage.lines, "the trace's ids are those of what it says they were made of"], facts=facts
+    )
+
+
+def check_tokens(
     model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
 ) -> Stage:
     """What is wrong about tokens, by name; TemplateError for a chat template that does not compile."""

@@ -17,7 +17,7 @@ from karat import LLM
 from karat.check.model.checked import open_model
 from karat.check.session.session import PROMPT, Plan, Session
 from karat.check.session.stage import Stage, overall
-from karat.check.story import READING, WORDS, Answer, has, loop, reading, red_flags, story_stage
+from karat.check.stages.story import READING, WORDS, Answer, has, loop, reading, red_flags, run
 from karat.config import embedded_model_path
 from karat.request import Logprob
 from karat.text import Tokenizer
@@ -97,7 +97,7 @@ def told(monkeypatch: pytest.MonkeyPatch, model: str | None, texts: Sequence[str
         return done
 
     monkeypatch.setattr(LLM, "chat", chat)
-    return story_stage(Session(Plan(model=open_model(model), num_tokens=4, stories=len(texts))))
+    return run(Session(Plan(model=open_model(model), num_tokens=4, stories=len(texts))))
 
 
 def test_garbage_of_the_embedded_model_is_a_bug_however_often_it_says_the_word(
@@ -142,7 +142,7 @@ def test_a_config_that_lies_is_flagged_where_every_op_is_right(tmp_path: Path) -
         session = Session(Plan(model=open_model(str(folder)), num_tokens=4, stories=4, seed=1))
         text, shuffled = reading(session, np.random.default_rng(1))
         assert text + READING > min(shuffled, np.log(VOCAB)), change
-        assert story_stage(session).verdict == "flagged"
+        assert run(session).verdict == "flagged"
 
 
 def test_flags_do_not_change_the_verdict_of_what_was_proved() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from karat.check import token_stage
 from karat.check.model.checked import open_model
 from karat.check.record import llamacpp
 from karat.check.record.llamacpp import LlamaTokens, llamacpp_tokens
 from karat.check.session import agreement
 from karat.check.session.session import PROMPT
 from karat.check.session.stage import Stage
-from karat.check.token_stage import tokens_stage
+from karat.check.stages import tokens
+from karat.check.stages.tokens import check_tokens
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
@@ -46,7 +46,7 @@ def against(monkeypatch: pytest.MonkeyPatch, theirs: Theirs, **changes: Any) -> 
     monkeypatch.setattr(agreement, "hf_chat", changes.get("chat", chat))
     monkeypatch.setattr(agreement, "hf_end_ids", lambda _: changes.get("ends", frozenset({0, 2})))
     model = open_model(None)
-    return tokens_stage(model, Tokenizer.from_folder(model.path), PROMPT, with_hf=True)
+    return check_tokens(model, Tokenizer.from_folder(model.path), PROMPT, with_hf=True)
 
 
 def names(stage: Stage) -> set[str]:
@@ -86,7 +86,7 @@ def test_a_difference_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_hf
 def test_transformers_agrees_about_trained_models(data_dir: Path) -> None:
     for folder in (embedded_model_path(), data_dir / "checkpoint", data_dir / "stories260k"):
-        stage = tokens_stage(open_model(str(folder)), Tokenizer.from_folder(folder), PROMPT, with_hf=True)
+        stage = check_tokens(open_model(str(folder)), Tokenizer.from_folder(folder), PROMPT, with_hf=True)
         assert stage.verdict == "exact", stage.lines
         assert any(line.startswith("against transformers") for line in stage.lines)
 
@@ -97,17 +97,17 @@ def test_llama_cpp_agrees_about_a_converted_model(tmp_path: Path, monkeypatch: p
     convert(open_checkpoint(embedded_model_path()), path, MIXES["Q8_0"])
     model = open_model(str(path))
     tokenizer = Tokenizer.of(model.checkpoint)
-    stage = tokens_stage(model, tokenizer, PROMPT, with_hf=False, with_llamacpp=True)
+    stage = check_tokens(model, tokenizer, PROMPT, with_hf=False, with_llamacpp=True)
     assert stage.verdict == "exact", stage.lines
     assert any("against llama.cpp: the ids of 7 texts and 3 rendered prompts" in line for line in stage.lines)
     right = llamacpp_tokens(path, {"plain": "Once"}, {})
     assert right.ends == {0, 2} and right.eos == 2 and list(right.ids["plain"]) == tokenizer.encode("Once")
 
     def other(*_: object) -> LlamaTokens:
-        return LlamaTokens({"plain": [0, *tokenizer.encode(token_stage.SHAPES["plain"])]}, None, 0, right.ends | {9})
+        return LlamaTokens({"plain": [0, *tokenizer.encode(tokens.SHAPES["plain"])]}, None, 0, right.ends | {9})
 
-    monkeypatch.setattr(token_stage, "llamacpp_tokens", other)
-    wrong = tokens_stage(model, tokenizer, PROMPT, with_hf=False, with_llamacpp=True)
+    monkeypatch.setattr(tokens, "llamacpp_tokens", other)
+    wrong = check_tokens(model, tokenizer, PROMPT, with_hf=False, with_llamacpp=True)
     assert names(wrong) == {"bos", "eos"} and "llama.cpp alone ends an answer at 9" in "\n".join(wrong.facts["notes"])
 
 

@@ -1,4 +1,4 @@
-"""The stage of `karat check` that lets a chat model tell stories about words drawn at run time: garbage does not pass.
+"""Stage story: a chat model tells stories about words drawn at run time, and garbage does not pass.
 
 A word in an answer is no evidence: a model that repeats itself, echoes what it was asked or throws words about may have
 it too. So an answer counts if it has the word and no red flag, and the model has to tell a text from the same words
@@ -38,7 +38,7 @@ class Answer:
     surprise: float
 
 
-def story_stage(session: Session) -> Stage:
+def run(session: Session) -> Stage:
     """Some stories, each about a word; how many have it and are texts."""
     if session.no_tokenizer is not None:
         return Stage("story", "skipped", [f"not run: {session.no_tokenizer}"])

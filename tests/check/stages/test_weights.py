@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.check.inputs import _num_not_finite, weights_stage
 from karat.check.model.checked import open_model
+from karat.check.stages.weights import _num_not_finite, check_weights
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 from karat.quant import FORMATS
 
@@ -53,7 +53,7 @@ def test_nan_is_a_fault_and_zeros_and_copies_are_remarks() -> None:
         "2 values are NaN": {names[0]: replace(first, stored=broken)},
     }
     for words, changes in cases.items():
-        stage = weights_stage(replace(model, stored={**stored, **changes}), with_hf=False)
+        stage = check_weights(replace(model, stored={**stored, **changes}), with_hf=False)
         assert any(words in line for line in stage.lines), (words, stage.lines)
         assert stage.verdict == ("bug" if "NaN" in words else "flagged")
 
@@ -65,7 +65,7 @@ def test_other_bytes_than_the_safetensors_library_reads_are_a_fault() -> None:
     data = np.array(model.stored[name].stored)
     data[1234] ^= 1
     changed = replace(model, stored={**model.stored, name: replace(model.stored[name], stored=data)})
-    stage = weights_stage(changed, with_hf=True)
+    stage = check_weights(changed, with_hf=True)
     assert stage.verdict == "bug" and stage.facts["faults"] == [
         f"{name}: other bytes than the safetensors library reads"
     ]

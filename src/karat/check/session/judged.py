@@ -1,0 +1,26 @@
+"""What a diagnosis says of another engine's run, as a stage."""
+
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.peers import graph_of, known_difference
+from karat.check.diagnosis.wording import diagnosis_lines
+from karat.check.session.session import Session
+from karat.check.session.stage import Stage, Verdict
+from karat.check.trace.format import Trace
+
+
+def judged(session: Session, name: str, trace: Trace) -> Stage:
+    """What a diagnosis says of another engine's run."""
+    model = session.plan.model
+    known = known_difference(trace.info.executor, model.config, max(trace.info.positions) + 1)
+    graph = graph_of(trace.info, model)
+    diagnosis = Diagnoser(graph, model.weights(trace.info.dtype), trace).run()
+    named = [sorted(named.bugs) for named in diagnosis.named]
+    lines = diagnosis_lines(diagnosis, graph, trace.info)
+    lines += [] if known is None else [f"{known.text}; here its ops are held against what it computes"]
+    if not diagnosis.findings and not diagnosis.beyond_judging:
+        return Stage(name, "skipped", lines, {"named": named})
+    exact = all(finding.exact for finding in diagnosis.findings)
+    verdict: Verdict = "bug" if not diagnosis.is_healthy else "exact" if exact else session.rounding
+    if diagnosis.is_undecided:
+        verdict = "flagged"
+    return Stage(name, verdict, lines, {"named": named})
