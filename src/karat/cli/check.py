@@ -185,7 +185,7 @@ def check(
     verdict = overall(done)
     facts = gather(session, done, verdict, ctx.find_root().obj.args)
     if report is not None:
-        from karat.check.report import page
+        from karat.check.report.page import page
         from karat.checkpoint.files import whole_file
 
         with whole_file(report) as file:

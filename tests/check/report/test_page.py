@@ -17,8 +17,8 @@ import pytest
 
 from karat.check.model.checked import open_model
 from karat.check.replay.forced import Local
-from karat.check.report import page, visible
-from karat.check.report_pictures import attention, png
+from karat.check.report.page import page, visible
+from karat.check.report.pictures import attention, png
 from karat.check.session import session as sessions
 from karat.check.session.session import Plan, Session
 from karat.check.session.stage import overall

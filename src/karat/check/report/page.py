@@ -10,7 +10,7 @@ import numpy as np
 from karat.check.diagnosis.wording import times
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.forced import Local
-from karat.check.report_pictures import attention, by_layer_and_op, by_layer_and_token, chart
+from karat.check.report.pictures import attention, by_layer_and_op, by_layer_and_token, chart
 from karat.check.session.session import Session
 from karat.check.session.stage import Stage, meaning
 from karat.check.session.streamed import Results

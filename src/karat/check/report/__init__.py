@@ -1,0 +1,1 @@
+"""The report of a check: one page, and the pictures inside it."""
