@@ -12,7 +12,7 @@ def show_ranks(
 ) -> int:
     """Show each stage as it is done; the exit code."""
     from karat.check.model.checked import open_model
-    from karat.check.parallel_run import ParallelPlan, check_parallel, overall
+    from karat.check.ranks.stages import ParallelPlan, check_parallel, overall
 
     plan = ParallelPlan(model=open_model(model), size=size, num_tokens=num_tokens, trace=trace, **options)
     stages = []

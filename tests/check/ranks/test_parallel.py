@@ -11,9 +11,9 @@ import pytest
 
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.graph import build_graph
-from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
-from karat.check.parallel_run import ParallelPlan, ParallelStage, check_parallel
-from karat.check.rank import HeldPart
+from karat.check.ranks.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
+from karat.check.ranks.rank import HeldPart
+from karat.check.ranks.stages import ParallelPlan, ParallelStage, check_parallel
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.gathering import gathered
 from karat.check.session.same_bits import invariance_of
@@ -38,7 +38,7 @@ CONFIG = parallel.config_of(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> CheckedModel:
     path = parallel.write(tmp_path_factory.mktemp("model"), CONFIG, "BF16")
-    embedded = Path(__file__).parents[2] / "src" / "karat" / "embedded"
+    embedded = Path(__file__).parents[3] / "src" / "karat" / "embedded"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (path / name).write_bytes((embedded / name).read_bytes())
     return open_model(str(path))
@@ -151,7 +151,7 @@ BLAMED = {
 def test_a_mistake_in_the_ranks_is_found_and_blamed(
     mistake: str, model: CheckedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mistaken_rank.py").write_text(MISTAKES[mistake] + "from karat.check.rank import main\n")
+    (tmp_path / "mistaken_rank.py").write_text(MISTAKES[mistake] + "from karat.check.ranks.rank import main\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     found = stages(model, module="mistaken_rank")
     assert list(found.values())[-1].verdict == "bug"
@@ -171,7 +171,7 @@ def right(model: CheckedModel) -> tuple[Trace, Trace, list[tuple[HeldPart, ...]]
     tokens = tuple(range(5, 17))
     control = build(model.config, NativeOps(threads=1), model.checkpoint, num_positions=len(tokens))
     alone = record_model(control, Steps(tokens), selection=Selection(attention=False))
-    ranks = ParallelModel(2, "karat.check.rank")
+    ranks = ParallelModel(2, "karat.check.ranks.rank")
     try:
         load: Load = parallel.load_of(model.path, 4096, [list(tokens)], chunk=len(tokens))
         ranks.load(load, model.config)

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from karat.check.model.graph import Graph
-from karat.check.rank import HeldPart, Hold, Holds, Record
+from karat.check.ranks.rank import HeldPart, Hold, Holds, Record
 from karat.check.record.executors import Steps
 from karat.check.replay.gathering import gathered, merged
 from karat.check.trace.format import Array, Trace

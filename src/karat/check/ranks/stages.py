@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
-from karat.check.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
-from karat.check.rank import HeldPart
+from karat.check.ranks.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
+from karat.check.ranks.rank import HeldPart
 from karat.check.record.executors import Steps, record_model
 from karat.check.session.same_bits import digest
 from karat.check.trace.selection import Selection
@@ -55,7 +55,7 @@ class ParallelPlan:
     threads: int | None = None
     trace: Path | None = None
     seed: int = 0
-    module: str = "karat.check.rank"
+    module: str = "karat.check.ranks.rank"
 
 
 def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:

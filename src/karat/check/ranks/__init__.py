@@ -1,0 +1,1 @@
+"""Tensor parallelism checked: what each rank holds and computes, against one process."""
