@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,9 @@ ROWS = [
     {"cli", "__main__"},
 ]
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
+
+# The rooms of karat.check: each imports from itself and from the rooms above it (docs/check.md).
+CHECK_ROWS = "trace model files mistakes replay text record diagnosis session stages report ranks".split()
 
 # Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
 PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
@@ -89,6 +93,36 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+def check_room(module: str) -> str | None:
+    """The room of check that a module is in; None: it is outside check, or check itself."""
+    return module.split(".")[2] if module.startswith("karat.check.") else None
+
+
+def climbs(module: str, name: str) -> str | None:
+    """What is wrong with an import from one room of check in another; None: nothing, or it is no such import."""
+    here, there = check_room(module), check_room(name)
+    if here is None or there is None:
+        return None
+    if here not in CHECK_ROWS:
+        return f"check/{here} has no row in tests/test_imports.py"
+    if there not in CHECK_ROWS or CHECK_ROWS.index(there) > CHECK_ROWS.index(here):
+        return f"{name} is not above check/{here}"
+    return None
+
+
+def circle(direct: Mapping[str, list[tuple[int, str]]]) -> list[str]:
+    """Modules that import each other around a circle, the first one again at the end; empty where there is none.
+
+    The package itself is left out: it hands on public names, and rooms above it import them from there.
+    """
+    graph = {module: dict.fromkeys(name for _, name in names) for module, names in direct.items() if module != "karat"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as fault:
+        return list(fault.args[1])
+    return []
+
+
 def violations(sources: Mapping[str, str], dependencies: set[str]) -> list[str]:
     """One line for each import that points the wrong way or outside."""
     modules = frozenset(sources) | {"karat._native"}
@@ -108,8 +142,12 @@ def violations(sources: Mapping[str, str], dependencies: set[str]) -> list[str]:
                 row = ROW_OF.get(room(name))
                 if row is None or (row > ROW_OF[room(module)] and module != "karat"):
                     found.append(f"{module}:{line}: {name} is not above {room(module)}")
+                elif fault := climbs(module, name):
+                    found.append(f"{module}:{line}: {fault}")
             elif top not in allowed:
                 found.append(f"{module}:{line}: {name} is no base dependency")
+    if around := circle(direct):
+        found.append(f"a circle of imports: {' → '.join(around)}")
     for start in WITHOUT_ARRAYS:
         found += [f"{start}: reaches {' → '.join(path)}" for path in paths_to_arrays(start, direct)]
     return found
@@ -148,6 +186,8 @@ PLANTED = {
     # wrong
     "karat.batch": "import numpy",
     "karat.bench.run": "import llama_cpp",
+    "karat.check.replay.noise": "from karat.check.diagnosis import signs\nfrom karat.check.trace.format import Trace",
+    "karat.check.stray": "import karat.check.trace.format",
     "karat.checkpoint": "from . import folder\nfrom .. import server",
     "karat.checkpoint.folder": "from ..models import qwen2",
     "karat.engine.scheduler": "import karat.batch\nfrom karat.kv import blocks",
@@ -163,7 +203,11 @@ PLANTED = {
     # right
     "karat": "from karat.cli import main\nfrom karat.engine.llm import LLM",
     "karat.bench.peers": "import llama_cpp",
-    "karat.check.recorders": "import torch, transformers\nfrom karat import LLM",
+    "karat.check": "",
+    "karat.check.diagnosis": "",
+    "karat.check.diagnosis.signs": "from karat.check.trace import format",
+    "karat.check.record.hf": "import torch, transformers\nfrom karat import LLM",
+    "karat.check.trace.format": "",
     "karat.cli": "import karat\nfrom karat import LLM, _native\nfrom karat.server import app",
     "karat.config": "import msgspec\nfrom karat.errors import KaratError\nimport karat.request",
     "karat.engine.llm": "import karat.models.qwen2, json",
@@ -172,6 +216,8 @@ PLANTED = {
 }
 COMPLAINTS = [
     "karat.bench.run:1: llama_cpp is no base dependency",
+    "karat.check.replay.noise:1: karat.check.diagnosis.signs is not above check/replay",
+    "karat.check.stray:1: check/stray has no row in tests/test_imports.py",
     "karat.checkpoint:2: karat.server is not above checkpoint",
     "karat.checkpoint.folder:1: karat.models.qwen2 is not above checkpoint",
     "karat.engine.step:1: karat is not above engine",
@@ -183,6 +229,7 @@ COMPLAINTS = [
     "karat.server.app:1: transformers is no base dependency",
     "karat.server.app:2: karat.cli is not above server",
     "karat.text.chat:2: karat.engine.llm is not above text",
+    "a circle of imports: karat.cli → karat.server.app → karat.cli",
     "karat.engine.scheduler: reaches karat.kv.blocks → numpy",
     "karat.engine.scheduler: reaches karat.batch → numpy",
     "karat.kv.blocks: reaches numpy",
@@ -191,6 +238,16 @@ COMPLAINTS = [
 
 def test_planted_violations_are_found_and_nothing_else() -> None:
     assert violations(PLANTED, {"numpy", "msgspec"}) == COMPLAINTS
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    planted = {
+        "karat.kv.blocks": "from karat.kv import cache",
+        "karat.kv.cache": "def late():\n    import karat.kv.prefix",
+        "karat.kv.prefix": "from karat.kv.blocks import Block",
+    }
+    (complaint,) = violations(planted, set())
+    assert complaint.startswith("a circle of imports: ") and complaint.count("→") == 3
 
 
 def test_every_base_dependency_is_known_by_its_import_name() -> None:
