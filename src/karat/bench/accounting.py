@@ -2,8 +2,8 @@
 
 Bytes: each stored weight that takes part, once a step, and the keys and values that the step's tokens see, once for
 each sequence. FLOPs, a multiply-add as two: the linear layers, the scores and the weighted sums of the keys that each
-token sees (the causal half of attention, exactly), and the logits of those rows whose logits are wanted. Norms,
-rotations, activations, biases, what is written, and activations that are read again are not counted.
+token sees (the causal half of attention, exactly), and the logits of the wanted rows. Norms, rotations, activation
+functions, biases, writes, and activations that are read again are not counted.
 """
 
 from collections.abc import Mapping

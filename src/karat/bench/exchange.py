@@ -1,4 +1,4 @@
-"""What it costs ranks to add up one token's hidden state: an all-reduce between processes, by the kernels' own plan."""
+"""The time of an all-reduce of one token's hidden state between ranks, by the kernels' own plan."""
 
 import os
 import socket
@@ -19,13 +19,13 @@ from karat.ranks.placement import cores_of_ranks
 from karat.ranks.processes import Ranks
 from karat.ranks.shared_memory import SharedMemoryGroup, Watcher, create_file, make_room
 
-_COLUMNS = 16  # of the layer whose result is added up: next to nothing to compute
+_COLUMNS = 16  # of the layer whose result is reduced: it has next to nothing to compute
 _LAYERS = 200
 _RUNS = 30
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """Add up `floats` numbers over and over, on these CPUs (none: any)."""
+    """All-reduce `floats` numbers over and over, on these CPUs (none: any)."""
 
     number: int
     floats: int
@@ -36,7 +36,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 def all_reduce_seconds(size: int, floats: int) -> tuple[float, bool]:
     """Seconds of an all-reduce of `floats` numbers over `size` ranks of one thread, and whether each had a core.
 
-    The median of runs of 200, less what the same layers take without adding up. Raises RankError and CapacityError.
+    The median of runs of 200, less the time of the same layers without the all-reduce. Raises RankError and
+    CapacityError.
     """
     placed = cores_of_ranks(size, 1)
     slot_bytes = 4 * floats
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _seconds(weight: Any, group: Group | None) -> float:
-    """Of a plan of _LAYERS layers, each a weight times the same input."""
+    """The command for a plan of _LAYERS layers; each multiplies a weight with the same input."""
     recorder = PlanRecorder(NativeOps().isa, 1)
     x = recorder.input((_COLUMNS,))
     results = [recorder.linear(x, weight, group=group, name="layer") for _ in range(_LAYERS)]

@@ -1,8 +1,9 @@
-"""What this machine can do at most: read memory, and multiply and add. The best that any loop of ours has reached.
+"""The limits of this machine: bandwidth of reading memory, and peak of multiply-adds. The best that any loop of ours
+has reached.
 
-A limit is only worth comparing with if it is hard to beat, and if the machine was in the same mood: it is the best of
-several access patterns, kernel builds and runs, and the runs are spread over the whole measurement (see
-karat.bench.workloads). The loops are csrc/measure/limits.cpp.
+A limit must be hard to beat, and of the same time as the figures beside it. So it is the best of several access
+patterns, kernel builds and runs, and the runs are spread over the whole measurement (see karat.bench.workloads). The
+loops are csrc/measure/limits.cpp.
 """
 
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ FMA_RUN_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How a buffer is read: by which build, in how many streams a thread, prefetching so many bytes ahead (0: not at
-    all), each thread one part of it (chunk 0) or all threads taking chunks in turn."""
+    """How a buffer is read: the kernel build; streams a thread; bytes by which prefetches run ahead (0: none); chunk
+    0: each thread reads one part, else the bytes of the chunks that threads take in turn.
+    """
 
     isa: str
     streams: int
@@ -33,8 +35,8 @@ class Pattern:
 class Limits:
     """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each.
 
-    The medians are of what each run reached: a best far above them was a moment, of a clock that rises while little is
-    drawn or of neighbours that were quiet.
+    The medians are over the runs. A best far above its median was a moment: a clock that rose while little power was
+    drawn, or quiet neighbours.
     """
 
     num_threads: int
@@ -50,8 +52,8 @@ class Limits:
 class LimitMeter:
     """Measures with `num_threads` threads at once; each `run` may raise the limits, and none lowers them.
 
-    It keeps a buffer of 512 MiB, or eight times the last cache where that is more. ExecutorError without the native
-    extension, CapacityError where the buffer cannot be had.
+    It holds a buffer of 512 MiB, or of eight times the last cache if that is more. ExecutorError without the native
+    extension, CapacityError if there is no memory for the buffer.
     """
 
     def __init__(self, num_threads: int, *, buffer_bytes: int | None = None) -> None:
@@ -74,7 +76,7 @@ class LimitMeter:
         self._peak_of_runs: list[float] = []
 
     def run(self) -> None:
-        """One more measurement: of everything the first time, later of what came out best."""
+        """One more measurement: the first of all patterns, later ones of the best."""
         kept = sorted(self._bandwidths, key=self._bandwidths.__getitem__, reverse=True)
         is_first = not self._peak_of_runs
         bandwidths = {pattern: self._read_rate(pattern) for pattern in (kept if is_first else kept[:NUM_KEPT])}
@@ -86,7 +88,7 @@ class LimitMeter:
         self._peak_of_runs.append(max(peaks.values()))
 
     def limits(self) -> Limits:
-        """The best so far; at least one `run` must have been."""
+        """The best so far. Call `run` at least once before."""
         assert self._peak_of_runs, "nothing was measured"
         pattern = max(self._bandwidths, key=self._bandwidths.__getitem__)
         return Limits(
@@ -106,7 +108,7 @@ class LimitMeter:
         return self._native.num_bytes / seconds
 
     def _fma_rate(self, isa: str) -> float:
-        """FLOP/s of a run that is long enough to be timed."""
+        """FLOP/s, of a run that is long enough for the clock."""
         rounds = 1024
         while True:
             seconds, flops, _ = self._native.fma(isa, rounds)
@@ -116,7 +118,7 @@ class LimitMeter:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those that this CPU has: builds for one maker's cores (avx512-intel) have no loops of their own."""
+    """Builds with loops that this CPU runs. Builds for one maker's cores (avx512-intel) have no loops of their own."""
     return tuple(isa for isa in native.supported_isas() if "-" not in isa)
 
 

@@ -1,6 +1,7 @@
 """The roofline (Williams et al., CACM 2009) as an SVG: FLOP/s over FLOPs a byte, both axes logarithmic.
 
-Under the roof, which the two limits make, each workload is a point; how far below it lies is what is left to gain.
+The two limits are the roof, and each workload is a point under it. The distance to the roof is what can still be
+gained.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ _COLOURS = ("#0b6bcb", "#c4420f", "#1a7f45", "#7a3fb4", "#a8730a", "#0e7c86", "#
 
 
 def roofline(result: Mapping[str, Any]) -> str:
-    """The SVG of what karat.bench.session.run_bench returns. UsageError where no limits were measured."""
+    """The SVG of a result of karat.bench.session.run_bench. UsageError if no limits were measured."""
     limits, rows = result["limits"], result["rows"]
     if limits is None:
         raise UsageError("a roofline needs the limits, which only the native extension measures; leave --plot out")

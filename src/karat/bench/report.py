@@ -10,14 +10,15 @@ from karat.bench.limits import Limits
 from karat.bench.sides import Side
 from karat.bench.workloads import Series, Workload
 
-SCHEMA = 1  # of the JSON; raised when a key changes its meaning or goes
+SCHEMA = 1  # of the JSON; raised when a key changes its meaning or is removed
 
 
 def row(workload: Workload, karat: Series, limits: Limits | None) -> dict[str, Any]:
     """Karat's figures of one workload.
 
-    Rates are of the median sample: bytes and FLOPs of each sample over its seconds. A limit's share is the rate over
-    it; `of_roofline` is over the nearer one, that is the least time that the two limits allow over the time taken.
+    Rates are of the median sample: bytes and FLOPs of each sample over its seconds. The share of a limit is the rate
+    over the limit; `of_roofline` is the share of the nearer one, that is the least time that the two limits allow over
+    the time taken.
     """
     samples = karat.samples
     seconds = np.array([sample.seconds for sample in samples])
@@ -55,7 +56,7 @@ def row(workload: Workload, karat: Series, limits: Limits | None) -> dict[str, A
 
 
 def peer_row(workload: Workload, karat: Series, peer: Series) -> dict[str, Any]:
-    """The peer's figures, and how many times as fast Karat is: the ratio of each turn, its median, least and most."""
+    """The peer's figures, and Karat's speed over the peer's: the median, least and most of the turns' ratios."""
     pairs = zip(karat.turn_seconds, peer.turn_seconds, strict=True)
     ratios = [theirs / ours for ours, theirs in pairs]
     return {
@@ -90,7 +91,7 @@ def side_object(side: Side) -> dict[str, Any]:
 
 
 def _timing(workload: Workload, series: Series) -> dict[str, Any]:
-    """Seconds of the median sample and of the turns, and tokens a second by it."""
+    """Seconds of the median sample and of the turns; tokens a second of the median sample and of the turns."""
     tokens = workload.prompt_tokens if workload.kind == "prefill" else workload.batch
     seconds = float(np.median([sample.seconds for sample in series.samples]))
     turns: Sequence[float] = series.turn_seconds

@@ -39,9 +39,8 @@ class BenchOptions:
     """What to measure: `model`, a folder or a GGUF file, on weights as stored or quantised at load; or `shape`, made as
     `stored` says.
 
-    threads is how many Karat, the limits and the peer have each, at most at a time (None: one a physical core). With
-    tensor_parallel_size, that many ranks share them, and one process with all of them is measured beside, as the peer.
-    `loading` goes to LLM as it is.
+    Karat, the limits and the peer have `threads` threads each (None: one a physical core). With tensor_parallel_size,
+    that many ranks share the threads, and the peer is one process with all of them. `loading` goes to LLM as it is.
     """
 
     model: Path | None = None
@@ -67,7 +66,9 @@ class BenchOptions:
 def run_bench(
     options: BenchOptions, progress: Callable[[str], None], *, limit_buffer_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Everything measured, as docs/cli.md describes the JSON. Errors as LLM's, and those of the peer and of `plan`."""
+    """Measure everything; the result is the JSON that docs/cli.md describes. Raises errors of LLM, of the peer and
+    of `plan`.
+    """
     session = _Session(options, progress)
     meter = None
     if native.unavailable_reason() is None:
@@ -106,7 +107,7 @@ def run_bench(
 
 
 class _Session:
-    """The model loaded on every side, and what is to be measured with it. The checkpoint is not kept."""
+    """The model, loaded on every side, and the workloads to measure. The checkpoint is not kept."""
 
     def __init__(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
         if options.peer is not None:
@@ -205,7 +206,7 @@ class _Session:
 def load_beside(
     *, model: str | None, shape: str | None, stored: str, quantize: str | None, peer: str, num_threads: int
 ) -> Peer:
-    """A peer on the same weights, in a process of its own: they are opened, or made, once more."""
+    """A peer on the same weights. It runs in a process of its own, which opens or makes the weights once more."""
     checkpoint, _ = _open(None if model is None else Path(model), shape, stored, lambda _: None)
     config = read_config(checkpoint.config)
     weights = {weight.name: weight for weight in _each_once(find_weights(config, checkpoint))}
@@ -222,9 +223,10 @@ def load_beside(
 
 
 def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:
-    """By how much the peer's logits after a short prompt differ from Karat's, over their own deviation.
+    """The difference of the peer's logits from Karat's after a short prompt, over the deviation of Karat's.
 
-    Root mean squares; that it is small says that both compute the same model. None where the peer shows no logits.
+    A ratio of root mean squares. A small value means that both compute the same model. None if the peer shows no
+    logits.
     """
     prompt = _short_prompt(llm)
     theirs = peer.logits(prompt)
@@ -235,7 +237,7 @@ def _deviation(llm: LLM, peer: Peer | PeerProcess) -> float | None:
 
 
 def _difference(ranks: LLM, alone: LLM) -> float:
-    """The same for ranks and one process."""
+    """The same, between ranks and one process."""
     prompt = _short_prompt(ranks)
     ours, theirs = (llm.logits(prompt)[-1].astype(np.float64) for llm in (ranks, alone))
     return float(np.sqrt(np.mean((theirs - ours) ** 2)) / ours.std())
@@ -246,7 +248,7 @@ def _short_prompt(llm: LLM) -> list[int]:
 
 
 def stored_bytes(weights: Mapping[str, Weight], quantize: str | None) -> dict[str, int]:
-    """Bytes of each weight as it is computed on: as stored, or as `quantize` (q8_0, q4_0) makes it at load."""
+    """Bytes of each weight as it is computed on: in its stored type, or in that of `quantize` (q8_0, q4_0)."""
     return {source: num_stored_bytes(_type_as(weight, quantize), weight.shape) for source, weight in weights.items()}
 
 
@@ -271,7 +273,7 @@ def _each_once(weights: Mapping[str, Weight]) -> Iterable[Weight]:
 def _open(
     model: Path | None, shape: str | None, stored: str, progress: Callable[[str], None]
 ) -> tuple[ModelCheckpoint, Tokenizer | None]:
-    """The checkpoint; with the tokenizer that goes with it where it is no folder's."""
+    """The checkpoint, and its tokenizer unless the LLM reads that from a folder."""
     if shape is None:
         assert model is not None
         return open_model(model), None

@@ -1,8 +1,8 @@
 """Models of well-known shapes with random weights: to measure, not to talk to. Nothing is downloaded.
 
-All weights of a model are views of one pool of random numbers (deviation 0.02, as models are initialised), at places
-that differ: only the largest tensor is in memory beside what an executor makes of it, and the pool is gone when the
-checkpoint is. Block formats are drawn as blocks, so nothing is quantised.
+All weights of a model are views of one pool of random numbers (deviation 0.02, as models are initialised), at different
+places. So only the bytes of the largest tensor are in memory beside the executor's weights, and they are freed with the
+checkpoint. Block formats are drawn as blocks, so nothing is quantised.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from karat.text.placeholder import placeholder_tokenizer
 DEVIATION = 0.02
 STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
-_SLACK_BYTES = 8 << 20  # of the pool, beyond its largest tensor, for places that differ
+_SLACK_BYTES = 8 << 20  # of the pool, beyond the largest tensor, for different places
 _CHUNK = 1 << 20  # numbers drawn at a time
 
 _QWEN2 = {
@@ -117,7 +117,7 @@ class RandomModel:
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The config.json of a shape; UsageError, with the names that there are, if there is none of this name."""
+    """The config.json of a shape. An unknown name is a UsageError that lists the names."""
     if name not in _CONFIGS:
         raise UsageError(f"shape {name!r} is not known; there are {', '.join(SHAPES)}")
     return dict(_CONFIGS[name])
@@ -126,7 +126,8 @@ def shape_config(name: str) -> dict[str, Any]:
 def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomModel:
     """The shape `name` with weights stored as `stored`, one of STORED_TYPES; the same bits for the same seed.
 
-    Vectors (norms and biases), and matrices whose rows are no whole number of blocks, are float32 in a block format.
+    If `stored` is a block format, vectors (norms and biases) and matrices whose rows are no whole number of blocks are
+    float32.
     """
     raw = shape_config(name)
     if stored not in STORED_TYPES:
@@ -175,7 +176,7 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _unit_bytes(dtype: str) -> int:
-    """What a view of the pool begins at a multiple of."""
+    """A view of the pool begins at a multiple of this many bytes."""
     return FORMATS[dtype].block_bytes if dtype in FORMATS else PLAIN_BYTES[dtype]
 
 

@@ -1,4 +1,6 @@
-"""Who is measured: something that prefills prompts and goes on with them step by step. Karat is one, peers others."""
+"""A side of a measurement: an engine that prefills prompts and continues them step by step. Karat is one side, a
+peer the other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ Prompt = Sequence[int]
 class Sample:
     """One timed piece of work: all steps of a prefill, or one step of decode.
 
-    model_s of `seconds` went to the model's forward pass; it and `work` are known of Karat only.
+    model_s is the part of `seconds` in the model's forward pass. Only Karat has it and `work`.
     """
 
     seconds: float
@@ -38,26 +40,26 @@ class Side(Protocol):
 
     name: str
     version: str
-    details: dict[str, object]  # what else its figures depend on
+    details: dict[str, object]  # the other settings on which its figures depend
 
     def prefill(self, prompt: Prompt) -> Sample:
-        """Computes the whole prompt up to the logits after its last token, and forgets it."""
+        """Compute the whole prompt up to the logits after its last token, and forget it."""
 
     def start(self, prompts: Sequence[Prompt], num_steps: int) -> None:
-        """Prefills the prompts, untimed; each can then go on for `num_steps` tokens."""
+        """Prefill the prompts, untimed; each can then be continued for `num_steps` tokens."""
 
     def steps(self, count: int) -> list[Sample]:
         """`count` more tokens for every prompt, one at a time."""
 
     def stop(self) -> None:
-        """Forgets the prompts."""
+        """Forget the prompts."""
 
     def close(self) -> None:
-        """Frees the model."""
+        """Free the model."""
 
 
 class Watch:
-    """Calls an engine's runner and notes what it was asked for and how long it took."""
+    """Calls an engine's runner, and notes the work and the time of each call."""
 
     def __init__(self, run: Runner) -> None:
         self._run = run
@@ -73,9 +75,9 @@ class Watch:
 
 
 def extra_tokens(prompt_lens: Sequence[int], max_num_batched_tokens: int) -> int:
-    """At most so many tokens follow a prompt before all of `prompt_lens` are prefilled and have gone on once.
+    """A bound on the tokens that follow a prompt before all of `prompt_lens` are prefilled and have one token more.
 
-    Early ones go on while late ones are prefilled; decoding comes first in a step's budget.
+    Early prompts decode while late ones are prefilled; decoding comes first in a step's budget.
     """
     num_seqs = len(prompt_lens)
     assert num_seqs < max_num_batched_tokens, "no room for prefill beside decoding"
@@ -83,7 +85,7 @@ def extra_tokens(prompt_lens: Sequence[int], max_num_batched_tokens: int) -> int
 
 
 class KaratSide:
-    """Karat through its engine: what is timed is `Engine.step`, with scheduling, sampling (greedy) and detokenising."""
+    """Karat through its engine. `Engine.step` is timed, with scheduling, sampling (greedy) and detokenising."""
 
     def __init__(self, llm: LLM, account: Account, version: str, *, num_threads: int, name: str = "karat") -> None:
         self.name = name

@@ -1,4 +1,6 @@
-"""What is measured, and in which order: limits, Karat and the peer take turns, so that all meet the same machine."""
+"""The workloads and the order of measurement. Limits, Karat and the peer take turns, so that all meet the same state
+of the machine.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ class Workload:
         return f"decode after {self.prompt_tokens}" + (f", batch {self.batch}" if self.batch > 1 else "")
 
     def context_len(self, repeat: int, max_num_batched_tokens: int) -> int:
-        """The longest that a sequence becomes."""
+        """The length of the longest sequence."""
         if self.kind == "prefill":
             return self.prompt_tokens + 1
         extra = extra_tokens([self.prompt_tokens] * self.batch, max_num_batched_tokens)
@@ -71,8 +73,8 @@ def plan(
 ) -> list[Workload]:
     """The workloads for a model of at most `longest` tokens: prefills, decode, batched and long-context decode.
 
-    No prompt_tokens: 512 or as many as fit; context None: 4096, or nothing where a model does not reach twice the
-    short one; batch 1 and context 0 leave their rows out. UsageError for what does not fit.
+    Without prompt_tokens: 512, or as many as fit. context None: 4096, or no such row if the model's context is less
+    than twice the short one. batch 1 and context 0 leave their rows out. UsageError for a workload that does not fit.
     """
     for name, value, least in (
         ("--gen-tokens", gen_tokens, 1),
@@ -91,7 +93,7 @@ def plan(
         )
 
     def room(workload: Workload) -> int:
-        """Tokens that are left of the context, negative where it does not fit."""
+        """Tokens of the context that are left; negative if the workload does not fit."""
         return longest - workload.context_len(repeat, max_num_batched_tokens)
 
     prefills = [Workload("prefill", n) for n in prompt_tokens or [min(512, longest - 1)]]
@@ -125,7 +127,9 @@ def measure(
     meter: LimitMeter | None,
     progress: Callable[[str], None],
 ) -> list[Series]:
-    """`repeat` turns of each side, after a warm-up, limits between them; who begins a round changes with each."""
+    """`repeat` turns of each side after a warm-up, with limits between them. The side that begins changes with each
+    round.
+    """
     rng = np.random.default_rng(workload.prompt_tokens * 1000 + workload.batch)
     prompts: list[Prompt] = rng.integers(0, vocab_size, (workload.batch, workload.prompt_tokens)).tolist()
     series = [Series() for _ in sides]

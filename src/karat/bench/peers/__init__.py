@@ -1,4 +1,6 @@
-"""Other engines on the very same weights, to compare with. Karat needs none of them; who wants one installs it."""
+"""Other engines on the same weights, to compare with. Karat needs none of them; a user installs the one that is
+wanted.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +16,9 @@ __all__ = ["PEERS", "Peer", "PeerModel", "load_peer", "require_peer"]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a peer's adapter is, which modules it imports, how to get them, and the function that loads it."""
+    """A peer: the module of its adapter, the modules that this imports, how to install them, and the function that
+    loads the peer.
+    """
 
     module: str
     imports: tuple[str, ...]
@@ -38,7 +42,7 @@ PEERS: Mapping[str, _Entry] = {
 
 
 def require_peer(name: str) -> None:
-    """UsageError for a name that is none, ExecutorError, with the remedy, where the peer is not installed."""
+    """UsageError for an unknown name; ExecutorError, with the remedy, if the peer is not installed."""
     if name not in PEERS:
         raise UsageError(f"peer {name!r} is not known; there are {', '.join(PEERS)}")
     entry = PEERS[name]
@@ -47,7 +51,7 @@ def require_peer(name: str) -> None:
 
 
 def load_peer(name: str, model: PeerModel) -> Peer:
-    """The peer with the model loaded; errors as `require_peer`'s, and those of the peer itself."""
+    """The peer with the model loaded. Raises the errors of `require_peer` and of the peer."""
     require_peer(name)
     entry = PEERS[name]
     load: Callable[[PeerModel, str], Peer] = getattr(import_module(entry.module), entry.loader)

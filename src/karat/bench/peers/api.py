@@ -1,4 +1,4 @@
-"""What a peer is given, and what it must do beside being a side of the measurement."""
+"""The model that a peer is given, and what a peer does beyond a side of the measurement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,4 +34,4 @@ class PeerModel:
 
 class Peer(Side, Protocol):
     def logits(self, prompt: Sequence[int]) -> NDArray[np.float32] | None:
-        """Logits [vocab] after the last token, to see that it is the same model; None where it does not show any."""
+        """Logits [vocab] after the last token, to see that it is the same model; None if the peer shows no logits."""

@@ -1,6 +1,6 @@
-"""A GGUF file of exactly the weights that Karat runs: the same blocks for every matrix, embedding and head included.
+"""A GGUF file of the weights that Karat runs: every matrix has the same blocks, embedding and head included.
 
-Vectors are float32, as the format wants them. The vocabulary is made up: token ids are all that is measured with.
+Vectors are float32, as the format demands. The vocabulary is a placeholder: a measurement uses token ids only.
 """
 
 from functools import partial
@@ -20,7 +20,9 @@ _NORMAL, _CONTROL = 1, 3  # kinds of tokens
 
 
 def write_peer_file(path: Path, model: PeerModel) -> None:
-    """Writes `path`, one tensor in memory at a time. UsageError for what the file cannot say as config.json does."""
+    """Write `path`, with one tensor in memory at a time. UsageError for settings of config.json that the file cannot
+    express.
+    """
     config = model.config
     if config.rope.rope_type not in ("default", "llama3"):
         raise UsageError(
@@ -34,7 +36,7 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
     if config.rope.rope_type == "llama3":
         tensors.append(rope_factors(config))
     pairs = [*model_pairs(config, "karat bench"), *_vocabulary(config.vocab_size)]
-    if embedding.dtype in MIXES:  # else it is a mix, or a name for none
+    if embedding.dtype in MIXES:  # otherwise it is a mix, or no type at all
         pairs.append(("general.file_type", scalar("UINT32", MIXES[embedding.dtype].file_type)))
     pairs.append(("general.quantization_version", scalar("UINT32", 2)))
     write_gguf(path, pairs, tensors)

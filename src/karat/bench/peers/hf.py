@@ -71,7 +71,7 @@ class Transformers:
         return values
 
     def _advance(self, ids: torch.Tensor) -> None:
-        """One forward pass over new tokens [seqs, tokens]; the likeliest next ones are kept for the next."""
+        """One forward pass over new tokens [seqs, tokens]; keeps the likeliest next tokens for the next pass."""
         with torch.inference_mode():
             out = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
             self._next = out.logits[:, -1:].argmax(-1)

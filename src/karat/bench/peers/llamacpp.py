@@ -24,7 +24,7 @@ _FLASH_ATTENTION = {-1: "auto", 0: "off", 1: "on"}
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """It would write about everything it does to stderr."""
+    """Silences llama.cpp, which would log everything to stderr."""
 
 
 class LlamaCpp:
@@ -112,14 +112,14 @@ class LlamaCpp:
         self.stop()
         params = llama_cpp.llama_context_default_params()
         params.n_seq_max = num_seqs
-        params.n_ctx = num_seqs * (-(-tokens_each // 256) * 256)  # a share for each, of the size it would round to
+        params.n_ctx = num_seqs * (-(-tokens_each // 256) * 256)  # shares as llama.cpp rounds them
         params.n_threads = params.n_threads_batch = self._num_threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
             raise ExecutorError(f"llama.cpp makes no context of {params.n_ctx} tokens for {num_seqs} sequences")
 
     def _decode(self, tokens: Sequence[tuple[int, int, int, bool]]) -> None:
-        """Tokens as (id, position, sequence, logits wanted), in batches, until they are computed."""
+        """Compute tokens, given as (id, position, sequence, logits wanted), in batches."""
         batch = self._batch
         for start in range(0, len(tokens), self._batch_size):
             part = tokens[start : start + self._batch_size]

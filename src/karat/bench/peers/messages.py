@@ -1,4 +1,4 @@
-"""What is asked of a peer in its own process, and what it answers: typed messages (msgspec)."""
+"""Requests to a peer in its own process, and its answers: typed messages (msgspec)."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The peer is there; the first message of all."""
+    """The peer is ready: the first message."""
 
     name: str
     version: str
@@ -53,7 +53,7 @@ class Samples(msgspec.Struct, frozen=True, tag=True):
 
 
 class Row(msgspec.Struct, frozen=True, tag=True):
-    """Logits [vocab], float32; None where the peer shows none."""
+    """Logits [vocab], float32; None if the peer shows none."""
 
     values: bytes | None
 

@@ -1,8 +1,8 @@
 """OpenVINO GenAI on the CPU, through its continuous batching, from a GGUF file that it converts when it loads.
 
-With its defaults for precision activations and cache may be rounded to 8 bits, and products be those of bfloat16 where
-the processor has them; `load_float32` asks for what Karat does, float32 with a float16 cache. A prompt is prefilled in
-one step, and its prefix cache is off, or it would not compute a prompt twice.
+By its defaults for precision it may round activations and cache to 8 bits, and multiply in bfloat16 if the processor
+can. `load_float32` sets Karat's types: float32 with a float16 cache. A prompt is prefilled in one step. The prefix
+cache is off, because with it OpenVINO would not compute the same prompt again.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """A peer in a process of its own, which is stopped while it is not its turn.
 
-What an engine leaves running between its calls (threads that spin before they sleep, buffers in the caches) would
-count against the other one, and two libraries in one process may share a thread pool or an allocator.
+An engine leaves things behind between its calls, such as threads that spin before they sleep and buffers in the caches.
+They would slow the other side down. And two libraries in one process may share a thread pool or an allocator.
 """
 
 import atexit
@@ -48,11 +48,11 @@ R = TypeVar("R", Loaded, Samples, Row)
 
 
 class PeerProcess:
-    """Does what a peer does that is loaded in the other process: by `load`, "module:function", called with `arguments`,
-    which are JSON's.
+    """A peer in another process, as an object of this one. `load`, "module:function", loads it there; it is called with
+    `arguments`, values of JSON.
 
-    Errors are those of the peer; ExecutorError if its process ends, or cannot be started. Its temporary files go when
-    the process does, however that ends.
+    Raises the errors of the peer; ExecutorError if its process ends or cannot be started. The temporary files are
+    removed when the process ends, however it ends.
     """
 
     def __init__(self, load: str, arguments: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class PeerProcess:
         self._connection = Connection(ours)
         self._starter = Starter()
         self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self._kill)  # so that its files go, too
+        atexit.register(self._kill)  # so that its files are removed too
         try:
             with theirs:
                 given = [str(theirs.fileno()), self._folder.name, load, json.dumps(arguments)]
@@ -139,7 +139,7 @@ class PeerProcess:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """The other process runs inside, and stands still outside."""
+        """The other process runs inside the `with`, and is stopped outside."""
         self._signal("SIGCONT")
         try:
             yield
@@ -147,13 +147,15 @@ class PeerProcess:
             self._signal("SIGSTOP")
 
     def _signal(self, name: str) -> None:
-        """Only where the end of a process can be tied to its parent's: elsewhere it just waits for its turn."""
+        """Only if the end of a process can be tied to the end of its parent. Otherwise the process only waits for
+        its turn.
+        """
         if sys.platform == "linux" and self._process is not None and self._process.poll() is None:
             self._process.send_signal(getattr(signal, name))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The other process: loads the peer, and answers until it is told to close or the parent is gone."""
+    """The other process: loads the peer, and answers until it is told to close or the parent has ended."""
     descriptor, tempfile.tempdir, load, given = arguments
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     connection = Connection(socket.socket(fileno=int(descriptor)))
