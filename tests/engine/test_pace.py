@@ -66,18 +66,30 @@ def test_where_nobody_decodes_chunks_are_whole_unless_somebody_is_told() -> None
 def test_pace_follows_the_median_of_the_last_steps() -> None:
     pace = Pace(0.0)
     assert pace.budget(0.2).decoding == pytest.approx(0.2 * FIRST_WORK_PER_S)
-    pace.note(16, 0.16)
+    pace.note(0.16, decoded=0, prefilled=16)
     assert pace.work_per_s == pytest.approx(100)
     for _ in range(4):
-        pace.note(20, 0.1)
+        pace.note(0.1, decoded=0, prefilled=20)
     assert pace.work_per_s == pytest.approx(200)
-    pace.note(20, 5.0)
-    pace.note(20, 0.0)
+    pace.note(5.0, decoded=0, prefilled=20)
+    pace.note(0.0, decoded=0, prefilled=20)
     assert pace.work_per_s == pytest.approx(200), "what happens once or twice changes nothing"
     budget = pace.budget(0.2, 0.5)
     assert (budget.decoding, budget.alone) == pytest.approx((40, 100))
     assert budget.least == pytest.approx(40 * PREFILL_SHARE)
     assert pace.budget().decoding == pace.budget().alone == inf
+
+
+def test_prefills_are_charged_what_a_step_takes_beyond_one_that_decodes() -> None:
+    pace = Pace(0.0)
+    pace.note(0.05, decoded=4, prefilled=0)
+    pace.note(0.15, decoded=4, prefilled=20)
+    assert pace.work_per_s == pytest.approx(200)
+    budget = pace.budget(0.2)
+    assert budget.of_prefills(4) == pytest.approx(30), "150 ms are left"
+    assert budget.of_prefills(10) == pytest.approx(24), "six more decode"
+    pace.note(0.01, decoded=4, prefilled=20)  # faster than decoding alone
+    assert pace.work_per_s <= 20 / 0.01 * 64
 
 
 class TimedModel(FakeModel):
@@ -128,6 +140,19 @@ def test_streams_get_their_tokens_in_time_while_a_long_prompt_is_computed(key_wo
     assert sorted(gaps)[len(gaps) // 2] > 0.15, "and the bound is used"
     for name in "abc":
         engine.abort(name)
+
+
+def test_where_decoding_takes_as_long_as_a_step_may_prompts_keep_their_share() -> None:
+    """As with 7 billion weights: reading them takes 220 ms, a token 15 ms. A chunk does not shrink to nothing."""
+    engine, model = timed(lambda batch: 0.22 + 0.015 * batch.num_tokens)
+    engine.add_request(request("a", b"xyz", max_tokens=2000, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    engine.add_request(request("long", bytes(4000), max_tokens=1))
+    for _ in range(30):
+        engine.step()
+    assert [tokens - 1 for _, tokens, _ in model.steps[-10:]] == [3] * 10, "50 ms of 15 each"
+    engine.abort("a"), engine.abort("long")
 
 
 def test_a_slower_machine_is_followed() -> None:

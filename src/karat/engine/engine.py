@@ -232,11 +232,12 @@ class Engine:
         is_bounded = is_watched and max_step_s > 0
         budget = self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
         chunks = self._schedule(budget)
-        work = _work_with_prompts(chunks, budget)
+        decoded = _work(budget, chunks, decoding=True)
+        prefilled = _work(budget, chunks, decoding=False)
         results = self._compute(chunks)
         self._collect(chunks, results)
-        if work:
-            self._pace.note(work, self._clock() - begun)
+        if chunks:
+            self._pace.note(self._clock() - begun, decoded=decoded, prefilled=prefilled)
 
     def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
         """The updates of a request since the last call, in order; it is forgotten with its last one.
@@ -429,8 +430,7 @@ class Engine:
                 raise RequestError(f"{what}: {shown(token_id)} is no token id; expected integers from 0 to {largest}")
 
 
-def _work_with_prompts(chunks: list[Chunk], budget: StepBudget) -> float:
-    """The work of a step that computes part of a prompt; 0 for one that only decodes, which is as long as it is."""
-    if all(chunk.seq.num_pending == 1 for chunk in chunks):
-        return 0.0
-    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in chunks)
+def _work(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
+    """The work of the chunks that are decoding, or of those that are part of a prefill."""
+    wanted = (chunk for chunk in chunks if (chunk.seq.num_pending == 1) == decoding)
+    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)

@@ -10,8 +10,9 @@ from math import inf, sqrt
 from statistics import median_high
 
 FIRST_WORK_PER_S = 80.0  # assumed until a step was measured: little, so that the first one is short
-PREFILL_SHARE = 0.25  # of a step, which prefills have also where decoding alone takes as long as a step may
+PREFILL_SHARE = 0.25  # of the bound, which prefills have also where decoding alone takes as long
 _NUM_KEPT = 5
+_LEAST_SHARE = 1 / 64  # of a step that is prefills', should it be faster than decoding alone
 _LEAST_S = 1e-6  # of a step, should a clock say less
 
 
@@ -46,24 +47,40 @@ UNBOUNDED = StepBudget()
 
 
 class Pace:
-    """How fast prompts go, from the steps before: the median of the last five that computed part of one.
+    """How fast steps are: the medians of the last five that only decoded, and of the last five that did more.
 
-    So a step that something else slowed down changes nothing, and the growing context of a prompt is followed.
+    What a step takes beyond one that only decodes counts for prefills: where reading the weights is most of a step, it
+    is that with few tokens too, and less of a prompt would save nothing. By the median a step that something else
+    slowed down changes nothing, and the growing context of a prompt is followed.
     """
 
     def __init__(self, key_work: float) -> None:
         self._key_work = key_work
-        self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)  # for one of work
+        self._decoding: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # seconds and work of steps
+        self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)  # for one of work of a prefill
 
     @property
     def work_per_s(self) -> float:
+        """Of prefills, beyond what decoding takes."""
         return 1 / median_high(self._seconds) if self._seconds else FIRST_WORK_PER_S
 
-    def note(self, work: float, seconds: float) -> None:
-        """A step that computed part of a prompt was so much work and took so long."""
-        self._seconds.append(max(seconds, _LEAST_S) / work)
+    def note(self, seconds: float, *, decoded: float, prefilled: float) -> None:
+        """A step of so much work took so long."""
+        seconds = max(seconds, _LEAST_S)
+        if not prefilled:
+            self._decoding.append((seconds, decoded))
+            return
+        usual_s, usual = self._usual() if decoded else (0.0, 0.0)
+        more = max(prefilled + decoded - usual, prefilled / 2)
+        self._seconds.append(max(seconds - usual_s, seconds * _LEAST_SHARE) / more)
 
     def budget(self, decoding_s: float = inf, alone_s: float = inf) -> StepBudget:
         """Of a step that takes at most so long where sequences decode, and where none does."""
-        decoding = decoding_s * self.work_per_s
-        return StepBudget(self._key_work, decoding, decoding * PREFILL_SHARE, alone_s * self.work_per_s)
+        usual_s, usual = self._usual()
+        decoding = (decoding_s - usual_s) * self.work_per_s + usual
+        least = decoding_s * PREFILL_SHARE * self.work_per_s
+        return StepBudget(self._key_work, decoding, least, alone_s * self.work_per_s)
+
+    def _usual(self) -> tuple[float, float]:
+        """Seconds and work of a step that only decodes."""
+        return median_high(self._decoding) if self._decoding else (0.0, 0.0)
