@@ -1,6 +1,7 @@
 """The command line. Modules here import what is heavy inside the command that needs it: `karat --help` stays quick."""
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TextIO
 
+from karat.cli.collection import without_collections
 from karat.cli.exits import BROKEN_PIPE, INTERRUPTED, OK, Terminated, report
 from karat.cli.options import Invocation
 from karat.cli.terminal import emit
@@ -39,14 +41,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # a second one, while the first was reported
         code = INTERRUPTED
     _flush_or_discard()
+    gc.unfreeze()  # what without_collections kept from collection
     return code
 
 
 def _run(args: Sequence[str], invocation: Invocation) -> None:
-    from karat.cli.app import command
+    with without_collections():
+        from karat.cli.app import command
 
-    # Not `command()`, which would print errors its own way and make a code of its own of a broken pipe.
-    with command(args).make_context("karat", list(args), obj=invocation) as context:
+        # Not `command()`, which would print errors its own way and make a code of its own of a broken pipe.
+        made = command(args).make_context("karat", list(args), obj=invocation)
+    with made as context:
         context.command.invoke(context)
 
 

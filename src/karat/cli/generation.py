@@ -5,6 +5,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from karat.cli.collection import without_collections
 from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
@@ -21,13 +22,14 @@ Message = dict[str, str]
 
 def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str | None = None) -> "LLM":
     """The model (None: the embedded one); an error of what it is also says `reading`, why a word was taken for it."""
-    from karat.checkpoint import resolve
-    from karat.engine.llm import LLM
-
     try:
-        folder = None if model is None else resolve(model, progress=not quiet)
-        with LoadingBar() as bar:
-            return LLM(folder, progress=None if quiet else bar, **options.given())
+        with without_collections():
+            from karat.checkpoint import resolve
+            from karat.engine.llm import LLM
+
+            folder = None if model is None else resolve(model, progress=not quiet)
+            with LoadingBar() as bar:
+                return LLM(folder, progress=None if quiet else bar, **options.given())
     except KaratError as error:
         if reading is not None and isinstance(error, CheckpointError | ConfigError | HubError | TokenizerError):
             error.add_note(reading)
