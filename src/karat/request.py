@@ -1,4 +1,4 @@
-"""What a caller asks for and what comes back: sampling parameters, requests and outputs. Field names follow vLLM."""
+"""Sampling parameters, requests and outputs. Field names follow vLLM."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,11 +9,11 @@ from karat.errors import RequestError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-MAX_LOGPROBS = 64  # alternatives per token; more is refused rather than clamped
+MAX_LOGPROBS = 64  # alternatives of a token; more are refused, not clamped
 MAX_CHOICES = 64
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
-MAX_IDS = 1024  # of logit_bias, of stop_token_ids and of allowed_token_ids
+MAX_IDS = 1024  # in each of logit_bias, stop_token_ids and allowed_token_ids
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
 
@@ -38,29 +38,29 @@ _ABSENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when a choice ends. A wrong value or name raises RequestError naming the field.
+    """How tokens are chosen and when a choice ends. A wrong value or name raises RequestError with the field's name.
 
-    n choices are made of one prompt, each with draws of its own.
+    n choices continue one prompt, each with its own draws.
 
-    Scores are the model's logits plus logit_bias, then penalised: repetition_penalty is that of CTRL (arXiv
-    1909.05858: positive scores of tokens in prompt or output are divided by it, negative ones multiplied); for tokens
-    of the output, frequency_penalty is taken off once for each time they occur and presence_penalty once.
+    Scores are the model's logits plus logit_bias, then penalised. repetition_penalty is CTRL's (arXiv 1909.05858): for
+    tokens of the prompt and the output, positive scores are divided by it and negative ones multiplied. For tokens of
+    the output, frequency_penalty is subtracted once for each occurrence, and presence_penalty once.
 
     temperature 0 is greedy: the largest score, ties to the smallest token id. Otherwise scores are divided by it, and
-    what is drawn from is narrowed in this order: top_k keeps the k largest (0 or -1: all), top_p the fewest most
-    probable ones that hold this share of what top_k left, min_p those at least this fraction as probable as the most
-    probable. Then one draw, keyed by (seed, choice index, absolute position), decides. seed None: derived from the
-    engine's seed and the number of the request.
+    the candidates are narrowed in this order. top_k keeps the k largest (0 or -1: all). top_p keeps the fewest most
+    probable tokens that hold this share of the rest. min_p keeps those at least this fraction as probable as the most
+    probable one. One draw, keyed by (seed, choice index, absolute position), then decides. A seed of None is derived
+    from the engine's seed and the number of the request.
 
-    A choice ends after max_tokens (None: as many as the context has room for); with an end token of the model, unless
-    ignore_eos; with one of stop_token_ids; with a stop string. Until min_tokens tokens are out, end and stop tokens
-    are not chosen, and stop strings count in the text after them only. The text stops before the stop string or the
-    token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
+    A choice ends after max_tokens (None: as many as the context has room for), with an end token of the model unless
+    ignore_eos, with one of stop_token_ids, or with a stop string. For the first min_tokens tokens, end and stop tokens
+    are not chosen; stop strings are looked for only in the text after these tokens. The text ends before the stop
+    string or the token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
 
-    If allowed_token_ids are given, no other token is ever chosen: end tokens must be among them to end an answer.
+    With allowed_token_ids no other token is chosen: end tokens must be among them for a choice to end with one.
 
-    logprobs=k reports the chosen token and the k most probable ones, under the model's own distribution (before
-    bias, penalties and temperature); prompt_logprobs=k the same for the prompt.
+    logprobs=k reports the chosen token and the k most probable ones under the model's own distribution (before bias,
+    penalties and temperature); prompt_logprobs=k does the same for the prompt.
     """
 
     n: int = 1
@@ -85,7 +85,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
 
     def __new__(cls, *_: object, **fields: object) -> Self:
-        """Only to refuse names that are no fields: dataclasses would raise a TypeError without advice."""
+        """Refuse names that are no fields, with advice. A dataclass alone would raise a bare TypeError."""
         for name in fields:
             if name not in cls.__dataclass_fields__:
                 raise RequestError(unknown_name("SamplingParams", name, cls.__dataclass_fields__, _ABSENT))
@@ -149,11 +149,11 @@ class SamplingParams:
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 
     def clone(self) -> Self:
-        """An equal one. No SamplingParams ever changes: dataclasses.replace makes one with other fields."""
+        """An equal SamplingParams. None ever changes; dataclasses.replace makes one with other values."""
         return replace(self)
 
     def _normalise(self) -> None:
-        """The spellings that callers may use: None for none, one stop string, lists, and -1 for all of top_k."""
+        """Convert accepted spellings: None for no stops, one stop string, lists, and a top_k of -1 for all."""
         for name in ("stop", "stop_token_ids"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
@@ -184,7 +184,7 @@ def is_int(value: object, least: int, most: int) -> bool:
 
 
 def _is_number(value: object, least: float, most: float) -> bool:
-    """Comparisons alone: they are false for NaN, and exact for integers that no float can hold."""
+    """Whether `value` is a number in the range. Comparisons are false for NaN, and exact for integers of any size."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -193,8 +193,8 @@ def unknown_name(
 ) -> str:
     """The message for an argument that `owner` does not take.
 
-    `known` are its arguments, `absent` is advice for names that other engines have, `accepted` are names that it takes
-    and that have no effect. A misspelt name is compared with all of them.
+    `known` are its arguments. `absent` maps names of other engines to advice. `accepted` are names that it takes
+    without effect. A misspelt name is compared with all of them.
     """
     if name in absent:
         return f"{owner} has no {name}; {absent[name]}"
@@ -206,7 +206,7 @@ def unknown_name(
 
 
 def shown(value: object) -> str:
-    """What came, as an error message shows it: at most 80 characters."""
+    """`value` for an error message: its repr, cut at 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
@@ -216,10 +216,10 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued, with everything resolved that params leave open.
+    """One prompt to be continued, with every default of `params` resolved.
 
-    `seed` is the one that draws are keyed by; `end_token_ids` are the model's own, which ignore_eos ignores. Requests
-    of different `salt` (tenants, adapters, images beside the tokens) share no blocks of the cache. Who waits enters by
+    `seed` keys the draws. `end_token_ids` are the model's own, which ignore_eos ignores. Requests of different `salt`
+    (tenants, adapters, images beside the tokens) share no blocks of the cache. Waiting requests are admitted by
     `priority`, the smaller first, as in vLLM (see karat.engine.scheduler for what it does not do).
     """
 
@@ -252,10 +252,10 @@ TokenLogprobs = Mapping[int, Logprob]
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice. finish_reason is None while it still grows.
+    """One choice. finish_reason is None while it is generated.
 
-    "stop" comes with the stop string or the token id that ended it as stop_reason, "error" with a message in `error`;
-    "length" is max_tokens or the end of the context. logprobs has one entry for each of token_ids.
+    For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message.
+    "length" means max_tokens or the end of the context. logprobs has one entry for each of token_ids.
     """
 
     index: int
@@ -276,12 +276,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Everything known of a request; `prompt_logprobs[0]` is None because nothing precedes the first token.
+    """The result of a request.
 
-    prompt_logprobs has one entry for each token of the prompt; fewer where choice 0 ended before all were computed, in
-    an error or aborted. seed is the one that draws were keyed by: the same request with it draws the same tokens.
-    num_cached_tokens of the prompt were in the cache when choice 0 began, so not computed for it; outputs that differ
-    in nothing else are equal.
+    prompt_logprobs has one entry for each token of the prompt; the first is None, as no token precedes it. There are
+    fewer if choice 0 ended with "error" or "abort" before all were computed. seed keyed the draws: the same request
+    with this seed draws the same tokens. num_cached_tokens is the number of prompt tokens that were in the cache when
+    choice 0 began and were not computed for it; it does not count when outputs are compared.
     """
 
     request_id: str
@@ -301,8 +301,8 @@ class RequestOutput:
 class StreamChunk:
     """New text and tokens of one choice, in order. The last chunk of a choice has a finish_reason.
 
-    Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs were asked
-    for, the first chunk of choice 0 has them, as RequestOutput has them at the end; all other chunks have None.
+    Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs are asked
+    for, the first chunk of choice 0 has them, as in RequestOutput; all other chunks have None.
     """
 
     index: int

@@ -424,7 +424,7 @@ class TestFailures:
         [
             (
                 {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 0},
-                "has a sliding window of 100 tokens, which GGUF cannot say of qwen2",
+                "has a sliding window of 100 tokens, which GGUF cannot state for qwen2",
             ),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}}, "attention_factor=1.5"),
         ],

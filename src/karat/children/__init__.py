@@ -1,1 +1,1 @@
-"""The processes that Karat starts: none imports from the current folder, none outlives this one."""
+"""Child processes of Karat: none imports from the current folder, none outlives its parent."""

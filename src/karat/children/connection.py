@@ -1,4 +1,7 @@
-"""Messages between a process and the one that started it: frames over a pair of sockets, with msgspec types inside."""
+"""Connection: messages between a process and its parent, as frames over a pair of sockets.
+
+frame   | length: uint64, little-endian | message: `length` bytes (msgspec) |
+"""
 
 import socket
 import struct
@@ -6,11 +9,11 @@ import struct
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 32  # bytes of a message
 _PIECE = 1 << 16
-_MOST_PIECES = 64  # taken at once, lest who has other things to do never gets to them
+_MOST_PIECES = 64  # received in one `take`, so that the caller gets back to its other work
 
 
 class ConnectionEndedError(Exception):
-    """The other side is gone."""
+    """The other end of the connection is closed."""
 
 
 class Connection:
@@ -43,7 +46,10 @@ class Connection:
         return message
 
     def take(self) -> list[bytes]:
-        """The messages that have come whole, without waiting. Raises ConnectionEndedError when all were taken."""
+        """The messages that have arrived whole, without waiting.
+
+        Raises ConnectionEndedError when the other end is closed and all messages were taken.
+        """
         messages: list[bytes] = []
         has_ended = False
         for _ in range(_MOST_PIECES):
@@ -72,9 +78,9 @@ class Connection:
         return messages
 
     def offer(self, message: bytes | None = None) -> bool:
-        """Send without waiting what was offered before and did not go yet, then `message`; whether all has gone.
+        """Send `message` after the unsent rest of earlier ones, without waiting. Returns whether all was sent.
 
-        Raises ConnectionEndedError. A connection that is offered to is not for `send`.
+        Raises ConnectionEndedError. A connection must not use both `offer` and `send`.
         """
         if message is not None:
             self._unsent += _LENGTH.pack(len(message)) + message
@@ -90,14 +96,14 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether more than the last message has come already: then `receive` before waiting for the socket."""
+        """Whether bytes after the last message have arrived: then call `receive` before waiting for the socket."""
         return bool(self._received)
 
     def close(self) -> None:
         self._socket.close()
 
     def _fill(self, count: int) -> None:
-        """Read until so many bytes are there, and what comes with them; mostly a whole message comes at once."""
+        """Read until `count` bytes have arrived. Reads what comes with them: usually a whole message in one call."""
         while len(self._received) < count:
             try:
                 part = self._socket.recv(max(_PIECE, min(count - len(self._received), 1 << 20)))

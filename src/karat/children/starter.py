@@ -1,9 +1,8 @@
-"""Processes that the system kills when this one is gone, stopped or not.
+"""Starter: starts processes that the system kills when this process ends, even if they are stopped.
 
-Linux can send a process a signal at the end of its parent (PR_SET_PDEATHSIG), by which it means the *thread* that
-started it; a thread that computes something may end long before its process does. So processes are started by a thread
-of their own, which then waits until it is told to end, or this process does. No process of ours has to watch, and none
-can be stopped, killed or left behind in place of the ones it watches.
+Linux can send a process a signal when its parent ends (PR_SET_PDEATHSIG), but the parent is the *thread* that started
+it, and a thread may end long before its process. So a thread of its own starts the processes, then waits until `end` or
+until this process ends. There is no watching process, which could itself be stopped, killed or left behind.
 """
 
 import errno
@@ -19,8 +18,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 
-# Before anything else the new process asks for its end. Until it has, it is in a process group of its own in this
-# session: such a group the system sends SIGHUP and SIGCONT when the parent ends while one of the group is stopped.
+# The new process first asks for the signal at its parent's end. Until then its own process group protects it: if the
+# parent ends while a process of the group is stopped, the system sends the group SIGHUP and SIGCONT.
 _SCRIPT = """
 import ctypes, sys
 if sys.platform == "linux":
@@ -30,11 +29,11 @@ if sys.argv[1] not in sys.path:
 from importlib import import_module
 import_module(sys.argv[2]).main(sys.argv[3:])
 """
-ROOT = str(Path(__file__).parents[2])  # where this package is found
+ROOT = str(Path(__file__).parents[2])  # the folder to import this package from
 
 
 class Starter:
-    """Starts processes whose end is tied to its own. Raises OSError where the system refuses a thread."""
+    """Starts processes that end when this process ends. Raises OSError where the system refuses a thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -46,11 +45,11 @@ class Starter:
     def start(
         self, module: str, arguments: Sequence[str], descriptors: Sequence[int] = (), *, errors: int | None = None
     ) -> "subprocess.Popen[bytes]":
-        """A Python process that calls `module.main(arguments)`, and inherits `descriptors`.
+        """A Python process that calls `module.main(arguments)` and inherits `descriptors`.
 
-        What it writes goes to this one's stderr; with `errors`, a descriptor, stderr goes there and stdout
-        nowhere. It imports nothing from the current folder (-P). Ctrl-C and Ctrl-Z on the terminal are not for it.
-        Raises OSError.
+        Its stdout and stderr go to this process's stderr. With `errors` (a descriptor), its stderr goes there and its
+        stdout is dropped. It imports nothing from the current folder (-P). It does not receive Ctrl-C and Ctrl-Z of the
+        terminal. Raises OSError.
         """
 
         def popen() -> "subprocess.Popen[bytes]":
@@ -66,17 +65,17 @@ class Starter:
         return self._call(popen)
 
     def end(self) -> None:
-        """Kill those that are still there, as the end of this process would. May be called again."""
+        """Kill the processes that still run, as the end of this process does. May be called again."""
         self._calls.put(None)
 
     def _call(self, function: Callable[[], Result]) -> Result:
-        """What the function returns or raises in the thread; an interrupt is raised once that is known."""
+        """The function's result, computed in the thread, or its exception. An interrupt is raised after it is done."""
         future: Future[Result] = Future()
 
         def answer() -> None:
             try:
                 future.set_result(function())
-            except BaseException as fault:  # noqa: BLE001 - raised where it was asked for
+            except BaseException as fault:  # noqa: BLE001 - raised in the calling thread
                 future.set_exception(fault)
 
         self._calls.put(answer)

@@ -1,4 +1,4 @@
-"""One piece of work in a process of its own, which may crash, and is given so much time and no more."""
+"""run_worker: one piece of work in a process of its own, which may crash and has a time limit."""
 
 import subprocess
 from collections.abc import Sequence
@@ -8,9 +8,10 @@ from karat.children.starter import Starter
 
 
 def run_worker(module: str, arguments: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-    """Call `module.main(arguments)` in a process of its own; its exit code, None if its time ran out, and its stderr.
+    """Call `module.main(arguments)` in a process of its own. Returns its exit code and its stderr.
 
-    The process has ended when this returns or raises. Raises OSError where none can be started.
+    After `limit_s` seconds the process is killed, and the exit code is None. The process has ended when this returns or
+    raises. Raises OSError where no process can be started.
     """
     with TemporaryFile() as words:
         starter = Starter()

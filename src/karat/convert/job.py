@@ -1,4 +1,4 @@
-"""`convert`: a model in, a GGUF file out, tensor by tensor and in pieces, so that it takes little memory."""
+"""convert: from a model to a GGUF file, tensor by tensor and in pieces, so that it takes little memory."""
 
 import math
 import re
@@ -35,7 +35,11 @@ _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "s
 
 @dataclass(slots=True)
 class TensorReport:
-    """What became of a tensor. `error` is the root mean square of the change over that of the values, once written."""
+    """The report on one tensor, filled in while it is written.
+
+    `error` is the root mean square of the change of values over that of the values. `reason` says why the type is not
+    the mix's base type; None if it is.
+    """
 
     name: str
     source_dtype: str
@@ -48,7 +52,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What `convert` did: a report of each tensor in the file's order, and what the file does not carry."""
+    """The result of `convert`: a report on each tensor in the file's order, and warnings of facts that are lost."""
 
     tensors: list[TensorReport]
     warnings: list[str]
@@ -65,11 +69,11 @@ def convert(
 ) -> Conversion:
     """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
 
-    `pure` gives all matrices the same type, those whose rows divide into no blocks what they have. What is quantised
-    already is only quantised again with `requantize`.
-    `progress` is called after each piece of a tensor, with the bytes done and all bytes of the file's data. Raises the
-    errors of opening and of writing, UsageError for a quantised source without `requantize`, and NumericsError, with
-    the tensor's name, for values that a type cannot hold; then there is no file.
+    `pure` gives all matrices the same type, except that rows that are no whole blocks keep their type. A quantised
+    tensor is quantised again only with `requantize`. `progress` is called after each piece of a tensor, with the bytes
+    done and the bytes of all tensors. Raises the errors of opening and of writing, UsageError for a quantised source
+    without `requantize`, and NumericsError with the tensor's name for values that a type cannot hold. After an error
+    there is no file.
     """
     config = read_config(source.config)
     form = FAMILIES[config.model_type].gguf
@@ -108,7 +112,7 @@ def convert(
 
 
 def _in_order(weights: Mapping[str, Weight]) -> list[tuple[str, Weight]]:
-    """Each weight once, under its own name."""
+    """Each weight once, under its own name (a tied head is not a second weight)."""
     return [(name, weight) for name, weight in weights.items() if name == weight.name]
 
 
@@ -118,14 +122,14 @@ def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pu
     if len(weight.shape) < 2 or dtype == mix.base:
         return dtype, None
     if mix.base in FORMATS and weight.shape[-1] % FORMATS[mix.base].block_size:
-        if pure and dtype == "F16" and weight.dtype in PLAIN_BYTES:  # as `--quantize` has it
+        if pure and dtype == "F16" and weight.dtype in PLAIN_BYTES:  # as `--quantize` does
             dtype = weight.dtype
         return dtype, f"rows of {weight.shape[-1]} are no whole blocks of {mix.base}"
     return dtype, f"as {mix.name} has it"
 
 
 def stored_tensor(config: ModelConfig, name: str, dtype: str, shape: tuple[int, ...], weight: Load) -> NewTensor:
-    """A weight with the values that it has, vectors in float32; it is made when it is written."""
+    """A tensor with the weight's own values, vectors in float32. The weight is loaded when it is written."""
     stored_name = FAMILIES[config.model_type].gguf.stored_name(name)
     assert stored_name is not None
     return NewTensor(stored_name, "F32" if len(shape) < 2 else dtype, shape, partial(_as_it_is, config, weight))
@@ -140,7 +144,7 @@ def _as_it_is(config: ModelConfig, load: Load) -> Iterator[NDArray[np.uint8]]:
 
 
 def stored_order(weight: Weight, config: ModelConfig) -> Weight:
-    """The weight with its rows as the file has them: what was opened from a GGUF file is there already."""
+    """The weight with its rows in GGUF's order. A weight from a GGUF file is stored in that order already."""
     if weight.row_order is not None:
         return replace(weight, row_order=None)
     if not FAMILIES[config.model_type].gguf.is_paired(weight.name):
@@ -153,7 +157,7 @@ def _pairing_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
 
 
 def _encoded(weight: Weight, report: TensorReport) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of the tensor in the report's type; then fills in the report's error."""
+    """The bytes of the tensor in the report's type. Fills in the report's error at the end."""
     data = weight.data
     if weight.dtype == report.dtype:
         yield data
@@ -201,7 +205,7 @@ def _encode(values: NDArray[np.float32], report: TensorReport, weight: Weight) -
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves of finite float32 numbers, rounded to nearest even."""
+    """Finite float32 numbers rounded to bfloat16 (to nearest, ties to even), as 16 bits. NumericsError if too large."""
     bits = values.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     result = rounded.astype("<u2")
@@ -217,7 +221,7 @@ def _told(
     done: int,
     total: int,
 ) -> Iterator[NDArray[np.uint8]]:
-    """The chunks, after each of which progress is told; `done` bytes came before them."""
+    """The chunks; `progress` is called after each. `done` bytes came before the first."""
     for chunk in chunks():
         yield chunk
         done += len(chunk)
@@ -225,7 +229,7 @@ def _told(
 
 
 def rope_factors(config: ModelConfig) -> NewTensor:
-    """The tensor that says llama3's scaling, or factors of no name."""
+    """The tensor rope_freqs.weight [head_dim / 2] with the RoPE factors of a llama3 or factors scaling."""
     rope = config.rope
     if rope.rope_type == "factors":
         factors = np.array(rope.factors, "<f4")

@@ -1,4 +1,4 @@
-"""A model's configuration as the metadata of a GGUF file, and the errors for what GGUF cannot say."""
+"""A model's configuration as the metadata of a GGUF file, with errors for what GGUF cannot express."""
 
 from karat.checkpoint.gguf.writer import scalar, string
 from karat.config import ModelConfig, RopeConfig
@@ -10,13 +10,13 @@ Pairs = list[tuple[str, bytes]]
 
 
 def model_pairs(config: ModelConfig, name: str) -> Pairs:
-    """general.* and the architecture's keys. ConfigError for a model that the file would change."""
+    """The pairs of general.* and of the architecture. ConfigError for a model that GGUF cannot express."""
     form = FAMILIES[config.model_type].gguf
     arch, window = form.architecture, _window(config)
     if window and not form.has_window:
         raise ConfigError(
-            f"the model has a sliding window of {window} tokens, which GGUF cannot say of {arch}: the file would "
-            "be another model beyond that length; set max_position_embeddings to the window, or the window to null"
+            f"the model has a sliding window of {window} tokens, which GGUF cannot state for {arch}: longer contexts "
+            "would differ from the model; set max_position_embeddings to the window, or the window to null"
         )
     numbers = {
         "context_length": config.max_position_embeddings,
@@ -30,7 +30,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "rope.dimension_count": config.head_dim,
         "vocab_size": config.vocab_size,
     }
-    if form.has_window:  # also that there is none: files that say nothing are warned of
+    if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
         numbers["attention.sliding_window"] = window
     pairs = [
         ("general.architecture", string(arch)),
@@ -44,20 +44,20 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
 
 
 def _window(config: ModelConfig) -> int:
-    """The least window that is less than the context; 0 for none."""
+    """The smallest window below the context length, in tokens; 0 for none."""
     windows = (window for window in config.layer_windows if window is not None)
     return min((window for window in windows if window < config.max_position_embeddings), default=0)
 
 
 def different_in_llama_cpp(config: ModelConfig) -> str | None:
-    """What llama.cpp does otherwise with a model that it loads; None if nothing."""
+    """A warning where llama.cpp loads the model but computes something else; None otherwise."""
     if window := _window(config):
         return f"llama.cpp computes without the model's window of {window} tokens: longer contexts differ there"
     return None
 
 
 def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
-    """Why llama.cpp (llama-cpp-python 0.3.36) does not load a model that these families allow; None if it does."""
+    """Why llama.cpp (llama-cpp-python 0.3.36) does not load the model; None if it does."""
     return FAMILIES[config.model_type].gguf.not_in_llama_cpp(config)
 
 
@@ -65,11 +65,11 @@ def _scaling(rope: RopeConfig) -> Pairs:
     if rope.rope_type == "linear":
         return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
     if rope.rope_type != "yarn":
-        return []  # llama3 is told by a tensor
+        return []  # llama3 and factors are stored as the tensor rope_freqs.weight
     if rope.attention_factor != yarn_attention_factor(rope.factor, None, None) or not rope.truncate:
         raise ConfigError(
-            f"yarn with attention_factor={rope.attention_factor} and truncate={rope.truncate} cannot be said in GGUF; "
-            "expected the defaults"
+            f"yarn with attention_factor={rope.attention_factor} and truncate={rope.truncate} cannot be stated in "
+            "GGUF; expected the defaults"
         )
     return [
         ("type", string("yarn")),

@@ -1,9 +1,10 @@
-"""Which tensor gets which type: the rules of llama.cpp's `llama-quantize`, without an importance matrix.
+"""Mixes: the stored type of each tensor, by the rules of llama.cpp's `llama-quantize` without an importance matrix.
 
-(Q2_K_S and most IQ types it does not write without one.)
+Without one, `llama-quantize` does not write Q2_K_S and most IQ types, so Karat has no such mixes.
 
-A mix such as Q4_K_M has a type for most matrices and a larger one where an error costs more: the output head (or the
-embedding that serves as one), and V and the down projection of some layers, with few bits also O. Vectors stay float32.
+A mix such as Q4_K_M has a base type for most matrices, and a larger one where an error costs more: the output head (or
+the embedding that is tied to it), V and the down projection of some layers, and O in mixes of few bits. Vectors stay
+float32.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from karat.config import ModelConfig
 from karat.models.families import FAMILIES
 from karat.quant import FORMATS
 
-# For rows that are no whole number of blocks of the type that was meant.
+# The type for rows that are no whole number of blocks of the wanted type.
 _SMALLER_BLOCKS: Mapping[str, str] = {
     "Q2_K": "Q4_0",
     "Q3_K": "Q4_0",
@@ -27,7 +28,7 @@ _SMALLER_BLOCKS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A name that `convert` takes; `file_type` is its number in general.file_type."""
+    """A mix: the name that `convert` takes, its base type, and its number in general.file_type."""
 
     name: str
     base: str
@@ -63,10 +64,10 @@ MIXES: Mapping[str, Mix] = {
 def type_of(
     mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig, *, pure: bool = False
 ) -> str:
-    """The type of the tensor with this Hugging Face name and shape, in this layer if it is in one.
+    """The stored type of the tensor with this Hugging Face name and shape; `layer` is None outside layers.
 
-    `pure` gives every matrix the base type. Where rows are no whole number of blocks, a type of smaller blocks is
-    taken, and F16 where there is none.
+    `pure` gives every matrix the base type. Rows that are no whole number of blocks get a type of smaller blocks, or
+    F16 where there is none.
     """
     if len(shape) < 2 or not name.endswith(".weight"):
         return "F32"
@@ -90,7 +91,7 @@ def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, conf
 
 
 def _in_layer(mix: Mix, part: str, layer: int, config: ModelConfig) -> str:
-    """The type of a part of a layer (v_proj, down_proj …), in most models."""
+    """The type of a part of a layer (v_proj, down_proj …), by the rules for all families."""
     is_shared = config.num_heads // config.num_kv_heads >= 4
     match mix.name, part:
         case "Q2_K", "v_proj":
@@ -121,6 +122,6 @@ def _divides(shape: tuple[int, ...], dtype: str) -> bool:
 
 
 def _is_sensitive(layer: int, num_layers: int) -> bool:
-    """The first and the last eighth of the layers, and every third between."""
+    """Whether a layer is in the first or the last eighth, or every third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2

@@ -1,4 +1,4 @@
-"""A tokenizer of the `tokenizers` library as the metadata of a GGUF file, where those can say it."""
+"""A tokenizer of the `tokenizers` library as the metadata of a GGUF file, where GGUF can express it."""
 
 import json
 import re
@@ -33,10 +33,10 @@ _ENDS = ("eos", "eot", "eom")  # the keys of tokens that end a text
 def tokenizer_pairs(
     files: TokenizerFiles, config: ModelConfig, generation_config: Mapping[str, object] | None = None
 ) -> tuple[Pairs, list[str]]:
-    """The metadata, and what of the tokenizer they leave out. TokenizerError for one that they cannot describe.
+    """The metadata pairs, and warnings of what they leave out. TokenizerError for a tokenizer GGUF cannot express.
 
-    The tokens that end a text are those of `generation_config` or `config` with the tokenizer's own, as they are to
-    who loads the folder; ConfigError if they are of the wrong kind.
+    The tokens that end a text are the same as for the loaded folder: the tokenizer's own, and those of
+    `generation_config` or `config`. Raises ConfigError if they have a wrong type.
     """
     state = json.loads(files.backend.to_str())
     model = state["model"]
@@ -66,7 +66,7 @@ def tokenizer_pairs(
 
 
 def _tokens(state: Mapping[str, Any], model: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
-    """Every row of the embedding has a token; those that the tokenizer lacks are unused."""
+    """A token and its type for every row of the embedding. Rows without a token get a placeholder of type unused."""
     by_id: dict[int, tuple[str, int]] = {}
     for token, index in model["vocab"].items():
         by_id[index] = token, _BYTE if model["byte_fallback"] and _BYTE_TOKEN.fullmatch(token) else _NORMAL
@@ -103,7 +103,7 @@ def _byte_level(
 
 
 def _patterns(state: Mapping[str, Any] | None) -> list[str]:
-    """The patterns that a pre-tokenizer cuts at, one after the other, before it writes bytes as characters."""
+    """The regular expressions that a pre-tokenizer cuts at, in order, before its byte-level step."""
     steps = [] if state is None else state["pretokenizers"] if state["type"] == "Sequence" else [state]
     patterns: list[str] = []
     for step in steps:
@@ -126,7 +126,7 @@ def _sentence_piece(
     types: Sequence[int],
     merges: Sequence[tuple[str, str]],
 ) -> tuple[Pairs, list[float]]:
-    """Scores with which SentencePiece merges in the order of these merges."""
+    """The pairs, and scores [tokens] that make SentencePiece merge in the order of `merges`."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     prepend = {"type": "Prepend", "prepend": "▁"}
     normalizer = state["normalizer"] or {}
@@ -149,15 +149,15 @@ def _sentence_piece(
 def _special(
     files: TokenizerFiles, config: ModelConfig, generation_config: Mapping[str, object] | None, tokens: Sequence[str]
 ) -> tuple[Pairs, list[str]]:
-    """Tokens with a role, the further ones that end a text, and whether BOS and EOS are put around one.
+    """The pairs for tokens with a role, further end tokens, and BOS and EOS around a text; and warnings.
 
-    Then what is left out of that: GGUF has three keys for tokens that end a text.
+    GGUF has three keys for tokens that end a text: a warning names the others.
     """
     ids = {role: files.backend.token_to_id(token) for role, token in files.special_tokens.items()}
     roles = {name: ids[role] for role, name in _ROLES.items() if ids.get(role) is not None}
     roles.setdefault("bos", config.bos_token_id)
     stated = stated_end_ids(generation_config, config, roles.get("eos"), "generation_config.json")
-    ends = [token_id for token_id in stated if token_id < config.vocab_size]  # as who loads the folder has them
+    ends = [token_id for token_id in stated if token_id < config.vocab_size]  # as when the folder is loaded
     roles |= dict(zip(_ENDS, ends, strict=False))
     framed, plain = files.backend.encode("").ids, files.backend.encode("a", add_special_tokens=False).ids
     before = framed[:1] if framed and framed[0] == roles["bos"] else []

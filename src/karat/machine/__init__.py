@@ -1,1 +1,1 @@
-"""Facts about this machine: processor, cores, caches, memory, and what control groups leave of them."""
+"""Facts about this machine: processor, cores, caches, memory, and the limits of control groups."""

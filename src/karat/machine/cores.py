@@ -1,4 +1,4 @@
-"""The cores that this process may use, and where they lie."""
+"""The cores that this process may use, and their NUMA nodes."""
 
 import math
 import os
@@ -11,10 +11,10 @@ from karat.machine.files import read_text
 
 
 def num_physical_cores(root: Path = Path("/")) -> int:
-    """Physical cores of the CPUs that the process may run on, at most a container's quota, rounded up; at least 1.
+    """Physical cores of the CPUs that the process may run on, but not more than a container's quota (rounded up).
 
-    Two hardware threads of a core share its arithmetic, so one of them counts. `root` holds proc and sys. Where the
-    system does not say (macOS), all CPUs.
+    At least 1. The hardware threads of a core share its arithmetic units, so a core counts once. `root` contains proc
+    and sys. On systems without this information (macOS), the number of CPUs.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = affinity(0) if affinity else range(os.cpu_count() or 1)
@@ -24,17 +24,17 @@ def num_physical_cores(root: Path = Path("/")) -> int:
 
 
 def num_usable_cores() -> int | None:
-    """CPUs that the scheduler may put this process on (taskset, cpusets)."""
+    """The number of CPUs that the scheduler may run this process on (taskset, cpusets)."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
 
 
 def core_of(cpu: int, root: Path) -> str:
-    """The hardware threads of the CPU's core, as one name of the core."""
+    """A name of the CPU's core, the same for all its hardware threads."""
     return read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def nodes_of_cpus(root: Path) -> dict[int, int]:
-    """The NUMA node of each CPU; empty where the system does not say."""
+    """The NUMA node of each CPU; empty where the system states none."""
     nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node*"):
         if (match := re.fullmatch(r"node(\d+)", folder.name)) is not None:

@@ -1,4 +1,4 @@
-"""Memory: what there is, and what can still be taken. `root` holds proc and sys."""
+"""Memory: the total, and what is available. `root` contains proc and sys."""
 
 import os
 import re
@@ -11,9 +11,9 @@ _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Memory that can still be taken: what Linux calls available, or what a control group's limit leaves of it.
+    """Bytes of memory that can still be taken: Linux's MemAvailable, or less where a control group limits it.
 
-    Where the system does not say (macOS, some sandboxes), half of the physical memory.
+    On systems without MemAvailable (macOS, some sandboxes), half of the physical memory.
     """
     stated = re.search(r"^MemAvailable:\s+(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
     available = int(stated[1]) * 1024 if stated else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -22,7 +22,7 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def memory_bytes(root: Path = _ROOT) -> int | None:
-    """Memory that this process may take: the machine's, or less where a control group says so."""
+    """Bytes of memory that this process may take: the machine's, or less where a control group limits it."""
     total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
     if (limit := memory_limit(root)) is not None:

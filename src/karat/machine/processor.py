@@ -1,4 +1,4 @@
-"""What the processor is called and can do; None, or nothing, where a system does not say. `root` holds proc."""
+"""The processor's name and instruction sets; None or empty where a system states none. `root` contains proc."""
 
 import platform
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from karat.machine.files import read_text
 
-# Instruction sets that kernels use or may come to use, of all that a processor lists.
+# The instruction sets to report: those that kernels use or may use later.
 _FEATURES = (
     "sse4_2 avx f16c fma avx2 avx_vnni avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 avx512_fp16 "
     "amx_tile amx_int8 amx_bf16 asimd asimdhp asimddp i8mm bf16 sve sve2 sme"
@@ -25,7 +25,7 @@ def cpu_model(root: Path = _ROOT) -> str | None:
 
 
 def cpu_features(root: Path = _ROOT) -> list[str]:
-    """The instruction sets above that the operating system lets programs use."""
+    """Those of the instruction sets above that the operating system lets programs use."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read_text(root / "proc/cpuinfo"), re.MULTILINE)
     listed = set(match[1].split()) if match else set()
     return [feature for feature in _FEATURES if feature in listed]

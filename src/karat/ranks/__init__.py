@@ -1,1 +1,1 @@
-"""Ranks that run one model together: what they exchange, and the processes they are."""
+"""Ranks that run one model together: their processes, and the exchange of their results."""

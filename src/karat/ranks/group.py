@@ -1,8 +1,7 @@
-"""A group of tensor-parallel ranks, as layers and executors see it.
+"""Group: tensor-parallel ranks, as layers and executors see them.
 
-A transport (shared memory; later gloo, NCCL) has to do one thing: show every rank's part of a result to all ranks. What
-is then made of the parts – sums along the fixed tree, rows, columns – is Karat's own arithmetic, so that no transport
-and no degree changes a bit.
+A transport (shared memory; later gloo, NCCL) does one thing: it shows every rank's part of a result to all ranks. Karat
+itself computes with the parts (sums along the fixed tree, rows, columns), so no transport and no degree changes a bit.
 """
 
 from collections.abc import Sequence
@@ -16,10 +15,10 @@ Array = NDArray[np.floating]
 
 
 class Group(Protocol):
-    """What a rank knows of the ranks it works with. Every rank calls the same collectives in the same order.
+    """A rank's view of its group. Every rank calls the same collectives in the same order.
 
-    `channel` is what a plan in C++ takes (`karat._native.SharedMemory`), None where a transport needs the host.
-    Collectives raise StepAbandonedError where the step was given up because another rank failed.
+    `channel` is the shared memory that a plan in C++ uses (`karat._native.SharedMemory`), or None for a transport that
+    needs the host. Collectives raise StepAbandonedError if the step is given up because another rank failed.
     """
 
     @property
@@ -32,14 +31,14 @@ class Group(Protocol):
     def channel(self) -> Any | None: ...
 
     def all_gather(self, part: Array) -> list[Array]:
-        """The parts of all ranks in their order, of one shape and dtype; good until the next but one collective."""
+        """The parts of all ranks in order, all of one shape and dtype. Valid until the next but one collective."""
 
     def gather_columns(self, part: Array, share: "Share") -> Array:
-        """All ranks' columns [rows, columns] side by side: [rows, share.total]; good until the next such call."""
+        """All ranks' columns [rows, columns] side by side: [rows, share.total]. Valid until the next such call."""
 
 
 class SingleGroup:
-    """One rank: nothing is exchanged."""
+    """A group of one rank. It exchanges nothing."""
 
     rank, size, channel = 0, 1, None
 
@@ -55,29 +54,29 @@ SINGLE: Group = SingleGroup()
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A place in a group that is only planned: it says what a rank would hold, and nothing can be exchanged."""
+    """A rank of a planned group, to compute what the rank would hold. It cannot exchange results."""
 
     rank: int
     size: int
     channel: None = None
 
     def all_gather(self, part: Array) -> NoReturn:
-        raise AssertionError("a planned rank has nobody to exchange results with")
+        raise AssertionError("a planned rank cannot exchange results")
 
     def gather_columns(self, part: Array, share: "Share") -> NoReturn:
-        raise AssertionError("a planned rank has nobody to exchange results with")
+        raise AssertionError("a planned rank cannot exchange results")
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """An axis that is shared out: rank r has what lies between ends[r - 1] (0 for the first) and ends[r]."""
+    """An axis that is cut for ranks: rank r holds [ends[r - 1], ends[r]), the first rank from 0 on."""
 
     group: Group
     ends: tuple[int, ...]
 
     @property
     def first(self) -> int:
-        """Where this rank's part begins."""
+        """The first index of this rank's part."""
         return self.ends[self.group.rank - 1] if self.group.rank else 0
 
     @property
@@ -85,18 +84,18 @@ class Share:
         return self.ends[-1]
 
     def owners(self, indices: NDArray[np.integer]) -> NDArray[np.intp]:
-        """The rank that has each of these places of the axis."""
+        """The rank that holds each of these indices of the axis."""
         return np.searchsorted(self.ends, indices, side="right")
 
     def rows_of_owners(self, indices: NDArray[np.integer], rows: Array) -> Array:
-        """Row i from the rank that has place indices[i]; `rows` are this rank's, where others' places mean nothing."""
+        """Row i from the rank that holds indices[i]. `rows` are this rank's; rows of indices it lacks are ignored."""
         parts = self.group.all_gather(rows)
         whole: Array = np.stack(parts)[self.owners(indices), np.arange(len(indices))]
         return whole
 
 
 def tree_sum(parts: Sequence[Array]) -> Array:
-    """The sum along the binary tree over all parts (a power of two of them), ((0 + 1) + (2 + 3)): a new array."""
+    """The sum of the parts along a binary tree, ((0 + 1) + (2 + 3)), as a new array. Their number is a power of two."""
     assert parts and len(parts) & (len(parts) - 1) == 0, f"a tree over {len(parts)} parts"
     if len(parts) == 1:
         return parts[0].copy()

@@ -1,4 +1,4 @@
-"""Ctrl-C put off while a message goes out or comes in: half a message would be the end of its connection."""
+"""InterruptsPutOff: delays Ctrl-C while a message is sent or received, as half a message breaks the connection."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 
 class InterruptsPutOff:
-    """`with InterruptsPutOff():` lets SIGINT take effect at the end of the block, which should take microseconds.
+    """`with InterruptsPutOff():` delays SIGINT to the end of the block, which should take microseconds.
 
-    A second one takes effect at once, lest a block that hangs could not be left. Python runs handlers in the main
-    thread alone, so in other threads there is nothing to put off.
+    A second SIGINT takes effect at once, so that a hanging block can be left. Python runs signal handlers in the main
+    thread only, so in other threads this does nothing.
     """
 
     def __init__(self) -> None:

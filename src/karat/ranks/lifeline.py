@@ -1,4 +1,4 @@
-"""A rank's end of the pipe by which it knows that who started it is still there."""
+"""The lifeline: a pipe whose other end closes when the process that started a rank ends."""
 
 import os
 import select
@@ -8,10 +8,11 @@ _LOOK_S = 0.5
 
 
 def end_with_parent(lifeline: int) -> None:
-    """From now on this process ends at once when the pipe's other end is closed, or when its parent is another.
+    """From now on this process ends at once when the pipe's other end closes, or when its parent changes.
 
-    The second is for a parent that was forked: its child would hold the pipe open. It is for systems that do not kill
-    ranks at their parent's end (karat.children.starter), and for ranks that were started too late for that.
+    The parent is watched too because a fork of the parent would hold the pipe open. Both are for systems that do not
+    kill ranks at their parent's end (karat.children.starter), and for a parent that ended before a rank could ask for
+    that.
     """
     parent = os.getppid()
 

@@ -1,4 +1,4 @@
-"""Which cores each rank gets: neighbours, so that a rank's threads and memory stay on one NUMA node."""
+"""The cores of each rank: neighbours, so that a rank's threads and memory stay on one NUMA node."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ _ROOT = Path("/")
 
 
 def cores_of_ranks(size: int, threads: int, root: Path = _ROOT) -> list[frozenset[int]] | None:
-    """The CPUs of each rank, or None where ranks are better left to the system.
+    """The CPUs of each rank; None where the system should place them.
 
-    Physical cores that this process may use are shared out evenly, in the order of their NUMA nodes; a rank gets all
-    hardware threads of its cores. None where `size` ranks of `threads` threads are more than there are cores, or where
-    the system does not pin (macOS). `root` holds sys.
+    The physical cores that this process may use are divided evenly, in the order of their NUMA nodes. A rank gets all
+    hardware threads of its cores. None if `size` ranks of `threads` threads need more cores than there are, or if the
+    system cannot pin threads (macOS). `root` contains sys.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     if affinity is None:

@@ -1,9 +1,9 @@
-"""Ranks as processes: started, watched and ended by the process that uses them.
+"""Ranks: processes that the process that uses them starts, watches and ends.
 
-A rank that dies is noticed at once, by the end of its socket; one that is stopped or hangs by what the system says of
-its threads, and by what it says itself of its progress, within a `Patience`. Then all ranks end, and whoever waits gets
-a RankError. If this process ends, however it does, the system kills the ranks (karat.children.starter); where it
-cannot, they see the end of a pipe that only this process holds (karat.ranks.lifeline).
+A rank that dies is noticed at once, as its socket closes. A rank that is stopped or hangs is noticed within a
+`Patience`, from the system's figures of its threads and its own progress counter. Then all ranks are ended, and the
+waiting call raises RankError. If this process ends in any way, the system kills the ranks (karat.children.starter);
+where the system cannot, a pipe that only this process holds closes, and the ranks end (karat.ranks.lifeline).
 """
 
 import os
@@ -25,8 +25,8 @@ from karat.ranks.vitals import Vitals
 
 _LOOK_S = 0.1
 _GRACE_S = 2.0  # for ranks to end by themselves
-_KILLED_S = 0.5  # for the system to end one that is killed, which it may put off: for a disk, or for want of a core
-_SLOWER = 4  # times as long as any other may a rank take for its part: parts and cores differ, but not so much
+_KILLED_S = 0.5  # for the system to end a killed rank; it may delay that for a disk, or for lack of a core
+_SLOWER = 4  # a rank may take this many times as long as any other: parts and cores differ, but not so much
 _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
@@ -36,8 +36,10 @@ _REPORT = "please report this as a bug of Karat"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Until a rank counts as hanging: stopped; doing nothing at all; and of processor time without any progress, where
-    it is the only one that has not done its part, and in general.
+    """Seconds after which a rank counts as hanging.
+
+    stopped_s: stopped (SIGSTOP, a debugger). idle_s: without using a core. behind_s and vain_s: processor time without
+    progress, while all other ranks wait for it, and in general.
     """
 
     stopped_s: float = 1.5
@@ -50,13 +52,13 @@ PATIENCE = Patience()
 
 
 class Signs(Protocol):
-    """What ranks tell of themselves while they work."""
+    """What ranks report of themselves while they work."""
 
     def is_waiting(self, rank: int) -> bool:
-        """Whether the rank sleeps until another has done its part."""
+        """Whether the rank sleeps until another rank has done its part."""
 
     def progress(self, rank: int) -> int:
-        """A number that changes as long as the rank gets on with its work."""
+        """A number that changes while the rank makes progress."""
 
 
 class Ranks:
@@ -68,7 +70,7 @@ class Ranks:
     def __init__(self, module: str, size: int, shared: Sequence[int]) -> None:
         self.size = size
         self._ended: str | None = None
-        self._owed = [0] * size  # replies that nobody waits for any more
+        self._owed = [0] * size  # replies still to come, of this exchange and of interrupted ones
         self._selector = selectors.DefaultSelector()
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -107,16 +109,16 @@ class Ranks:
         on_reply: Callable[[bytes], None] = lambda reply: None,
         on_look: Callable[[], None] = lambda: None,
     ) -> list[bytes]:
-        """Send each rank its message and wait for one reply of each; `on_reply` hears of each as it comes.
+        """Send each rank its message and wait for one reply of each.
 
-        `on_look` is called ten times a second meanwhile.
+        `on_reply` is called with each reply as it comes, `on_look` ten times a second while waiting.
 
-        A rank that died or is stopped raises RankError. Where there are `signs`, so does one that does nothing, and not
-        for want of another's part, or that computes without getting on. All ranks have ended then. An exception from
-        outside (an interrupt) leaves replies that the next call passes over.
+        Raises RankError if a rank dies or is stopped. With `signs`, also if a rank is idle without waiting for another
+        rank, or computes without progress. All ranks have ended then. After an exception from outside (an interrupt),
+        the next call passes over the replies that are still to come.
         """
         self._refuse_after_end()
-        with InterruptsPutOff():  # else some ranks would wait in a step for others that never heard of it
+        with InterruptsPutOff():  # else some ranks would wait in a step for ranks that never got the message
             for rank, message in enumerate(messages):
                 self._send(rank, message)
                 self._owed[rank] += 1
@@ -141,18 +143,18 @@ class Ranks:
         return [reply for reply in replies if reply is not None]
 
     def check(self) -> None:
-        """Between two exchanges: raise RankError, and end the others, if a rank has ended."""
+        """Between two exchanges: if a rank has ended, end the others and raise RankError."""
         self._refuse_after_end()
         for rank, process in enumerate(self._processes):
             if process.poll() is not None:
                 self._died(rank)
 
     def close(self) -> None:
-        """End the ranks and wait for their end; nothing is left of them. May be called again."""
+        """End the ranks and wait until they have ended. May be called again."""
         self._end("they were closed")
 
     def _refuse_after_end(self) -> None:
-        """Raise RankError, with the reason, once the ranks have ended."""
+        """Raise RankError with the reason if the ranks have ended."""
         if self._ended:
             raise RankError(f"the ranks of this model have ended: {self._ended}; load it again")
 

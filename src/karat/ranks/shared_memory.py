@@ -1,7 +1,18 @@
-"""Groups between processes of one machine, over a piece of memory that all of them have mapped.
+"""SharedMemoryGroup: a group of processes of one machine, over memory that all of them have mapped.
 
-The memory is an anonymous file: it has no name that could be left behind, needs no room in /dev/shm, and is gone with
-the last process that has it.
+    byte 0             4096
+         | control     | rank 0: slot 0 | slot 1 | rank 1: slot 0 | slot 1 | … | whole       |
+           one page      slot_bytes each, rounded up to pages                    whole_bytes
+
+    control   byte 0      number of the step that was abandoned: uint32
+              byte 64     a line of 128 bytes for each of 8 ranks: published and sleepers (uint32 each),
+                          64 bytes further waits and progress (uint32 each)
+              byte 4032   Tally: a number of each rank, 8 × uint64
+    slot      part of a collective: header (dtype, shape), then the array; collective n uses slot n % 2
+    whole     the result of gather_columns, written by all ranks, each its own columns
+
+csrc/group/collective.h is the other side of this layout. The memory is an anonymous file: it leaves no name behind,
+needs no room in /dev/shm, and is freed with the last process that maps it.
 """
 
 import mmap
@@ -23,7 +34,7 @@ except ImportError:
 else:
     _CHANNEL = _native
 
-# Of the collectives of a step; their numbers count on from step to step and may wrap around.
+# Collectives that a step may number. Numbers go on from step to step and may wrap around.
 NUMBERS_OF_A_STEP = 1 << 12
 MAX_RANKS = 8  # csrc/group/collective.h
 _CONTROL_BYTES = 4096
@@ -32,13 +43,14 @@ _HEADER = np.dtype([("dtype", "S8"), ("shape", "<i8", 6), ("ndim", "<i8")])
 
 
 class StepAbandonedError(RankError):
-    """The step was given up because another rank failed; that one says why."""
+    """The step was given up because another rank failed. That rank's error says why."""
 
 
 class SharedMemoryGroup:
-    """A rank's view of its group (karat.ranks.group.Group). `descriptor` is of a file that `create_file` made.
+    """A rank's view of its group (karat.ranks.group.Group). `descriptor` is that of a file from `create_file`.
 
-    With `spins` a rank looks for its neighbours' parts for a while before it sleeps, for which it needs its own core.
+    With `spins` a rank polls for the other ranks' parts for some microseconds before it sleeps, which needs a core of
+    its own.
     """
 
     def __init__(
@@ -54,7 +66,7 @@ class SharedMemoryGroup:
         self.rank, self.size = rank, size
 
     def begin(self, number: int) -> None:
-        """A step starts, whose collectives are numbered from `number` on (see `NUMBERS_OF_A_STEP`)."""
+        """Start a step. Its collectives are numbered from `number` on (see `NUMBERS_OF_A_STEP`)."""
         self.channel.begin(number)
 
     @property
@@ -63,7 +75,7 @@ class SharedMemoryGroup:
         return bool(self.channel.abandoned)
 
     def stir(self) -> None:
-        """Tell who watches that this rank gets on with its work. Collectives and the native plan do so too."""
+        """Report progress to the watching process. Collectives and the native plan do so too."""
         self.channel.stir()
 
     def all_gather(self, part: Array) -> list[Array]:
@@ -82,14 +94,14 @@ class SharedMemoryGroup:
         self.channel.publish(number)
         try:
             done = self.channel.wait(number)
-        except TimeoutError as late:  # of an hour: who watches the ranks gives up a step long before
+        except TimeoutError as late:  # after an hour: the watching process gives up a step long before
             raise RankError(f"{late}; load the model again") from None
         if not done:
             raise StepAbandonedError("the step was abandoned: another rank failed")
 
 
 class Watcher:
-    """The view of who starts the ranks: it numbers the steps, may give one up, and reads what ranks made whole."""
+    """The starting process's view of a group: it numbers steps, may abandon one, and reads the gathered columns."""
 
     def __init__(self, descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
         assert _CHANNEL is not None, "who starts ranks has looked"
@@ -97,30 +109,30 @@ class Watcher:
         self._next = NUMBERS_OF_A_STEP
 
     def next_number(self, num_steps: int = 1) -> int:
-        """Where the collectives of a command that takes `num_steps` steps are numbered from."""
+        """The first number of the collectives of a command that takes `num_steps` steps."""
         number = self._next
         self._next = (number + num_steps * NUMBERS_OF_A_STEP) % (1 << 32) or NUMBERS_OF_A_STEP
         return number
 
     def abandon(self, number: int) -> None:
-        """End the waiting of all ranks in the step that began with `number`."""
+        """End all waits of all ranks in the step that began with `number`."""
         self._channel.abandon(number)
 
     def is_waiting(self, rank: int) -> bool:
-        """Whether the rank sleeps until another has done its part."""
+        """Whether the rank sleeps until another rank has done its part."""
         return bool(self._channel.is_waiting(rank))
 
     def progress(self, rank: int) -> int:
-        """A number that changes as long as the rank gets on with its work."""
+        """A number that changes while the rank makes progress."""
         return int(self._channel.progress(rank))
 
     def whole(self, shape: tuple[int, int], dtype: np.dtype[np.floating]) -> Array:
-        """What `gather_columns` made, as it lies there, until the next step."""
+        """The result of `gather_columns`, as a view of the memory. Valid until the next step."""
         return _as_array(self._channel.whole(), shape, dtype)
 
 
 class Tally:
-    """A number of each rank that who starts them can read meanwhile: how far it has come. In the file's first page."""
+    """A progress number of each rank in the file's first page, which the starting process can read at any time."""
 
     def __init__(self, descriptor: int) -> None:
         page = np.frombuffer(mmap.mmap(descriptor, _CONTROL_BYTES), np.uint64)
@@ -134,14 +146,14 @@ class Tally:
 
 
 def unavailable_reason() -> str | None:
-    """Why ranks cannot work together here; None where they can."""
+    """Why this installation cannot run ranks; None if it can."""
     return None if _CHANNEL is not None else "tensor parallelism needs the C++ extension, which is not installed here"
 
 
 def create_file() -> int:
-    """The descriptor of a new anonymous file, empty as yet, that ranks can map; the caller closes it.
+    """The descriptor of a new, empty anonymous file that ranks can map. The caller closes it.
 
-    Raises CapacityError where the system refuses it, ExecutorError where there is no extension to use it with.
+    Raises CapacityError if the system refuses it, ExecutorError without the C++ extension.
     """
     if _CHANNEL is None:
         raise ExecutorError(f"{unavailable_reason()}; with a C++ compiler on the PATH, install Karat again")
@@ -158,9 +170,9 @@ def create_file() -> int:
 
 
 def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, available: int | None = None) -> None:
-    """Make the file zeros, as many as such a group needs, while nobody uses it: memory that is really taken.
+    """Fill the file with as many zeros as the group needs; the memory is really taken. No process may use the file.
 
-    Raises CapacityError where they are more than `available`, or the system refuses them.
+    Raises CapacityError if they are more than `available` bytes, or if the system refuses them.
     """
     assert _CHANNEL is not None, "who created the file has looked"
     num_bytes = _CHANNEL.SharedMemory.num_bytes(size, slot_bytes, whole_bytes)
@@ -173,7 +185,7 @@ def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, 
     try:
         _reserve(descriptor, num_bytes)
     except OSError as fault:
-        os.ftruncate(descriptor, 0)  # what there was of it
+        os.ftruncate(descriptor, 0)  # give back the part that was reserved
         raise CapacityError(
             f"the ranks need {num_bytes} bytes of shared memory, which the system refuses ({fault.strerror}); "
             f"raise its limits (ulimit -f, a container's memory), {advice}"
@@ -181,7 +193,7 @@ def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, 
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:
-    """Zeros that have their memory already: without it, whoever writes there first would be killed (SIGBUS)."""
+    """Zeros with memory behind them. Without memory, the first process to write there would be killed (SIGBUS)."""
     if sys.platform == "linux":
         os.posix_fallocate(descriptor, 0, num_bytes)
         return
@@ -192,7 +204,7 @@ def _reserve(descriptor: int, num_bytes: int) -> None:
 
 
 def _put(slot: NDArray[np.uint8], part: Array) -> None:
-    """A part, with what it is in front of it."""
+    """Write a part into a slot: a header with dtype and shape, then the array."""
     header = np.zeros(1, _HEADER)
     header["dtype"], header["ndim"] = part.dtype.str.encode(), part.ndim
     header["shape"][0, : part.ndim] = part.shape

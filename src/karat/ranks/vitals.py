@@ -1,21 +1,24 @@
-"""What the system says of a process: whether it is stopped, has done anything lately, and what its work has led to."""
+"""Vitals: whether a process is stopped, is idle, or computes without progress, from the system's figures."""
 
 import os
 import time
 from pathlib import Path
 
 _PROC = Path("/proc")
-_MOST_S = 0.5  # that one look adds: who was stopped or had no core between two looks has not seen what went on
+_MOST_S = 0.5  # seconds that one look adds at most: if this process was stopped between looks, it saw nothing
 
 
 class Vitals:
-    """Looked at every now and then; the figures hold as of the last look.
+    """Figures of a process in seconds, as of the last `look`.
 
-    A process that waits for a core or for a disk is at work, however long that takes. `vain_s` is the processor time
-    that its busiest thread has had since the process' own count of what it got done last changed: on a busy machine
-    that is less than has passed; `longest_vain_s` is the most it ever was. `idle_s` and `stopped_s` grow by what passes
-    between two looks, up to half a second: a program that was itself stopped for a while learns nothing of that while.
-    Where the system has no /proc, nothing is ever reported.
+    idle_s          time in which no thread ran. A process that waits for a core or a disk is not idle.
+    stopped_s       time in which it was stopped.
+    vain_s          processor time of its busiest thread since its progress counter last changed; on a busy machine
+                    this is less than the time that passed.
+    longest_vain_s  the largest vain_s so far.
+
+    idle_s and stopped_s grow by the time between two looks, at most half a second: if this process was stopped in
+    between, it does not know what happened. Where the system has no /proc, all figures stay 0.
     """
 
     def __init__(self, process_id: int, root: Path = _PROC) -> None:
