@@ -16,15 +16,11 @@
 #include <tuple>
 
 #include "group/collective.h"
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 #include "plan/plan.h"
 #include "python/gil.h"
 #include "python/k_fit_module.h"
 #include "python/limits_module.h"
+#include "python/packing_module.h"
 #include "python/sampling_module.h"
 #include "runtime/isa.h"
 
@@ -37,128 +33,11 @@ template <class T, int N>
 using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 using Ids = In<std::int32_t, 1>;
 
-constexpr std::size_t kPackedTogether = 32;  // panels, of a large matrix
-
 template <class E, std::size_t N>
 E named(const std::string& name, const std::pair<const char*, E> (&names)[N]) {
     for (const auto& [known, value] : names)
         if (name == known) return value;
     throw std::invalid_argument("unknown name '" + name + "'");
-}
-
-Format format_of(const std::string& name) {
-    for (int i = 0; i < kNumFormats; ++i)
-        if (name == kFormats[i].name) return static_cast<Format>(i);
-    throw std::invalid_argument("no kernels for stored type '" + name + "'");
-}
-
-// Gives pages of a mapped file back to the system as far as they lie wholly in [from, to); they are read again if they
-// are needed again.
-void give_back([[maybe_unused]] const std::uint8_t* from, [[maybe_unused]] const std::uint8_t* to) {
-#ifdef __linux__
-    static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto first = (reinterpret_cast<std::uintptr_t>(from) + page - 1) / page * page;
-    const auto last = reinterpret_cast<std::uintptr_t>(to) / page * page;
-    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-#endif
-}
-
-// Whether an array is a view of a read-only mmap.mmap: only pages that nobody can have written to are read again as
-// they were.
-bool is_of_a_mapping(const In<std::uint8_t, 1>& array, nb::object owner) {
-    const nb::object mapping = nb::module_::import_("mmap").attr("mmap");
-    while (!nb::isinstance(owner, mapping)) {
-        const char* const next = nb::hasattr(owner, "base") ? "base" : "obj";  // of an array, of a memoryview
-        if (!nb::hasattr(owner, next)) return false;
-        owner = owner.attr(next);
-    }
-    Py_buffer view;
-    if (PyObject_GetBuffer(owner.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
-    const std::size_t length = static_cast<std::size_t>(view.len), bytes = array.shape(0);
-    const auto at = reinterpret_cast<std::uintptr_t>(array.data()) - reinterpret_cast<std::uintptr_t>(view.buf);
-    const bool inside = view.readonly && bytes <= length && at <= length - bytes;
-    PyBuffer_Release(&view);
-    return inside;
-}
-
-// Packs a stored matrix, panels shared out among the threads. `stored` has rows of `row_bytes` (0: of the matrix' own
-// bytes), of which the matrix' begin at `first_byte`, in their order or in `order`. A `mapped` one is a file's: what is
-// packed of it is given back, so that a large matrix is not in memory twice.
-std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t rows, std::size_t columns,
-                                        nb::object array, int num_threads, bool mapped, std::size_t row_bytes,
-                                        std::size_t first_byte, std::optional<In<std::int64_t, 1>> order) {
-    if (num_threads < 1) throw std::invalid_argument(std::to_string(num_threads) + " threads; expected 1 or more");
-    In<std::uint8_t, 1> stored;
-    if (!nb::try_cast(array, stored, /*convert=*/false))
-        throw nb::type_error("no flat array of bytes, one after the other");
-    if (mapped && !is_of_a_mapping(stored, array))
-        throw std::invalid_argument("an array of no read-only mmap.mmap: what is given back of it would be lost");
-    Matrix matrix{format_of(format), rows, columns, nullptr};
-    const FormatInfo& info = matrix.info();
-    const std::size_t own_bytes = product({columns / info.block_columns, info.block_bytes});
-    if (row_bytes == 0) row_bytes = own_bytes;
-    const std::size_t num_stored = row_bytes == 0 ? 0 : stored.shape(0) / row_bytes;
-    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 || own_bytes > row_bytes ||
-        first_byte > row_bytes - own_bytes || stored.shape(0) % row_bytes != 0 ||
-        (order ? order->shape(0) : num_stored) != rows)
-        throw std::invalid_argument("a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
-                                    format + " in " + std::to_string(stored.shape(0)) + " bytes");
-    // A copy, so that what was checked is what is read without the interpreter's lock.
-    std::vector<std::int64_t> rows_in_order;
-    if (order) rows_in_order.assign(order->data(), order->data() + rows);
-    for (const std::int64_t row : rows_in_order)
-        if (static_cast<std::size_t>(row) >= num_stored)
-            throw std::invalid_argument("row " + std::to_string(row) + " of " + std::to_string(num_stored));
-    const GilReleased released;
-    Memory memory(matrix.packed_bytes() + kPackedSlack, /*together=*/true);
-    struct Job {
-        const Matrix& matrix;
-        const std::uint8_t* whole;  // of which `stored` are columns
-        StoredRows stored;
-        std::uint8_t* packed;
-        std::size_t item;  // panels
-        bool mapped;
-        std::atomic<std::size_t> next{0};
-    };
-    const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads));
-    Job job{matrix,
-            stored.data(),
-            {stored.data() + first_byte, row_bytes, order ? rows_in_order.data() : nullptr},
-            memory.bytes(),
-            std::clamp<std::size_t>(share, 1, kPackedTogether),
-            mapped && !order};
-    Pool::of(num_threads)
-        ->run(
-            [](void* argument, int) {
-                auto& j = *static_cast<Job*>(argument);
-                const std::size_t count = j.matrix.num_panels();
-                const auto begin = [&](std::size_t panel) {
-                    const std::size_t row = j.matrix.first_group(panel) * kGroupRows;
-                    return j.whole + j.stored.at(panel < count ? std::min(j.matrix.rows, row) : j.matrix.rows);
-                };
-                for (std::size_t i; (i = j.next.fetch_add(j.item)) < count;) {
-                    const std::size_t end = std::min(count, i + j.item);
-                    pack_panels(j.matrix, j.stored, i, end, j.packed);
-                    if (j.mapped && j.item == kPackedTogether) give_back(begin(i), begin(end));
-                }
-            },
-            &job);
-    matrix.data = memory.bytes();
-    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
-}
-
-// The bytes of a packed matrix as they were stored.
-nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> unpack_matrix(const OwnedMatrix& self) {
-    const FormatInfo& info = self.matrix.info();
-    const std::size_t bytes = self.matrix.rows * (self.matrix.columns / info.block_columns) * info.block_bytes;
-    auto stored = std::make_unique<std::uint8_t[]>(bytes);
-    {
-        const GilReleased released;
-        unpack(self.matrix, stored.get());
-    }
-    std::uint8_t* data = stored.release();
-    const nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
-    return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(data, {bytes}, owner);
 }
 
 nb::ndarray<nb::numpy, const float, nb::ndim<1>> values_of(nb::handle self) {
@@ -298,15 +177,7 @@ NB_MODULE(_native, m) {
         return names;
     });
 
-    nb::class_<OwnedMatrix>(m, "Matrix")
-        .def_prop_ro("format", [](const OwnedMatrix& self) { return std::string(self.matrix.info().name); })
-        .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
-        .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
-        .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
-        .def("stored", &unpack_matrix);
-    m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
-          nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
-          nb::arg("order") = nb::none());
+    bind_packing(m);
     nb::class_<Vector>(m, "Vector")
         .def("__len__", [](const Vector& self) { return self.values.size(); })
         .def("values", &values_of);

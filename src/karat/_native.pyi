@@ -58,6 +58,24 @@ def fit_symmetric(isa: str, values: Floats, largest: int, scales: Floats, intege
 def fit_in_turn(isa: str, values: Floats, largest: int, scales: Floats, integers: NDArray[np.int8]) -> None: ...
 def fit_levels(isa: str, values: Floats, levels: Floats, num_steps: int, scales: Floats) -> None: ...
 def nearest_levels(isa: str, values: Floats, levels: Floats, inverses: Floats, chosen: NDArray[np.int8]) -> None: ...
+
+class Packer:
+    def __init__(self, num_threads: int) -> None: ...
+    def add(
+        self,
+        stored_as: str,
+        rows: int,
+        columns: int,
+        stored: NDArray[np.uint8],
+        mapped: bool = False,
+        row_bytes: int = 0,
+        first_byte: int = 0,
+        order: NDArray[np.int64] | None = None,
+    ) -> Matrix: ...
+    def run(self, num_bytes: int) -> None: ...
+    @property
+    def pending(self) -> int: ...
+
 def pack(
     stored_as: str,
     rows: int,

@@ -149,3 +149,41 @@ def test_a_place_outside_of_what_is_stored_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"a matrix of 3 x 4 as F32 in 96 bytes|row -?\d of 3"):
             native().pack("F32", 3, 4, content, 1, **wrong)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_what_is_loaded_later_is_complete_when_nothing_is_pending(tmp_path: Path, threads: int) -> None:
+    """Matrices of a file wait for each other; what is in memory does not, and neither does one that is loaded now."""
+    content = np.random.default_rng(threads).integers(0, 256, (5, 48 * 34 * 2), np.uint8)
+    path = tmp_path / "weights"
+    path.write_bytes(content.tobytes())
+    with path.open("rb") as file:
+        whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8).reshape(content.shape)
+    weights = [Weight(f"w{i}", "Q8_0", (48, 64), rows, path) for i, rows in enumerate(whole)]
+    ops = NativeOps(threads=threads)
+    waiting = [ops.load(weight, later=True) for weight in weights[:3]]
+    assert ops.pending_bytes == content[:3].nbytes
+    now = ops.load(weights[3])
+    in_memory = ops.load(Weight("w4", "Q8_0", (48, 64), content[4], path), later=True)
+    assert ops.pending_bytes == content[:3].nbytes, "neither waits, and no other is completed by them"
+    for loaded, expected in ((now, content[3]), (in_memory, content[4])):
+        np.testing.assert_array_equal(ops.held(loaded).data, expected)
+    ops.load_pending()
+    assert ops.pending_bytes == 0
+    for loaded, expected in zip(waiting, content, strict=False):
+        np.testing.assert_array_equal(ops.held(loaded).data, expected)
+    ops.load_pending()  # of nothing
+
+
+def test_a_part_of_what_is_pending_is_loaded_at_a_time(tmp_path: Path) -> None:
+    content = np.arange(4 * 32 * 4, dtype=np.uint8)
+    (tmp_path / "weights").write_bytes(content.tobytes())
+    with (tmp_path / "weights").open("rb") as file:
+        stored = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    packer = native().Packer(2)
+    matrices = [packer.add("F32", 1, 32, stored[128 * i : 128 * (i + 1)], mapped=True) for i in range(4)]
+    for left in (2, 1, 0, 0):
+        packer.run(129 if left == 2 else 1)
+        assert packer.pending == 128 * left
+        for i, matrix in enumerate(matrices[: 4 - left]):
+            np.testing.assert_array_equal(matrix.stored(), content[128 * i : 128 * (i + 1)])

@@ -2,8 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -12,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
-from karat.config import FloatName, ModelConfig, embedded_model_path
-from karat.engine.defaults import GenerationDefaults, read_defaults
+from karat.config import FloatName, embedded_model_path
 from karat.engine.engine import Engine, PromptProgress
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
+from karat.engine.text_side import TextSide
 from karat.engine.turns import Turns
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, UsageError
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
 
 MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
+_MUCH = 64 * 1024**2  # bytes of weights: whose loading takes its time, if they are not loaded later and together
 
 _log = logging.getLogger(__name__)
 
@@ -115,18 +114,16 @@ class LLM:
         checkpoint = _opened(model)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
-        # A tokenizer of 150,000 tokens takes as long to read as 200 MB of weights.
-        thread = ThreadPoolExecutor(1, "karat-tokenizer")
-        text_side = thread.submit(_text_side, checkpoint, self.config, tokenizer, generation_config)
-        thread.shutdown(wait=False)
+        text_side = TextSide(checkpoint, self.config, tokenizer, generation_config)
         plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype = ops.executor, ops.dtype
         self.tensor_parallel_size = tensor_parallel_size
 
         def loaded(done: int, total: int) -> None:
-            if text_side.done():
-                text_side.result()  # raises now what it would raise after all is loaded
+            if done > _MUCH:
+                text_side.start()
+            text_side.raise_fault()  # rather than after all is loaded
             if progress is not None:
                 progress(done, total)
 
@@ -134,7 +131,7 @@ class LLM:
         if tensor_parallel_size > 1:
             text_side.result()  # a fault in it leaves no ranks behind
             self._ranks = plan.ranks(loaded)
-        run = self._ranks or plan.runner(loaded)
+        run = self._ranks or plan.runner(loaded, meanwhile=text_side.start)
         self.tokenizer, defaults = text_side.result()
         self.end_token_ids = defaults.end_token_ids
         self.default_params = defaults.params
@@ -351,22 +348,3 @@ def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:
         for warning in checkpoint.warnings:
             _log.warning("%s: %s", checkpoint.path.name, warning)
     return checkpoint
-
-
-def _named_tokenizer(name: str | Path) -> Tokenizer:
-    path = resolve(name)
-    return Tokenizer.of(open_model(path)) if path.is_file() else Tokenizer.from_folder(path)
-
-
-def _text_side(
-    checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | str | Path | None, source: GenerationSource
-) -> tuple[Tokenizer, GenerationDefaults]:
-    """The tokenizer, unless there is one, and the defaults of requests."""
-    if tokenizer is None:
-        tokenizer = Tokenizer.of(checkpoint)
-    elif isinstance(tokenizer, str | Path):
-        tokenizer = _named_tokenizer(tokenizer)
-    defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
-    if source == "none":
-        defaults = replace(defaults, params=SamplingParams(), notice=None)
-    return tokenizer, defaults

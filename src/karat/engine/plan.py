@@ -38,8 +38,8 @@ class LoadPlan:
     sizes: EngineConfig
     num_bytes: int  # of the weights in their files
 
-    def runner(self, progress: Progress) -> Runner:
-        """The model, loaded into this process."""
+    def runner(self, progress: Progress, meanwhile: Callable[[], None]) -> Runner:
+        """The model, loaded into this process; `meanwhile` is called while its weights are under way."""
         model = build(
             self.config,
             self.ops,
@@ -47,6 +47,7 @@ class LoadPlan:
             num_positions=self.sizes.max_model_len,
             prepare=Preparation(self.options.quantize),
             progress=progress,
+            meanwhile=meanwhile,
         )
         return open_runner(
             model, self.kv_dtype, self.sizes.num_blocks, self.sizes.step_limits, guard=self.options.guard

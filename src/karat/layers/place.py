@@ -1,6 +1,6 @@
 """Place: a layer's name in the model, the source of its weights, and the rank that it is built for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from karat.checkpoint.weights import WeightSpec
 from karat.layers.shards import CutUnits, Piece
@@ -22,7 +22,7 @@ class Place:
     group: Group
 
     def __truediv__(self, part: str) -> "Place":
-        return replace(self, name=f"{self.name}.{part}" if self.name else part)
+        return Place(self.take, f"{self.name}.{part}" if self.name else part, self.units, self.group)
 
     def weight(self, *shape: int, shard_axis: int | None = None, pieces: tuple[Piece, ...] | None = None) -> Loaded:
         """The tensor `name.weight` of this (whole) shape; a rank gets `pieces` along `shard_axis`."""

@@ -53,7 +53,8 @@ class WeightLoader:
 
     Weights are loaded one at a time, each through `prepare`, so memory holds at most one weight twice. Only this rank's
     part of a weight is read. `bytes_read` counts the bytes taken from files. `parts` are the loaded weights by spec.
-    `progress` is called after each weight with the bytes read and the bytes of all weights.
+    `progress` is called with the bytes that are loaded and the bytes of all weights. With `later`, the weights are
+    complete when `finish` returns.
     """
 
     def __init__(
@@ -62,24 +63,38 @@ class WeightLoader:
         weights: Mapping[str, Weight],
         prepare: Prepare,
         progress: Callable[[int, int], None] | None = None,
+        *,
+        later: bool = False,
     ) -> None:
         self._ops = ops
+        self._later = later
         self._weights = weights
         self._prepare = prepare
         self._progress = progress
         self._num_bytes = sum({weight.name: weight.num_bytes for weight in weights.values()}.values())
         self._loaded: dict[str, Loaded] = {}
         self.parts: dict[WeightSpec, Loaded] = {}
-        self.bytes_read = 0
+        self.bytes_read = self._reported = 0
 
     def __call__(self, spec: WeightSpec) -> Loaded:
         if spec.source not in self._loaded:
             whole = self._weights[spec.source]
             weight = sliced(whole, spec)
             self.bytes_read += weight.num_bytes
-            self._loaded[spec.source] = self.parts[spec] = self._ops.load(self._prepare(weight))
+            self._loaded[spec.source] = self.parts[spec] = self._ops.load(self._prepare(weight), later=self._later)
             if weight is not whole:
                 whole.release()
-            if self._progress is not None:
-                self._progress(self.bytes_read, self._num_bytes)
+            self._report()
         return self._loaded[spec.source]
+
+    def finish(self) -> None:
+        """Complete all weights."""
+        while self._ops.pending_bytes:
+            self._ops.load_pending()
+            self._report()
+
+    def _report(self) -> None:
+        done = self.bytes_read - self._ops.pending_bytes
+        if self._progress is not None and done > self._reported:
+            self._reported = done
+            self._progress(done, self._num_bytes)

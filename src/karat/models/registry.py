@@ -104,20 +104,25 @@ def build(
     prepare: Prepare = AS_STORED,
     group: Group = SINGLE,
     progress: Callable[[int, int], None] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Model:
     """Check that the checkpoint fits the model, then load it.
 
     `num_positions` is the length of the longest sequence that will be run, and of the RoPE tables. `prepare` converts
     each weight (quantises it) just before the executor loads it. A rank of `group` builds and reads its own part only.
-    `progress` is called after each weight with the bytes read and the bytes of all weights. Raises CheckpointError
-    before any loading, UsageError for a number of ranks that the model cannot have.
+    `progress` is called with the bytes that are loaded and the bytes of all weights. `meanwhile` is called once, before
+    the wait for weights that the executor completes later; that wait leaves the interpreter's lock to other threads.
+    Raises CheckpointError before any loading, UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
     units = cut_units(config, weights, prepare.stored_type)
     check_degree(config, units, group.size)
     if group.size > 1:
         without_read_ahead(weights.values())
-    loader = WeightLoader(ops, weights, prepare, progress)
+    loader = WeightLoader(ops, weights, prepare, progress, later=True)
     decoder = Decoder(loader, config, units, group)
     ropes = decoder.rope_tables(ops, num_positions)
+    if meanwhile is not None:
+        meanwhile()
+    loader.finish()
     return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read)

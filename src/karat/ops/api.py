@@ -102,8 +102,18 @@ class Ops(Protocol):
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         """Bytes of memory that a loaded tensor takes; `dtype` is its stored type (of karat.checkpoint.Weight)."""
 
-    def load(self, weight: Weight) -> Loaded:
-        """Convert a stored tensor to the executor's layout. No value changes."""
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
+        """Convert a stored tensor to the executor's layout. No value changes.
+
+        With `later` the result may be incomplete, and must not be used, until `pending_bytes` is 0.
+        """
+
+    @property
+    def pending_bytes(self) -> int:
+        """Stored bytes of the weights that are loaded and not yet complete."""
+
+    def load_pending(self) -> None:
+        """Complete some of these weights: a part that takes about a tenth of a second."""
 
     def held(self, loaded: Loaded) -> Held:
         """The tensor that `load` made, read back to be compared with the file."""

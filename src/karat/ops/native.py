@@ -8,6 +8,7 @@ without a channel) run op by op and exchange results between ops.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -25,6 +26,7 @@ from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 
+_PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a second
 GROUP_ROWS = 16  # rows that are packed together (csrc/contract/packed.h)
 
 _log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class NativeOps:
         self._held_as_float32: set[str] = set()
         self.isa = isa or runnable[-1]
         self.threads = min(num_physical_cores(), MAX_THREADS) if threads is None else threads
+        self._packer = native().Packer(self.threads)
 
     @property
     def executor(self) -> str:
@@ -93,10 +96,12 @@ class NativeOps:
         rows = -(-shape[0] // GROUP_ROWS) * GROUP_ROWS
         return num_stored_bytes(dtype, (rows, *shape[1:]))
 
-    def load(self, weight: Weight) -> Loaded:
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
         """The tensor in the layout of the kernels: a matrix packed in its stored type, a vector in float32.
 
-        A matrix of a type without kernels is packed in float32; a warning says so once for each type.
+        A matrix of a type without kernels is packed in float32; a warning says so once for each type. With `later`,
+        matrices of mapped files wait for `load_pending`, which packs them together without the interpreter's lock:
+        another Python thread can run all the while.
         """
         if len(weight.shape) == 1:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
@@ -112,20 +117,22 @@ class NativeOps:
         order = None if weight.row_order is None else np.ascontiguousarray(weight.row_order(), np.int64)
         first_byte = 0 if weight.row_span is None else weight.row_span[0]
         try:
-            packed = native().pack(
-                weight.dtype,
-                *weight.shape,
-                weight.stored,
-                self.threads,
-                mapped=weight.is_mapped,
-                row_bytes=weight.row_bytes,
-                first_byte=first_byte,
-                order=order,
-            )
+            mapped = weight.is_mapped
+            take = self._packer.add if later and mapped else partial(native().pack, num_threads=self.threads)
+            place = {"mapped": mapped, "row_bytes": weight.row_bytes, "first_byte": first_byte, "order": order}
+            return take(weight.dtype, *weight.shape, weight.stored, **place)
         except RuntimeError as refusal:  # of threads
             raise ExecutorError(str(refusal)) from refusal
-        weight.release()
-        return packed
+
+    @property
+    def pending_bytes(self) -> int:
+        return int(self._packer.pending)
+
+    def load_pending(self) -> None:
+        try:
+            self._packer.run(_PACKED_AT_ONCE)
+        except RuntimeError as refusal:  # of threads
+            raise ExecutorError(str(refusal)) from refusal
 
     def held(self, loaded: Loaded) -> Held:
         if isinstance(loaded, native().Matrix):

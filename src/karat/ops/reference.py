@@ -56,8 +56,15 @@ class ReferenceOps:
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return prod(shape) * self._dtype.itemsize
 
-    def load(self, weight: Weight) -> Array:
+    def load(self, weight: Weight, *, later: bool = False) -> Array:
         return weight.to_array(self._dtype)
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
+
+    def load_pending(self) -> None:
+        """Nothing is loaded later."""
 
     def held(self, loaded: Array) -> Held:
         return Held({8: "F64", 4: "F32"}[loaded.itemsize], np.ascontiguousarray(loaded).reshape(-1).view(np.uint8))

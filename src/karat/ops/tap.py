@@ -54,8 +54,15 @@ class Tap:
     def default_kv_dtype(self) -> FloatName:
         return self._inner.default_kv_dtype
 
-    def load(self, weight: Weight) -> Loaded:
-        return self._inner.load(weight)
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
+        return self._inner.load(weight, later=later)
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._inner.pending_bytes
+
+    def load_pending(self) -> None:
+        self._inner.load_pending()
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return self._inner.bytes_of(dtype, shape)

@@ -122,9 +122,11 @@ class _Vocabulary:
 
     def ids(self) -> dict[str, int]:
         """Token to id, without unused ones, which stand for no text."""
-        of_id = enumerate(zip(self.tokens, self.types, strict=True))
-        ids: dict[str, int] = {}
-        for index, (token, kind) in of_id:
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        if len(ids) == len(self.tokens) and _UNUSED not in self.types:
+            return ids
+        ids.clear()
+        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind != _UNUSED and ids.setdefault(token, index) != index:
                 raise TokenizerError(f"{self._place}: has the token {shown(token)} twice, as {ids[token]} and {index}")
         return ids

@@ -93,8 +93,15 @@ class _GraphOps:
         self.nodes[name] = Node(name, kind, inputs, params)
         return name
 
-    def load(self, weight: Weight) -> str:
+    def load(self, weight: Weight, *, later: bool = False) -> str:
         return weight.name
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0
+
+    def load_pending(self) -> None:
+        """Nothing is loaded later."""
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return 0

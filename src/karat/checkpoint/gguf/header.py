@@ -19,6 +19,7 @@ data is only mapped. The limits below are far above any model: refusing a file t
 import math
 import mmap
 import struct
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +189,7 @@ class _Parser:
 
     def _array(self, depth: int) -> GgufArray:
         kind, length = self._integer("<I"), self._integer("<Q")
-        begin = self._position
+        begin, starts = self._position, array("Q")
         if kind in NUMBERS:
             numbers = self._take(length * np.dtype(NUMBERS[kind][1]).itemsize)
             if NUMBERS[kind][0] == "BOOL" and length and np.frombuffer(numbers, np.uint8).max() > 1:
@@ -197,7 +198,7 @@ class _Parser:
             self._num_items += length
             if self._num_items > MAX_ITEMS:
                 raise GgufError(f"{self._where} brings the strings in arrays to more than {MAX_ITEMS}")
-            self._skip_strings(length)
+            starts = self._skip_strings(length)
         elif kind == ARRAY:
             self._num_nested += length
             if self._num_nested > MAX_NESTED:
@@ -208,19 +209,26 @@ class _Parser:
                 self._array(depth + 1)
         else:
             raise GgufError(f"{self._where} is an array of the type {kind}; expected 0 to 12")
-        return GgufArray(NAMES[kind], length, begin, self._position, self._buffer)
+        return GgufArray(NAMES[kind], length, begin, self._position, self._buffer, starts)
 
-    def _skip_strings(self, count: int) -> None:
-        """Move past `count` strings. This is the hot loop: large vocabularies have half a million strings."""
+    def _skip_strings(self, count: int) -> "array[int]":
+        """Move past `count` strings; where each begins, counted from here.
+
+        This is the hot loop: large vocabularies have half a million strings.
+        """
         buffer, position, last, unpack = self._buffer, self._position, self._end - 8, struct.Struct("<Q").unpack_from
-        for _ in range(count):
+        if count > (self._end - position) // 8:
+            raise self._too_short(position + 8 * count)
+        begin, starts = position, array("Q", bytes(8 * count))
+        for i in range(count):
             if position > last:
                 break
+            starts[i] = position - begin
             position += 8 + unpack(buffer, position)[0]
         else:
             if position <= self._end:
                 self._position = position
-                return
+                return starts
         raise self._too_short(position)
 
     def _tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:

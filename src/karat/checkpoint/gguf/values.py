@@ -1,8 +1,9 @@
 """The metadata of a GGUF file: typed values. Arrays are decoded on demand."""
 
-import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,18 +30,21 @@ NUMBERS: Mapping[int, tuple[str, str]] = {
     12: ("FLOAT64", "<f8"),
 }
 NAMES: Mapping[int, str] = {number: name for number, (name, _) in NUMBERS.items()} | {STRING: "STRING", ARRAY: "ARRAY"}
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufArray:
-    """An array in the metadata, checked but not decoded: `len` items of type `kind`, bytes [begin, end) of the file."""
+    """An array in the metadata, checked but not decoded: `len` items of type `kind`, bytes [begin, end) of the file.
+
+    Of strings, `starts` are the places of their 8-byte lengths, counted from `begin`.
+    """
 
     kind: str
     len: int
     begin: int
     end: int
     _buffer: memoryview
+    starts: "array[int]"
 
     def strings(self) -> list[str]:
         """The items of a STRING array. Raises UnicodeDecodeError (a ValueError) for one that is not UTF-8."""
@@ -49,11 +53,8 @@ class GgufArray:
     def each_string(self) -> Iterator[str]:
         """The items of a STRING array one by one, so that memory holds one at a time."""
         assert self.kind == "STRING"
-        data, position, unpack = bytes(self._buffer[self.begin : self.end]), 0, _LENGTH.unpack_from
-        for _ in range(self.len):
-            start = position + 8
-            position = start + unpack(data, position)[0]
-            yield data[start:position].decode()
+        data = bytes(self._buffer[self.begin : self.end])
+        return (data[start + 8 : end].decode() for start, end in pairwise(chain(self.starts, (len(data),))))
 
     def numbers(self) -> NDArray[Any]:
         """The items of an array of numbers or truth values, as a new array."""

@@ -1,0 +1,60 @@
+"""What of an LLM is about text, made beside the loading of its weights."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from karat.checkpoint import ModelCheckpoint, resolve
+from karat.config import ModelConfig
+from karat.engine.defaults import GenerationDefaults, read_defaults
+from karat.engine.options import GenerationSource
+from karat.models.opening import open_model
+from karat.request import SamplingParams
+from karat.text import Tokenizer
+
+
+class TextSide:
+    """The tokenizer of a model and the defaults of its requests, made by a thread from `start` on.
+
+    A tokenizer of 150,000 tokens takes as long to make as 200 MB of weights to load, and holds the interpreter's lock
+    for most of that: `start` belongs where weights load without it.
+    """
+
+    def __init__(
+        self, checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | str | Path | None,
+        source: GenerationSource,
+    ) -> None:  # fmt: skip
+        """`tokenizer` is taken instead of the checkpoint's own; a path or a name stands for that of another model."""
+        self._checkpoint, self._config, self._tokenizer, self._source = checkpoint, config, tokenizer, source
+        self._future: Future[tuple[Tokenizer, GenerationDefaults]] | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._future is None:
+            thread = ThreadPoolExecutor(1, "karat-tokenizer")
+            self._future = thread.submit(self._make)
+            thread.shutdown(wait=False)
+
+    def raise_fault(self) -> None:
+        """What `result` will raise, as soon as it is known."""
+        if self._future is not None and self._future.done():
+            self._future.result()
+
+    def result(self) -> tuple[Tokenizer, GenerationDefaults]:
+        """Waits. Raises TokenizerError, ConfigError and, of a tokenizer that was named, what opening a model raises."""
+        self.start()
+        assert self._future is not None
+        return self._future.result()
+
+    def _make(self) -> tuple[Tokenizer, GenerationDefaults]:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            tokenizer = Tokenizer.of(self._checkpoint)
+        elif isinstance(tokenizer, str | Path):
+            path = resolve(tokenizer)
+            tokenizer = Tokenizer.of(open_model(path)) if path.is_file() else Tokenizer.from_folder(path)
+        checkpoint = self._checkpoint
+        defaults = read_defaults(checkpoint.generation_config, self._config, tokenizer, checkpoint.generation_source)
+        if self._source == "none":
+            defaults = replace(defaults, params=SamplingParams(), notice=None)
+        return tokenizer, defaults

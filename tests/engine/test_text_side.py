@@ -1,0 +1,39 @@
+"""The tokenizer is made while weights load without the interpreter's lock, and its faults are told early."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from karat.config import embedded_model_path
+from karat.engine.llm import LLM
+from karat.engine.text_side import TextSide
+from karat.errors import TokenizerError
+from karat.layers.weights import WeightLoader
+from karat.models.opening import open_model
+from karat.models.registry import read_config
+
+
+def test_it_starts_when_all_weights_are_under_way_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    start, finish = TextSide.start, WeightLoader.finish
+    monkeypatch.setattr(TextSide, "start", lambda self: (events.append("start"), start(self)))
+    monkeypatch.setattr(WeightLoader, "finish", lambda self: (events.append("finish"), finish(self)))
+    LLM(max_model_len=32)
+    assert events[:2] == ["start", "finish"]
+
+
+def test_a_fault_is_raised_once_it_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model_path(), folder)
+    (folder / "tokenizer.json").write_text("{")
+    checkpoint = open_model(folder)
+    side = TextSide(checkpoint, read_config(checkpoint.config), None, "auto")
+    side.raise_fault()  # it has not begun
+    for _ in range(2):
+        with pytest.raises(TokenizerError):
+            side.result()
+        with pytest.raises(TokenizerError):
+            side.raise_fault()
+    with pytest.raises(TokenizerError):
+        LLM(folder, max_model_len=32)
