@@ -1,16 +1,22 @@
 """Steps bounded in time: how much of a prompt they compute, on clocks and models that are made up."""
 
 from collections.abc import Callable
+from itertools import cycle
 from math import inf
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from karat import LLM, SamplingParams
 from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
 from karat.engine.pace import FIRST_WORK_PER_S, PREFILL_SHARE, Pace, StepBudget
+from karat.ops.native import unavailable_reason
 from tests.engine.fakes import BYTES, SAMPLED, FakeModel, alone, drive, make_config, make_engine, request
 from tests.engine.schedules import compute, make, sequence, sizes
 
@@ -199,3 +205,45 @@ def test_no_budget_changes_a_token(rng: Any, max_step_ms: int, key_work: float) 
         engine.add_request(item)
     outputs, _ = drive(engine)
     assert outputs == {item.request_id: alone(item) for item in requests}
+
+
+# Bits
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> LLM:
+    return LLM(folder, executor="native", max_step_ms=1)
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="bits of the native executor")
+@given(st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_budget_changes_a_bit(native: LLM, rng: Any, beside_others: bool) -> None:
+    """Logits of every position of a text, cut by clocks that say anything, alone and beside a stream."""
+    engine, text = native.engine, [i * 7 % 250 for i in range(70)]
+    whole = native.logits(text)
+    engine._clock = Clock([rng.choice([0.0, 1e-5, 1e-4, 1e-3, 1.0]) for _ in range(50)])
+    logits = np.empty_like(whole)
+    others = native.stream("Once", SamplingParams(max_tokens=100, ignore_eos=True))
+    if beside_others:
+        next(others)
+    reader = engine.add_logits(tuple(text), logits)
+    steps = 0
+    while not reader.done:
+        engine.advance(prompt_step_s=rng.choice([1e-4, 1e-3, inf]))
+        steps += 1
+    others.close()
+    engine._clock = perf_counter
+    assert reader.error is None and (logits.view(np.uint32) == whole.view(np.uint32)).all(), f"in {steps} steps"
+
+
+class Clock:
+    """Goes on by the given seconds, again and again."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = cycle(seconds)
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += next(self._seconds)
+        return self._now
