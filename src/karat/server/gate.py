@@ -90,7 +90,8 @@ class Gate:
         origin = headers.only("origin")
         if origin is None or origin.lower() in self._origins:
             return
-        if host is None or urlsplit(origin).netloc.lower() != host.lower():
+        _, _, place = origin.partition("://")
+        if host is None or place.lower() != host.lower():
             raise ApiError(403, "the request comes from a page of another origin; allow it with --allowed-origin",
                            code="foreign_origin")  # fmt: skip
 
@@ -140,6 +141,4 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *
     headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if error.status in (408, 413):
-        headers["connection"] = "close"
     await JsonBytes(error.body, error.status, headers)(scope, receive, send)

@@ -19,6 +19,9 @@ _REASONS = {
 }
 
 
+LINGER_S = 2.0
+
+
 class Server(uvicorn.Server):
     """Signals are the caller's."""
 
@@ -45,26 +48,29 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
         _in_head = True
         _head_bytes = 0
         _timer: asyncio.TimerHandle | None = None
+        _linger: asyncio.TimerHandle | None = None
+        _has_ended = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 text = f"{limits.connections} connections are open already (--max-connections); try again later"
-                self._end(ApiError(503, text, code="connections", retry_after_s=RETRY_AFTER_S))
+                self._end(ApiError(503, text, code="connections", retry_after_s=RETRY_AFTER_S), linger_s=0)
             else:
                 self._watch_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch_head()
+            self._stop_lingering()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self.transport.is_closing():
+            if self._has_ended or self.transport.is_closing():
                 return
             if self._in_head:
                 self._watch_head()
             super().data_received(data)
-            if self._in_head and not self.transport.is_closing():
+            if self._in_head and not self._has_ended and not self.transport.is_closing():
                 self._head_bytes += len(data)
                 self._check_head()
 
@@ -89,7 +95,19 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
+            self._stop_lingering()
             self._in_head, self._head_bytes = True, 0
+
+        def on_response_complete(self) -> None:
+            """A client reads no answer before it has sent its body: that may take a little, and is not kept."""
+            super().on_response_complete()
+            if not self._in_head and not self.transport.is_closing():
+                self._linger = self.loop.call_later(LINGER_S, self.transport.close)
+
+        def _stop_lingering(self) -> None:
+            if self._linger is not None:
+                self._linger.cancel()
+                self._linger = None
 
         def send_400_response(self, msg: str) -> None:
             if not self._check_head():
@@ -116,13 +134,19 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
             text = f"the request's head did not come within {limits.head_s:g} s; send it faster"
             self._end(ApiError(408, text, code="timeout"))
 
-        def _end(self, error: ApiError) -> None:
-            """Say it, where no other answer is being written, and close."""
-            if self.transport.is_closing():
+        def _end(self, error: ApiError, linger_s: float = LINGER_S) -> None:
+            """Say it, where no other answer is being written, and close; soon, for who still sends to read it."""
+            if self._has_ended or self.transport.is_closing():
                 return
+            self._has_ended = True
+            self._unwatch_head()
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.write(_raw(error))
-            self.transport.close()
+            if linger_s and self.transport.can_write_eof():
+                self.transport.write_eof()
+                self._linger = self.loop.call_later(linger_s, self.transport.close)
+            else:
+                self.transport.close()
 
     return LimitedProtocol
 

@@ -36,14 +36,15 @@ class Keeper:
 
     async def run(self, opened: Callable[[AsyncLLM], None]) -> None:
         """`opened` is called once. Raises what opening raises; EngineDiedError at a second death within a minute."""
-        self._llm = llm = await self._open()
-        opened(llm)
-        while True:
-            while llm.healthy:
-                await asyncio.sleep(_LOOK_S)
-            _log.error("the engine is started again")
-            await llm.restart()
-            _log.error("the engine is back")
+        async with await self._open() as llm:  # from here on its death is noticed, also where nobody asks
+            self._llm = llm
+            opened(llm)
+            while True:
+                while llm.healthy:
+                    await asyncio.sleep(_LOOK_S)
+                _log.error("the engine is started again")
+                await llm.restart()
+                _log.error("the engine is back")
 
     async def close(self) -> None:
         """End the engine; what it still computes ends in an error."""

@@ -1,0 +1,142 @@
+"""Clients that people use, and answers held to the types of the openai package, strictly."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import Running
+
+openai = pytest.importorskip("openai", reason="the openai package is not installed (requirements/clients.txt)")
+
+MESSAGES: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
+
+
+@pytest.fixture
+def client(server: Running) -> Any:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="dummy", max_retries=0)
+
+
+def test_chat_of_the_sdk(client: Any) -> None:
+    given: Any = {"model": "karat-embedded", "messages": MESSAGES, "max_tokens": 64, "stop": ["."], "seed": 1}
+    made = client.chat.completions.create(n=2, **given)
+    assert [choice.index for choice in made.choices] == [0, 1] and made.usage.completion_tokens > 2
+    assert made.choices[0].finish_reason == "stop" and made.choices[0].message.content
+    with client.chat.completions.stream(**given) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.content == made.choices[0].message.content
+
+
+def test_parse_of_the_sdk(client: Any) -> None:
+    import pydantic
+
+    class Story(pydantic.BaseModel):
+        title: str
+
+    made = client.chat.completions.parse(model="karat-embedded", messages=MESSAGES, max_tokens=64, stop=["."])
+    assert made.choices[0].message.content and made.choices[0].message.parsed is None
+    with pytest.raises(openai.BadRequestError) as caught:  # until there is structured output
+        client.chat.completions.parse(model="karat-embedded", messages=MESSAGES, response_format=Story)
+    assert caught.value.param == "response_format"
+
+
+def test_completions_and_models_of_the_sdk(client: Any) -> None:
+    made = client.completions.create(
+        model="karat-embedded", prompt=["Once", "The"], max_tokens=4, logprobs=2, echo=True
+    )
+    assert made.choices[1].text.startswith("The") and made.choices[1].logprobs.tokens[0] == "The"
+    parts = client.completions.create(model="karat-embedded", prompt="Once", max_tokens=4, stream=True)
+    assert "".join(part.choices[0].text for part in parts)
+    assert [model.id for model in client.models.list()] == ["karat-embedded"]
+    assert client.models.retrieve("karat-embedded").owned_by == "karat"
+
+
+def test_the_asynchronous_sdk(server: Running) -> None:
+    async def ask() -> tuple[str, Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="dummy", max_retries=0) as client:
+            given: Any = {"model": "karat-embedded", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+            whole, stream = await asyncio.gather(
+                client.chat.completions.create(**given),
+                client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True}),
+            )
+            text, usage = "", None
+            async for event in stream:
+                text += event.choices[0].delta.content or "" if event.choices else ""
+                usage = event.usage or usage
+            assert usage.completion_tokens == 8
+            return text, whole
+
+    text, whole = asyncio.run(ask())
+    assert text == whole.choices[0].message.content
+
+
+def test_errors_are_those_of_the_sdk(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="karat-embedded", messages=MESSAGES, temperature=101)
+    assert caught.value.param == "temperature" and caught.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError):
+        next(iter(client.completions.create(model="karat-embedded", prompt=[5] * 5000, stream=True)))
+
+
+def test_langchain(server: Running) -> None:
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    given: Any = {"base_url": f"{server.url}/v1", "api_key": "dummy", "model": "karat-embedded", "temperature": 0}
+    model = langchain.ChatOpenAI(max_tokens=8, max_retries=0, **given)
+    whole = model.invoke([("system", "Be kind."), ("human", "Tell me a story.")])
+    assert whole.content and whole.usage_metadata["output_tokens"] == 8
+    streamed = list(model.stream([("system", "Be kind."), ("human", "Tell me a story.")]))
+    assert "".join(str(part.content) for part in streamed) == whole.content
+    turns = [("human", "Hello"), ("ai", str(whole.content)), ("human", "Go on.")]
+    assert asyncio.run(model.ainvoke(turns)).content
+    assert langchain.OpenAI(max_tokens=4, max_retries=0, **given).invoke("Once upon a time")
+
+
+CHATS: list[dict[str, Any]] = [
+    {},
+    {"n": 2, "logprobs": True, "top_logprobs": 2},
+    {"stop": "a", "return_token_ids": True, "prompt_logprobs": 1},
+]
+
+
+@pytest.mark.parametrize("given", CHATS)
+def test_chats_are_strictly_of_the_types(server: Running, given: dict[str, Any]) -> None:
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+    answer = server.chat(max_tokens=6, seed=2, **given)
+    made = answer.json
+    ChatCompletion.model_validate_json(answer.content, strict=True)
+    assert made.keys() >= {"id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint"}
+    for choice in made["choices"]:
+        assert choice.keys() >= {"index", "finish_reason", "logprobs", "message"}
+        assert choice["message"].keys() >= {"role", "content", "refusal", "annotations"}
+    options = {"include_usage": True}
+    for event in server.chat(max_tokens=6, seed=2, stream=True, stream_options=options, **given).events:
+        ChatCompletionChunk.model_validate(event, strict=True)
+        assert event.keys() >= {"id", "object", "created", "model", "choices", "usage"}
+        for choice in event["choices"]:
+            assert choice.keys() >= {"index", "finish_reason", "logprobs", "delta"}
+
+
+@pytest.mark.parametrize("given", [{}, {"n": 2, "logprobs": 2}, {"return_token_ids": True, "prompt_logprobs": 0}])
+def test_completions_are_strictly_of_the_types(server: Running, given: dict[str, Any]) -> None:
+    from openai.types import Completion
+
+    answer = server.text(max_tokens=6, seed=2, **given)
+    Completion.model_validate_json(answer.content, strict=True)
+    for choice in answer.json["choices"]:
+        assert choice.keys() >= {"index", "finish_reason", "logprobs", "text"}
+    for event in server.text(max_tokens=6, seed=2, stream=True, **given).events:
+        for choice in event["choices"]:
+            assert choice.keys() >= {"index", "finish_reason", "logprobs", "text"}
+            choice["finish_reason"] = choice["finish_reason"] or "stop"  # the package has no type for events
+        Completion.model_validate(event, strict=True)
+
+
+def test_models_are_strictly_of_the_types(server: Running) -> None:
+    from openai.types import Model
+
+    for model in server.ask("/v1/models").json["data"]:
+        Model.model_validate(model, strict=True)

@@ -1,0 +1,156 @@
+"""Who may ask: Host, Origin, key; and that no error says more than it should."""
+
+import asyncio
+import hmac
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from karat.server.gate import Gate
+from karat.server.settings import Settings
+from karat.server.state import State
+
+
+class Inner:
+    """What is behind the gate."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.fault = fault
+        self.tenants: list[str | None] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.tenants.append(scope.get("karat.tenant"))
+        if self.fault is not None:
+            raise self.fault
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def ask(
+    headers: list[tuple[str, str]],
+    settings: Settings | None = None,
+    inner: Inner | None = None,
+    path: str = "/v1/models",
+    state: State | None = None,
+) -> tuple[int, Any, dict[str, str]]:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def go() -> None:
+        gate = Gate(inner or Inner(), settings or Settings(model_names=("m",)), state or State())
+        encoded = [(name.encode(), value.encode()) for name, value in headers]
+        await gate({"type": "http", "method": "GET", "path": path, "headers": encoded}, None, send)  # type: ignore[arg-type]
+
+    asyncio.run(go())
+    named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], json.loads(sent[1]["body"]), named
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST:8000",
+        "127.0.0.1:8000",
+        "[::1]:8000",
+        "192.168.1.7",
+        "karat.example:80",
+    ],
+)
+def test_addresses_and_known_names_are_ours(host: str) -> None:
+    settings = Settings(model_names=("m",), allowed_hosts=("karat.example",))
+    assert ask([("host", host)], settings)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "", "a@127.0.0.1", "127.0.0.1.nip.example", "[::1", "x/localhost"],
+)
+def test_foreign_names_are_refused(host: str) -> None:
+    status, body, _ = ask([("host", host)])
+    assert status == 403 and body["error"]["code"] == "foreign_host"
+
+
+def test_two_hosts_are_none() -> None:
+    assert ask([("host", "localhost"), ("host", "localhost")])[0] == 400
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:9999", "file://", "http://[x"])
+def test_foreign_origins_are_refused_and_ours_are_not(origin: str) -> None:
+    status, body, headers = ask([("host", "localhost:8000"), ("origin", origin)])
+    assert status == 403 and body["error"]["code"] == "foreign_origin"
+    assert not any(name.startswith("access-control") for name in headers)
+    assert ask([("host", "localhost:8000"), ("origin", "http://localhost:8000")])[0] == 200
+    allowing = Settings(model_names=("m",), allowed_origins=("https://page.example",))
+    assert ask([("host", "localhost"), ("origin", "https://page.example")], allowing)[0] == 200
+
+
+KEYED = Settings(model_names=("m",), api_keys=("first-key", "second-key"))
+
+
+def test_a_key_is_asked_for_on_every_route_but_two() -> None:
+    for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nothing"):
+        status, body, headers = ask([("host", "localhost")], KEYED, path=path)
+        assert status == 401 and body["error"]["code"] == "invalid_api_key"
+        assert headers["www-authenticate"] == "Bearer"
+    for path in ("/health", "/ready"):
+        assert ask([("host", "localhost")], KEYED, path=path)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key second-key",
+        "Bearer é",
+    ],
+)
+def test_wrong_keys_are_refused_without_being_said(given: str) -> None:
+    status, body, _ = ask([("host", "localhost"), ("authorization", given)], KEYED)
+    assert status == 401 and "wrong" not in body["error"]["message"].replace("missing or wrong", "")
+
+
+def test_each_key_is_a_tenant_of_its_own_that_does_not_tell_it() -> None:
+    inner = Inner()
+    for key in ("first-key", "second-key", "first-key"):
+        assert ask([("host", "localhost"), ("authorization", f"bearer {key}")], KEYED, inner)[0] == 200
+    first, second, again = inner.tenants
+    assert first == again and first != second and "key" not in str(first)
+
+
+def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    ask([("host", "localhost"), ("authorization", "Bearer first-key")], KEYED)
+    assert compared == [(32, 32), (32, 32)]
+
+
+def test_a_server_that_ends_takes_nothing_new() -> None:
+    state = State()
+    state.draining = True
+    status, body, headers = ask([("host", "localhost")], state=state)
+    assert status == 503 and body["error"]["code"] == "draining" and int(headers["retry-after"]) > 0
+    assert ask([("host", "localhost")], state=state, path="/health")[0] == 200
+
+
+def test_a_bug_is_a_500_that_tells_neither_client_nor_log_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        status, body, _ = ask([("host", "localhost")], inner=Inner(ZeroDivisionError("a prompt")), path="/v1/\x1b[31m")
+    assert status == 500 and "ZeroDivisionError" in body["error"]["message"]
+    assert "a prompt" not in caplog.text and "a prompt" not in str(body) and "\x1b" not in caplog.text
+    assert "test_gate.py" in caplog.text, "the log says where"

@@ -1,0 +1,221 @@
+"""How a server begins and ends: signals, a dead engine, a full queue, keys, TLS, and command lines that are wrong."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from karat.cli import main
+from karat.cli.exits import TERMINATED
+from karat.errors import EngineDiedError
+from tests.server.conftest import Running, serving
+from tests.server.test_hostile import LONG, TEXT, connected, everything, request_bytes
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+
+
+def streaming(server: Running, **given: Any) -> socket.socket:
+    """A connection to whose request tokens have come."""
+    connection = connected(server, request_bytes(TEXT, LONG | {"stream": True, **given}))
+    received = b""
+    while b'"text"' not in received:
+        received += connection.recv(65536)
+    return connection
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            if parent == pid:
+                yield int(entry.name)
+                yield from descendants(int(entry.name))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs: one that has ended may wait for whoever started it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def engine_of(server: Running) -> int:
+    for pid in descendants(server.process.pid):
+        if b"async_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError("no engine")
+
+
+def test_sigterm_finishes_what_is_under_way_and_takes_nothing_new() -> None:
+    with serving() as server:
+        connection = streaming(server, max_tokens=150)
+        server.process.send_signal(signal.SIGTERM)
+        server.until(lambda: server.ask("/ready").status == 503)
+        assert server.ask("/health").status == 200
+        refused = server.text(max_tokens=1)
+        assert (
+            refused.status == 503 and refused.json["error"]["code"] == "draining" and "retry-after" in refused.headers
+        )
+        assert everything(connection).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert server.process.wait(30) == 0
+
+
+def test_the_deadline_of_the_end() -> None:
+    with serving("--drain-s", "0.3") as server:
+        connection = streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        received = everything(connection)
+        assert server.process.wait(30) == 0
+        assert b'"code":"aborted"' in received and b"[DONE]" not in received
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with serving() as server:
+        connection = streaming(server)
+        server.process.send_signal(signal.SIGTERM)
+        server.until(lambda: server.ask("/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        assert server.process.wait(30) == TERMINATED and time.monotonic() - begun < 10
+        assert b"[DONE]" not in everything(connection)
+
+
+@needs_proc
+def test_an_engine_that_dies_is_started_again_once() -> None:
+    with serving() as server:
+        body = {"temperature": 1, "seed": 5, "max_tokens": 8}
+        before = server.text(**body).json["choices"]
+        connection = streaming(server)
+        os.kill(engine_of(server), signal.SIGKILL)
+        received = everything(connection)
+        assert b'"error":{' in received and b'"code":"engine_died"' in received and b"[DONE]" not in received
+        server.until(lambda: server.ask("/ready").status == 200)
+        assert server.ask("/health").status == 200 and server.text(**body).json["choices"] == before
+        engine = engine_of(server)
+        os.kill(engine, signal.SIGKILL)
+        begun = time.monotonic()
+        assert server.process.wait(60) == EngineDiedError.exit_code and time.monotonic() - begun < 10
+        assert "again within a minute" in "".join(server.said)
+
+
+@needs_proc
+def test_health_is_503_while_there_is_no_engine() -> None:
+    with serving() as server:
+        os.kill(engine_of(server), signal.SIGSTOP)  # noticed within 2 s, and given up
+        server.until(lambda: server.ask("/health").status == 503)
+        assert server.text(max_tokens=1).json["error"]["code"] == "engine_died"
+        server.until(lambda: server.ask("/health").status == 200)
+
+
+@needs_proc
+def test_nothing_is_left_of_a_server_that_is_killed() -> None:
+    with serving() as server:
+        connection = streaming(server)
+        left = list(descendants(server.process.pid))
+        assert left
+        server.process.kill()
+        server.until(lambda: not any(map(is_alive, left)))
+        connection.close()
+
+
+def test_a_full_queue_is_said_at_once() -> None:
+    with serving("--max-num-seqs", "1", "--max-queue", "1") as server:
+        running = streaming(server)
+        waiting = connected(server, request_bytes(TEXT, LONG))
+        server.until(lambda: server.gauge("karat_sequences_waiting") == 1)
+        for given in ({}, {"stream": True}):
+            refused = server.text(max_tokens=1, **given)
+            assert refused.status == 503 and refused.json["error"]["code"] == "overloaded"
+            assert int(refused.headers["retry-after"]) > 0
+        for connection in (waiting, running):
+            connection.close()
+
+
+def test_keys_are_tenants(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first-key\n\nsecond-key\n")
+    with serving("--api-key-file", str(keys), "--served-model-name", "a", "--served-model-name", "b") as server:
+        prompt = list(range(300, 380))
+
+        def cached(key: str, **given: Any) -> int:
+            body = {"prompt": prompt, "max_tokens": 1, "model": "b", **given}
+            answer = server.ask(TEXT, body, Authorization=f"Bearer {key}")
+            assert answer.status == 200 and answer.json["model"] == "b"
+            return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert server.text(max_tokens=1).status == 401 and server.ask("/metrics").status == 401
+        assert server.ask("/health").status == 200
+        assert [cached("first-key"), cached("first-key"), cached("second-key")] == [0, 64, 0]
+        assert cached("second-key", cache_salt="x") == 0
+        names = server.ask("/v1/models", Authorization="Bearer second-key").json["data"]
+        assert [model["id"] for model in names] == ["a", "b"]
+        assert "first-key" not in "".join(server.said)
+
+
+def test_tls(tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
+            "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]  # fmt: skip
+    try:
+        subprocess.run(made, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    with serving("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem")) as server:
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=60)
+        connection.request("GET", "/ready")
+        assert json.loads(connection.getresponse().read()) == {"status": "ready"}
+        connection.close()
+
+
+def test_a_model_that_is_not_there_ends_the_server_with_its_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "karat", "serve", str(tmp_path / "none.gguf"), "--port", "0"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 4 and done.stderr.splitlines()[-1].startswith("karat: error: ")
+
+
+def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
+    assert "cannot be listened on" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["a", "-m", "b"], "two models"),
+        (["--tls-cert", "x"], "go together"),
+        (["--tls-cert", "x", "--tls-key", "y"], "no such file"),
+        (["--ping-s", "0"], "expected a number above 0"),
+        (["--api-key", "a b"], "an API key"),
+        (["--api-key", ""], "an API key"),
+        (["--api-key-file", "/nowhere/keys"], "No such file"),
+    ],
+)
+def test_command_lines_that_are_wrong(args: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *args]) in (1, 2)
+    assert said in capfd.readouterr().err
+
+
+def test_an_empty_file_of_keys_lets_nobody_in(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("\n \n")
+    assert main(["serve", "--api-key-file", str(keys)]) == 2
+    assert "has no key" in capfd.readouterr().err
