@@ -61,9 +61,7 @@ def assumptions(replay: Replay) -> Iterator[Assumed]:
     info = replay.trace.info
     if info.executor.startswith(_STATE_ALL):
         return
-    narrower: list[FloatName] = [
-        name for name in _CACHES if info.kv_dtype is None and PRECISION[name] > replay.unit
-    ]  # fmt: skip
+    narrower: list[FloatName] = [name for name in _CACHES if info.kv_dtype is None and PRECISION[name] > replay.unit]
     yield from (Assumed(kv_dtype) for kv_dtype in narrower)
     if info.activations is None and any(_has_blocks(replay, name) for name in replay.graph.nodes):
         yield from (Assumed(kv_dtype, "ggml") for kv_dtype in (None, *narrower[:1]))

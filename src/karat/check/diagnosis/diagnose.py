@@ -34,10 +34,17 @@ class Diagnoser:
     """
 
     def __init__(
-        self, graph: Graph, weights: CheckpointWeights, trace: Trace, *, seed: int = 0, seconds: float = 20.0,
-        budget: float | None = None, progress: Callable[[str], None] = lambda _: None,
+        self,
+        graph: Graph,
+        weights: CheckpointWeights,
+        trace: Trace,
+        *,
+        seed: int = 0,
+        seconds: float = 20.0,
+        budget: float | None = None,
+        progress: Callable[[str], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.graph = graph
         self.replay = Replay(graph, weights, trace, seed=seed)
         self._weights, self._seed, self._seconds = weights, seed, seconds
@@ -69,8 +76,11 @@ class Diagnoser:
         for finding in self.replay.judged():
             findings.append(finding)
             layer = self.graph.nodes[finding.name].layer
-            self._progress(f"{finding.name}: judged" if layer is None else
-                           f"layer {layer + 1} of {self.graph.config.num_layers}: judged")  # fmt: skip
+            self._progress(
+                f"{finding.name}: judged"
+                if layer is None
+                else f"layer {layer + 1} of {self.graph.config.num_layers}: judged"
+            )
             num_wrong += finding.is_wrong
             if finding.is_wrong and num_wrong == 1:
                 self._say(located(finding, self.graph))
@@ -127,17 +137,16 @@ class Diagnoser:
         return Replay(self.graph, self._weights, stated, seed=self._seed)
 
     def _explainer_of(self, replay: Replay) -> Explainer:
-        return Explainer(
-            replay, self._enumeration, seconds=self._seconds, budget=self._budget, progress=self._progress
-        )  # fmt: skip
+        return Explainer(replay, self._enumeration, seconds=self._seconds, budget=self._budget, progress=self._progress)
 
     def _explained(self, findings: Collection[Finding]) -> list[Wrong]:
         """The wrong results with what explains them."""
         nodes = self.graph.nodes
         wrong = [
             Wrong(finding, nodes[finding.name].role, nodes[finding.name].layer)
-            for finding in findings if finding.is_wrong
-        ]  # fmt: skip
+            for finding in findings
+            if finding.is_wrong
+        ]
         for item in wrong:
             item.empty = emptiness(self.replay, item.finding.name)
             if self._follows(item):

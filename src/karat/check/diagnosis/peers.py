@@ -90,30 +90,40 @@ def _odd_to_deepseek(text: str, spelt: str, _: Tokenizer) -> bool:
 
 COMPUTED: Sequence[Computed] = (
     Computed(
-        peer="llama.cpp", first_token=_window, as_computed=_without_windows,
+        peer="llama.cpp",
+        first_token=_window,
+        as_computed=_without_windows,
         says="llama.cpp computes this model without its window of {first} tokens: from token {first} on its numbers "
         "are another model's, which is no bug of Karat's",
     ),
-)  # fmt: skip
+)
 TOKENISED: Sequence[Tokenised] = (
     Tokenised(
-        peer="llama.cpp", concerns=_is_qwen, explains=_decomposed,
+        peer="llama.cpp",
+        concerns=_is_qwen,
+        explains=_decomposed,
         says="llama.cpp does not bring a text to Unicode's normal form C, which Qwen's own tokenizer and Karat do",
     ),
     Tokenised(
-        peer="llama.cpp", concerns=_is_qwen, explains=_with_end,
+        peer="llama.cpp",
+        concerns=_is_qwen,
+        explains=_with_end,
         says="llama.cpp takes </s> for one control token, which Qwen's own tokenizer and Karat spell in pieces",
     ),
     Tokenised(
-        peer="llama.cpp", concerns=_is_phi3, explains=_without_spaces_after,
+        peer="llama.cpp",
+        concerns=_is_phi3,
+        explains=_without_spaces_after,
         says="llama.cpp knows Phi-3 by name and drops spaces after its added tokens, which the file does not ask for",
     ),
     Tokenised(
-        peer="llama.cpp", concerns=lambda pre, _: pre == "deepseek-llm", explains=_odd_to_deepseek,
+        peer="llama.cpp",
+        concerns=lambda pre, _: pre == "deepseek-llm",
+        explains=_odd_to_deepseek,
         says="llama.cpp cuts spaces beside U+3000 and U+2029, NUL and unassigned characters otherwise than DeepSeek's "
         "own tokenizer and Karat",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

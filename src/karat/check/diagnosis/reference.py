@@ -64,8 +64,11 @@ def departure(replay: Replay, right: Replay) -> Departure:
     reference = right.trace
     theirs = aligned(replay, reference)
     info = coarser(replay.trace.info, reference.info)
-    noisy = replay if info == replay.trace.info else Replay(
-        replay.graph, replay.context.weights, replace(replay.trace, info=info))  # fmt: skip
+    noisy = (
+        replay
+        if info == replay.trace.info
+        else Replay(replay.graph, replay.context.weights, replace(replay.trace, info=info))
+    )
     known = known_beside(replay, reference)
     free, found, in_both = FreeRun(noisy), [], False
     for name in replay.graph.nodes:

@@ -89,9 +89,14 @@ def _scaled(embedding: str, factor: float) -> Variant:
 
 
 def _minimum(
-    replay: Replay, finding: Finding, budget: Budget, edits: Callable[[float], Edits], low: float, high: float,
+    replay: Replay,
+    finding: Finding,
+    budget: Budget,
+    edits: Callable[[float], Edits],
+    low: float,
+    high: float,
     num_points: int,
-) -> float:  # fmt: skip
+) -> float:
     """The number between low and high, on a logarithmic scale, that leaves the least error, as far as there is time."""
     recorded = replay.recorded[finding.name]
     there: Any = True if recorded.present is None else recorded.present
@@ -113,8 +118,9 @@ def _minimum(
     width = float(grid[1] - grid[0])
     for reach in _REACHES:
         for _ in range(10):
-            best = min((best - width, best - width / 2, best, best + width / 2, best + width),
-                       key=lambda log: left(log, reach))  # fmt: skip
+            best = min(
+                (best - width, best - width / 2, best, best + width / 2, best + width), key=lambda log: left(log, reach)
+            )
             width *= 0.55
         width *= 16  # the wider reach may lead back some of the way
     return float(np.exp(best))

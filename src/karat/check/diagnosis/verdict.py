@@ -136,15 +136,18 @@ def _merge(wrong: Sequence[Wrong]) -> list[Named]:
         details = tuple(dict.fromkeys(map(_detail, in_class)))
         others = [
             [_detail(e) for e in item.explanations if e.bugs in keys]
-            for item in covered[1:] if not any(v.fitted for e in item.explanations for v in e.variants)
-        ]  # fmt: skip
-        named.append(Named(
-            classes=tuple(dict.fromkeys(e.bugs for e in in_class)),
-            details=details,
-            elsewhere=tuple(dict.fromkeys(found[0] for found in others if found and not set(found) & set(details))),
-            places=tuple(item.finding.name for item in covered),
-            first=first,
-        ))  # fmt: skip
+            for item in covered[1:]
+            if not any(v.fitted for e in item.explanations for v in e.variants)
+        ]
+        named.append(
+            Named(
+                classes=tuple(dict.fromkeys(e.bugs for e in in_class)),
+                details=details,
+                elsewhere=tuple(dict.fromkeys(found[0] for found in others if found and not set(found) & set(details))),
+                places=tuple(item.finding.name for item in covered),
+                first=first,
+            )
+        )
         rest = [item for item in rest if item not in covered]
     return sorted(named, key=lambda n: explained.index(n.first))
 

@@ -46,13 +46,18 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
     if len(unexplained) > _SHOWN:
         lines.append(f"… and {len(unexplained) - _SHOWN} more results that no known mistake explains")
     if others := [wrong.finding.name for wrong in diagnosis.unexplained if wrong.not_tried == EVERYTHING]:
-        lines += ["", f"wrong as well: {shortened(others, graph)}; no mistake was tried there, as the time was up "
-                  "(--seconds)"]  # fmt: skip
+        lines += [
+            "",
+            f"wrong as well: {shortened(others, graph)}; no mistake was tried there, as the time was up (--seconds)",
+        ]
     if odd := diagnosis.not_finite:
         names = shortened([finding.name for finding in odd], graph)
         where = place(replace(odd[0], where=odd[0].odd), graph, info)
-        lines += ["", f"not finite: {names}{where}: NaN or infinity, and what the model's weights give: one of them is "
-                  "not finite, or the numbers overflow"]  # fmt: skip
+        lines += [
+            "",
+            f"not finite: {names}{where}: NaN or infinity, and what the model's weights give: one of them is "
+            "not finite, or the numbers overflow",
+        ]
     if diagnosis.beyond_judging:
         lines += ["", f"not judged: {shortened(diagnosis.beyond_judging, graph)}, whose inputs hold NaN or infinity"]
     if diagnosis.follows:
@@ -98,9 +103,7 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
         f"by {best.error:.3g} ({times(best.ratio)}) with this mistake"
     )
     if len(first.finding.segment) > 1:
-        mistaken = dict.fromkeys(
-            shortened(e.nodes, graph) for e in first.explanations if e.bugs in named.classes
-        )  # fmt: skip
+        mistaken = dict.fromkeys(shortened(e.nodes, graph) for e in first.explanations if e.bugs in named.classes)
         lines.append(f"   mistake in {'; or '.join(list(mistaken)[:4])}{'; or …' if len(mistaken) > 4 else ''}")
         lines.append(f"   computed   {_path(first.finding, graph)}")
     lines += [f"   change     {BUGS[bug].remedy}" for bug in sorted(named.bugs)]

@@ -194,11 +194,12 @@ def _told(weight: Weight, parts: _Parts, numbers: NDArray[np.intp], limit: float
     steps, beyond = found.steps[0], found.beyond[0]
     by_steps = steps.max() / min(limit, FITTED) >= beyond.max() / BEYOND
     worst = int((steps if by_steps else beyond).argmax())
-    how = (
-        f"{steps[worst]:.3g} steps of its block" if by_steps
-        else "its block has one level" if np.isinf(beyond[worst])
-        else f"{beyond[worst]:.3g} times their range outside of the levels of its block"
-    )  # fmt: skip
+    if by_steps:
+        how = f"{steps[worst]:.3g} steps of its block"
+    elif np.isinf(beyond[worst]):
+        how = "its block has one level"
+    else:
+        how = f"{beyond[worst]:.3g} times their range outside of the levels of its block"
     element = (
         f"element [{row}, {column + worst}] is {values[worst]:.6g}, and {part.right[0, worst]:.6g} in the original"
     )

@@ -18,8 +18,12 @@ _PART = 1 << 22  # values that are compared at a time
 # (0.5 of trained weights): zeros are 1 away, another tensor about 1.4.
 _FAR, _FAR_PLAIN = 1.0, 0.5
 # A unit in the last place of plain types, relative, and their smallest step: what rounding or truncation may do.
-_UNITS = {"F64": (2.0**-23, 2.0**-149), "F32": (2.0**-23, 2.0**-149), "F16": (2.0**-10, 2.0**-24),
-          "BF16": (2.0**-7, 2.0**-133)}  # fmt: skip
+_UNITS = {
+    "F64": (2.0**-23, 2.0**-149),
+    "F32": (2.0**-23, 2.0**-149),
+    "F16": (2.0**-10, 2.0**-24),
+    "BF16": (2.0**-7, 2.0**-133),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,10 @@ def _how_sharp(types: Collection[str]) -> list[str]:
     whole = [dtype for dtype in blocks if not judges_values(dtype)]
     lines = [f"every value of {', '.join(by_value)} is where rounding puts it in its block"] if by_value else []
     if whole:
-        lines.append(f"of {', '.join(whole)}, whose numbers stand for several values, no whole block is another's; "
-                     "one wrong number there cannot be told from rounding")  # fmt: skip
+        lines.append(
+            f"of {', '.join(whole)}, whose numbers stand for several values, no whole block is another's; "
+            "one wrong number there cannot be told from rounding"
+        )
     return lines
 
 

@@ -115,11 +115,17 @@ def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, att
         files = _files(ranks.size, stack)
         ranks.command(
             lambda number: Record(
-                number=number, token_ids=steps.prompt, cuts=steps.cuts, decode=steps.decode, kv_dtype=kv_dtype,
-                files=files, attention=attention,
+                number=number,
+                token_ids=steps.prompt,
+                cuts=steps.cuts,
+                decode=steps.decode,
+                kv_dtype=kv_dtype,
+                files=files,
+                attention=attention,
             ),
-            Done, num_steps=len(steps.cuts) + steps.decode,
-        )  # fmt: skip
+            Done,
+            num_steps=len(steps.cuts) + steps.decode,
+        )
         traces = [read_trace(Path(file)) for file in files]
     return merged(traces)
 

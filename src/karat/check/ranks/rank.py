@@ -70,10 +70,15 @@ class CheckedRank(Rank):
         for spec, loaded in model.parts.items():
             held = model.ops.held(loaded)
             group.stir()
-            parts.append(HeldPart(
-                source=spec.source, axis=spec.shard_axis if spec.pieces else None, pieces=spec.pieces or (),
-                dtype=held.dtype, digest=hashlib.sha256(held.data.data).hexdigest(),
-            ))  # fmt: skip
+            parts.append(
+                HeldPart(
+                    source=spec.source,
+                    axis=spec.shard_axis if spec.pieces else None,
+                    pieces=spec.pieces or (),
+                    dtype=held.dtype,
+                    digest=hashlib.sha256(held.data.data).hexdigest(),
+                )
+            )
         return Holds(tuple(parts))
 
     def _record(self, record: Record) -> Done:

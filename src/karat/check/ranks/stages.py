@@ -70,9 +70,13 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     ranks = ParallelModel(size, plan.module)
     try:
         load = load_command(
-            model.checkpoint, _sizes(plan, plan.num_tokens), executor=ops.executor, dtype=plan.dtype,
-            threads=plan.threads, kv_dtype=kv_dtype,
-        )  # fmt: skip
+            model.checkpoint,
+            _sizes(plan, plan.num_tokens),
+            executor=ops.executor,
+            dtype=plan.dtype,
+            threads=plan.threads,
+            kv_dtype=kv_dtype,
+        )
         all_rows = replace(load.limits, num_logit_rows=plan.num_tokens)  # a trace has them
         try:
             ranks.load(msgspec.structs.replace(load, limits=all_rows), model.config)
@@ -99,10 +103,13 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
 
 def _sizes(plan: ParallelPlan, chunk: int) -> EngineConfig:
     return EngineConfig(
-        vocab_size=plan.model.config.vocab_size, max_model_len=plan.num_tokens,
-        num_blocks=-(-plan.num_tokens // BLOCK_SIZE), block_size=BLOCK_SIZE, max_num_seqs=1,
+        vocab_size=plan.model.config.vocab_size,
+        max_model_len=plan.num_tokens,
+        num_blocks=-(-plan.num_tokens // BLOCK_SIZE),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=1,
         max_num_batched_tokens=chunk,
-    )  # fmt: skip
+    )
 
 
 def _failed(stage: str, fault: KaratError) -> ParallelStage:
@@ -168,9 +175,13 @@ def _compute(engine: Engine, tokens: Sequence[int]) -> NDArray[np.floating]:
 
 
 def _trace(
-    plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName,
+    plan: ParallelPlan,
+    control: Model,
+    ranks: ParallelModel,
+    tokens: Sequence[int],
+    kv_dtype: FloatName,
     wrong: Collection[str],
-) -> ParallelStage:  # fmt: skip
+) -> ParallelStage:
     """Every result op by op, on one process and on all ranks; the first that differs is blamed.
 
     wrong: the layers whose weights are not the checkpoint's on some rank.

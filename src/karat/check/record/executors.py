@@ -44,9 +44,15 @@ class Steps:
 
 
 def record(
-    config: ModelConfig, checkpoint: Checkpoint, ops: Ops, steps: Steps, *,
-    selection: Selection = EVERYTHING, kv_dtype: FloatName | None = None, with_digest: bool = True,
-) -> Trace:  # fmt: skip
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    ops: Ops,
+    steps: Steps,
+    *,
+    selection: Selection = EVERYTHING,
+    kv_dtype: FloatName | None = None,
+    with_digest: bool = True,
+) -> Trace:
     """Run a model on `ops` and record it. Raises what building it raises, CapacityError and UsageError."""
     total = steps.total
     if total > config.max_position_embeddings:
@@ -91,14 +97,22 @@ def record_model(
     arrays = joined(tap, selection, total)
     _add_rope(arrays, model, total)
     with_rows = {name: rows for name in ("model.selected", "model.norm", "lm_head") if len(rows) < total}
-    heads = {} if selection.heads is None else {
-        name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))
-    }  # fmt: skip
+    heads = (
+        {}
+        if selection.heads is None
+        else {name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))}
+    )
     info = make_info(
-        ids, steps=tuple(starts), dtype=inner.dtype, kv_dtype=kv_dtype, executor=f"karat {inner.executor}",
-        rows=with_rows, heads=heads, generated=tuple(ids[len(steps.prompt) :]) or None,
+        ids,
+        steps=tuple(starts),
+        dtype=inner.dtype,
+        kv_dtype=kv_dtype,
+        executor=f"karat {inner.executor}",
+        rows=with_rows,
+        heads=heads,
+        generated=tuple(ids[len(steps.prompt) :]) or None,
         sampling={"temperature": 0} if steps.decode else None,
-    )  # fmt: skip
+    )
     return Trace(info, arrays)
 
 

@@ -22,13 +22,15 @@ from karat.config import FloatName
 from karat.errors import ExecutorError
 
 _DTYPES: dict[torch.dtype, FloatName] = {
-    torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16", torch.float16: "float16",
-}  # fmt: skip
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 _LAYER_OUTPUTS = (
-    "input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm",
-    "self_attn.k_norm", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
-    "mlp.down_proj",
-)  # fmt: skip
+    "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
+    "self_attn.o_proj post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
+).split()
 # The input of one module is the result of what comes before it.
 _LAYER_INPUTS = {
     "self_attn.o_proj": "self_attn.attention",
@@ -86,17 +88,25 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
         if "model.norm" in arrays:
             arrays["model.norm"] = arrays["model.norm"][list(rows)]
             partial["model.norm"] = rows
-    heads = {} if selection.heads is None else {
-        name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))
-    }  # fmt: skip
+    heads = (
+        {}
+        if selection.heads is None
+        else {name: selection.heads for name in arrays if name.endswith((".scores", ".weights"))}
+    )
     dtype = _DTYPES[next(model.parameters()).dtype]
     import transformers
 
     info = make_info(
-        ids, steps=tuple(starts), dtype=dtype, kv_dtype=dtype, executor=f"transformers {transformers.__version__}",
-        rows=partial, heads=heads, generated=tuple(ids[len(steps.prompt) :]) or None,
+        ids,
+        steps=tuple(starts),
+        dtype=dtype,
+        kv_dtype=dtype,
+        executor=f"transformers {transformers.__version__}",
+        rows=partial,
+        heads=heads,
+        generated=tuple(ids[len(steps.prompt) :]) or None,
         sampling={"temperature": 0} if steps.decode else None,
-    )  # fmt: skip
+    )
     return Trace(info, arrays)
 
 

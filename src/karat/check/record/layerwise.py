@@ -56,9 +56,15 @@ class LayerwiseRun:
     """
 
     def __init__(
-        self, config: ModelConfig, stored: Mapping[str, Weight], ops: Ops, steps: Steps,
-        kv_dtype: FloatName | None = None, *, logit_rows: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: ModelConfig,
+        stored: Mapping[str, Weight],
+        ops: Ops,
+        steps: Steps,
+        kv_dtype: FloatName | None = None,
+        *,
+        logit_rows: Sequence[int] | None = None,
+    ) -> None:
         total = len(steps.prompt)
         if total > config.max_position_embeddings:
             raise CapacityError(
@@ -71,9 +77,13 @@ class LayerwiseRun:
         self._cache_dtype: FloatName = kv_dtype
         self._again: Compute | None = None
         self.info: TraceInfo = make_info(
-            steps.prompt, steps=steps.cuts, dtype=ops.dtype, kv_dtype=kv_dtype, executor=f"karat {ops.executor}",
+            steps.prompt,
+            steps=steps.cuts,
+            dtype=ops.dtype,
+            kv_dtype=kv_dtype,
+            executor=f"karat {ops.executor}",
             rows=dict.fromkeys(("model.selected", "model.norm", "lm_head"), rows) if len(rows) < total else {},
-        )  # fmt: skip
+        )
 
     def parts(self) -> Iterator[dict[str, Array]]:
         """The arrays of each part, by canonical name."""

@@ -40,17 +40,37 @@ _MOST_SECONDS = 1800.0  # for one run of llama.cpp
 # Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
 # one counts (a product, then its sum with the bias); what RoPE turns is told by the op.
 _LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "Qcur": "self_attn.q_proj", "Kcur": "self_attn.k_proj", "Vcur": "self_attn.v_proj",
-    "Qcur_normed": "self_attn.q_norm", "Kcur_normed": "self_attn.k_norm", "kq_soft_max": "self_attn.weights",
-    "kqv_out": "self_attn.attention", "attn_out": "self_attn.o_proj", "ffn_inp": "attention_residual",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_gate_b": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_up_b": "mlp.up_proj", "ffn_swiglu": "mlp.act", "ffn_out": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "Qcur": "self_attn.q_proj",
+    "Kcur": "self_attn.k_proj",
+    "Vcur": "self_attn.v_proj",
+    "Qcur_normed": "self_attn.q_norm",
+    "Kcur_normed": "self_attn.k_norm",
+    "kq_soft_max": "self_attn.weights",
+    "kqv_out": "self_attn.attention",
+    "attn_out": "self_attn.o_proj",
+    "ffn_inp": "attention_residual",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_gate_b": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_up_b": "mlp.up_proj",
+    "ffn_swiglu": "mlp.act",
+    "ffn_out": "mlp.down_proj",
     "l_out": "",
-}  # fmt: skip
-_NAMES = {"embd": "model.embed_tokens", "inp_embd": "model.embed_tokens", "result_norm": "model.norm",
-          "result_output": "lm_head"}  # fmt: skip
-_ROPE = {"Qcur": "self_attn.q_rope", "Kcur": "self_attn.k_rope", "Qcur_normed": "self_attn.q_rope",
-         "Kcur_normed": "self_attn.k_rope"}  # fmt: skip
+}
+_NAMES = {
+    "embd": "model.embed_tokens",
+    "inp_embd": "model.embed_tokens",
+    "result_norm": "model.norm",
+    "result_output": "lm_head",
+}
+_ROPE = {
+    "Qcur": "self_attn.q_rope",
+    "Kcur": "self_attn.k_rope",
+    "Qcur_normed": "self_attn.q_rope",
+    "Kcur_normed": "self_attn.k_rope",
+}
 _UNNAMED = re.compile(r"blk\.(\d+)\.(attn_output|ffn_down)\.(?:weight|bias)")
 _NEVER_A_RESULT = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 _TYPES = {0: np.float32, 1: np.float16}  # ggml_type
@@ -76,9 +96,13 @@ def record_llamacpp(
     ExecutorError where llama-cpp-python is not installed, or with its last words if llama.cpp fails.
     """
     job = {
-        "ids": steps.prompt, "cuts": steps.cuts, "decode": steps.decode, "logit_rows": selection.logit_rows,
-        "layers": None if selection.layers is None else sorted(selection.layers), "heads": selection.heads,
-    }  # fmt: skip
+        "ids": steps.prompt,
+        "cuts": steps.cuts,
+        "decode": steps.decode,
+        "logit_rows": selection.logit_rows,
+        "layers": None if selection.layers is None else sorted(selection.layers),
+        "heads": selection.heads,
+    }
     with TemporaryDirectory(prefix="karat-") as folder:
         out = Path(folder) / "llama.trace"
         _run_worker(path, out, job)
@@ -145,10 +169,15 @@ class _Tensor(ctypes.Structure):
     """The beginning of ggml_tensor (ggml.h)."""
 
     _fields_ = (
-        ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4), ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16), ("flags", ctypes.c_int32),
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
         ("src", ctypes.c_void_p * 10),
-    )  # fmt: skip
+    )
 
 
 class _Observer:
@@ -323,11 +352,15 @@ def _trace(llama_cpp: Any, model: Any, out: Path, job: Mapping[str, Any]) -> Non
         partial = {name: rows for name in ("lm_head", "model.norm") if name in arrays}
         arrays |= {name: arrays[name][list(rows)] for name in partial}
     info = make_info(
-        ids, steps=tuple(starts), kv_dtype="float32", rows=partial, generated=tuple(ids[len(steps.prompt) :]) or None,
+        ids,
+        steps=tuple(starts),
+        kv_dtype="float32",
+        rows=partial,
+        generated=tuple(ids[len(steps.prompt) :]) or None,
         heads={n: selection.heads for n in arrays if selection.heads and n.endswith((".scores", ".weights"))},
         sampling={"temperature": 0} if steps.decode else None,
         executor=f"llama.cpp of llama-cpp-python {llama_cpp.__version__}",
-    )  # fmt: skip
+    )
     write_trace(out, Trace(info, arrays))
 
 

@@ -102,9 +102,7 @@ def _held_kv_heads(graph: Graph, shapes: Mapping[str, Sequence[tuple[int, ...]]]
     return None
 
 
-def _copies_agree(
-    graph: Graph, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None
-) -> bool:  # fmt: skip
+def _copies_agree(graph: Graph, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> bool:
     """Whether ranks that hold the same KV head have the same of it."""
     heads = whole.reshape(len(whole), -1, graph.config.head_dim)
     parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, graph.config.head_dim) for rank in sorted(by_rank)]

@@ -45,10 +45,7 @@ def validate(graph: Graph, weights: CheckpointWeights, trace: Trace) -> Validati
     """Check names, shapes and description. Raises TraceError for what cannot be used at all."""
     whole, _ = gathered(graph, trace)
     misnamed, unknown = misnamed_of(graph, whole)
-    missing = [
-        name for name, node in graph.nodes.items()
-        if name not in whole.arrays and node.kind != "select"
-    ]  # fmt: skip
+    missing = [name for name, node in graph.nodes.items() if name not in whole.arrays and node.kind != "select"]
     return Validation(len(trace.arrays), misnamed, unknown, missing, reach(Replay(graph, weights, whole)))
 
 

@@ -22,10 +22,10 @@ _RECEIPT: Mapping[str, Sequence[str]] = {
     "What was checked": ("command", "date", "model", "digest", "logits_digest", "options", "trace", "trace_executor"),
     "Prompt": ("ids_from", "prompt", "seed", "tokens", "token_ids"),
     "Environment": (
-        "executor", "dtype", "kv_dtype", "threads", "kernel_build", "karat", "python", "numpy", "packages", "machine",
-        "cpu", "cpu_features", "usable_cores", "memory_bytes",
-    ),
-}  # fmt: skip
+        "executor dtype kv_dtype threads kernel_build karat python numpy packages machine cpu cpu_features "
+        "usable_cores memory_bytes"
+    ).split(),
+}
 _MILESTONES = ("model.embed_tokens", "layer", "model.norm", "lm_head")
 _TOP = 10
 _STYLE = """
@@ -123,8 +123,9 @@ def _of_run(session: Session, results: Results) -> list[str]:
     for other, drifts in results.drift.items():
         rows = [
             (d.name, f"{d.largest:.3g}", f"{d.rms:.3g}", f"{d.floor:.3g}", times(d.ratio))
-            for d in drifts if graph.nodes[d.name].role in _MILESTONES
-        ]  # fmt: skip
+            for d in drifts
+            if graph.nodes[d.name].role in _MILESTONES
+        ]
         said = [f"<p>{escape(results.known[other].text)}.</p>"] if other in results.known else []
         parts += [f"<h2>Accumulated from the token ids on, against {escape(other)}</h2>", *said, _grid(head, rows)]
     for other, found in results.forced.items():

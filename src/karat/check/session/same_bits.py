@@ -103,9 +103,10 @@ def invariance_of(
     for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
         setting = Setting(name=f"{size} processes, chunks of 64", isa=ops.isa, threads=1, chunk=64, ranks=size)
         yield _row(
-            setting, logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype),
+            setting,
+            logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype),
             expected,
-        )  # fmt: skip
+        )
 
 
 def invariance(
@@ -161,9 +162,12 @@ def logits_under(
 
 
 def logits_on_ranks(
-    setting: Setting, checkpoint: ModelCheckpoint, tokenizer: Tokenizer, texts: Sequence[Sequence[int]],
+    setting: Setting,
+    checkpoint: ModelCheckpoint,
+    tokenizer: Tokenizer,
+    texts: Sequence[Sequence[int]],
     kv_dtype: FloatName,
-) -> list[NDArray[np.floating]]:  # fmt: skip
+) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text from ranks, all texts together."""
     config = read_config(checkpoint.config)
     sizes = _sizes(config.vocab_size, setting, texts)
@@ -187,11 +191,14 @@ def _empty(vocab_size: int, texts: Sequence[Sequence[int]]) -> list[NDArray[np.f
 
 def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:
     return EngineConfig(
-        vocab_size=vocab_size, max_model_len=max(map(len, texts)),
-        num_blocks=sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts), block_size=BLOCK_SIZE,
-        max_num_seqs=min(len(texts), setting.chunk), max_num_batched_tokens=setting.chunk,
+        vocab_size=vocab_size,
+        max_model_len=max(map(len, texts)),
+        num_blocks=sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts),
+        block_size=BLOCK_SIZE,
+        max_num_seqs=min(len(texts), setting.chunk),
+        max_num_batched_tokens=setting.chunk,
         enable_prefix_caching=setting.share,
-    )  # fmt: skip
+    )
 
 
 def _finish(engine: Engine, readers: list[LogitsReader], setting: Setting) -> None:

@@ -112,8 +112,10 @@ class Session:
 
     def versions(self) -> dict[str, str]:
         """Of what was compared with."""
-        names = [*(["torch", "transformers"] if self.plan.with_hf else []),
-                 *(["llama_cpp_python"] if self.plan.with_llamacpp else [])]  # fmt: skip
+        names = [
+            *(["torch", "transformers"] if self.plan.with_hf else []),
+            *(["llama_cpp_python"] if self.plan.with_llamacpp else []),
+        ]
         other = (
             {} if self.other is None else {"trace": str(self.plan.other), "trace_executor": self.other.info.executor}
         )

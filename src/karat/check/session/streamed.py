@@ -71,9 +71,15 @@ class Streamed:
     """Judges the parts of `run` as `advance` is called, once for each; of the layers only `layers`, if given."""
 
     def __init__(
-        self, model: CheckedModel, run: LayerwiseRun, *, layers: Collection[int] | None = None,
-        progress: Callable[[str], None] = lambda _: None, seed: int = 0, seconds: float = 20.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: CheckedModel,
+        run: LayerwiseRun,
+        *,
+        layers: Collection[int] | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+        seed: int = 0,
+        seconds: float = 20.0,
+    ) -> None:
         self._model, self._seed, self._seconds = model, seed, seconds
         self._layers, self._progress = layers, progress
         self._weights = model.weights(run.info.dtype)
@@ -102,9 +108,12 @@ class Streamed:
         chosen = part.layer is None or self._layers is None or part.layer in self._layers
         results, info = self.results, self.results.info
         diagnoser = Diagnoser(
-            self._model.graph, self._weights, Trace(info, {**self._carried, **arrays}),
-            seed=self._seed, seconds=self._seconds,
-        )  # fmt: skip
+            self._model.graph,
+            self._weights,
+            Trace(info, {**self._carried, **arrays}),
+            seed=self._seed,
+            seconds=self._seconds,
+        )
         replay = diagnoser.replay
         results.health.look(arrays)
         findings, wrong = diagnoser.look(part.names if chosen else ())
@@ -177,8 +186,10 @@ class Streamed:
         kept = self.results.maps
         chosen: list[tuple[str, int, str]] = [
             (name, head, "looks at one position only")
-            for name, heads in self.results.health.flagged.items() if name in arrays for head in heads
-        ]  # fmt: skip
+            for name, heads in self.results.health.flagged.items()
+            if name in arrays
+            for head in heads
+        ]
         for finding in findings:
             kind = self._model.graph.nodes[finding.name].kind
             if finding.is_wrong and kind in ("scores", "softmax") and finding.where:

@@ -31,8 +31,11 @@ def run(session: Session) -> Stage:
     whole = session.llm.logits([*session.ids, *chosen])
     bad = agreement.not_finite(whole, range(len(whole)))
     if bad or answer.error or len(chosen) != count:
-        how = f"with an error after {len(chosen)} of {count} tokens: {answer.error}" if answer.error else (
-            f"after {len(chosen)} of {count} tokens ({answer.finish_reason})")  # fmt: skip
+        how = (
+            f"with an error after {len(chosen)} of {count} tokens: {answer.error}"
+            if answer.error
+            else f"after {len(chosen)} of {count} tokens ({answer.finish_reason})"
+        )
         lines = [f"the answer ended {how}", *([f"one pass over all: {bad}"] if bad else [])]
         return Stage("generation", "bug", lines, {"token_ids": chosen})
     again = whole[len(session.ids) - 1 : -1].argmax(axis=1).tolist()
@@ -54,9 +57,11 @@ def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
     rows: list[Array] = []
     every = [*session.ids, *chosen]
     agreement.hf_layerwise(
-        session.plan.model.path, every, range(len(session.ids) - 1, len(every) - 1),
+        session.plan.model.path,
+        every,
+        range(len(session.ids) - 1, len(every) - 1),
         lambda arrays: rows.extend([arrays["lm_head"]] if "lm_head" in arrays else []),
-    )  # fmt: skip
+    )
     return rows[0]
 
 

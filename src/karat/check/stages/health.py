@@ -14,8 +14,10 @@ def run(session: Session) -> Stage:
     found = session.run().health.signs()
     raised = [sign for sign in found if sign.good is False]
     bad = [sign for sign in raised if sign.is_decisive]
-    lines = [f"{sign.name}: {'NO' if sign.good is False else 'yes'}{f' ({sign.detail})' if sign.detail else ''}"
-             for sign in found]  # fmt: skip
+    lines = [
+        f"{sign.name}: {'NO' if sign.good is False else 'yes'}{f' ({sign.detail})' if sign.detail else ''}"
+        for sign in found
+    ]
     facts: dict[str, Any] = {sign.name: sign.good for sign in found}
     others = dict(session.beside) | ({} if session.other is None else {"trace": session.other})
     for other, trace in others.items():

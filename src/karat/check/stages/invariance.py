@@ -19,9 +19,12 @@ def run(session: Session) -> Stage:
         checkpoint = open_model(session.plan.model.path)
         rows: list[Row] = []
         for row in invariance_of(
-            checkpoint, num_tokens=len(session.ids), threads=session.plan.threads, kv_dtype=session.plan.kv_dtype,
+            checkpoint,
+            num_tokens=len(session.ids),
+            threads=session.plan.threads,
+            kv_dtype=session.plan.kv_dtype,
             seed=session.plan.seed,
-        ):  # fmt: skip
+        ):
             rows.append(row)
             session.progress(f"invariance: {row.setting.name}: {row.word}")
         lines = [f"{row.setting.name}: {row.digest[:16]}{'' if row.is_right else f', {row.word}'}" for row in rows]

@@ -17,11 +17,15 @@ def run(session: Session) -> Stage:
     diagnosis = results.diagnosis
     worst = max(results.findings, key=lambda f: f.ratio)
     drift = max(results.drift["float64"], key=lambda d: d.ratio)
-    lines = diagnosis_lines(diagnosis, graph, results.info)[2:] if not diagnosis.is_healthy else [
-        f"{len(results.findings)} results, each re-run in float64 from its recorded inputs: at most "
-        f"{times(worst.ratio)} the noise floor ({worst.name})",
-        f"accumulated from the token ids on: at most {times(drift.ratio)} ({drift.name})",
-    ]  # fmt: skip
+    lines = (
+        diagnosis_lines(diagnosis, graph, results.info)[2:]
+        if not diagnosis.is_healthy
+        else [
+            f"{len(results.findings)} results, each re-run in float64 from its recorded inputs: at most "
+            f"{times(worst.ratio)} the noise floor ({worst.name})",
+            f"accumulated from the token ids on: at most {times(drift.ratio)} ({drift.name})",
+        ]
+    )
     exact = all(finding.exact for finding in results.findings)
     right = diagnosis.is_healthy and np.isfinite(drift.ratio)
     verdict: Verdict = "bug" if not right else "exact" if exact else session.rounding

@@ -232,7 +232,9 @@ def _stage(audit: Audit, ours: Mapping[str, Sequence[int]], chats: Mapping[str, 
     facts = {
         "faults": [finding.where for finding in audit.bugs],
         "bugs": [list(finding.bugs) for finding in audit.bugs],
-        "flags": audit.flags, "notes": audit.notes, "rendered": dict(chats),
+        "flags": audit.flags,
+        "notes": audit.notes,
+        "rendered": dict(chats),
         "ids": {name: list(ids) for name, ids in ours.items()},
-    }  # fmt: skip
+    }
     return Stage("tokens", verdict, lines, facts)

@@ -31,8 +31,11 @@ def run(session: Session) -> Stage:
             else replace(stage, lines=[*stage.lines, "the trace states no digest of its weights"])
         )
     same = stated == digest(model.stored)
-    line = "the trace states the digest of these weights" if same else (
-        f"note: the trace states another digest of its weights ({stated[:16]}), maybe another model's")  # fmt: skip
+    line = (
+        "the trace states the digest of these weights"
+        if same
+        else f"note: the trace states another digest of its weights ({stated[:16]}), maybe another model's"
+    )
     return replace(stage, lines=[*stage.lines, line], facts={**stage.facts, "digest_of_trace": same})
 
 
@@ -91,8 +94,11 @@ def _is_zero(weight: Weight, data: np.ndarray) -> bool:
 
 def _num_not_finite(weight: Weight, data: np.ndarray) -> int:
     """NaN and infinities of a tensor, without widening it where its type shows them."""
-    exponents: Mapping[str, tuple[str, int]] = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00),
-                                                "F32": ("<u4", 0x7F800000)}  # fmt: skip
+    exponents: Mapping[str, tuple[str, int]] = {
+        "BF16": ("<u2", 0x7F80),
+        "F16": ("<u2", 0x7C00),
+        "F32": ("<u4", 0x7F800000),
+    }
     if weight.dtype in exponents and weight.dtype in PLAIN_BYTES:
         kind, mask = exponents[weight.dtype]
         bits, wanted = data.view(kind), np.dtype(kind).type(mask)

@@ -19,6 +19,8 @@ from karat.errors import CheckpointError, TraceError
 LARGEST_TOKENS = 1 << 20
 _STORED = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 _FLOATS = get_args(FloatName)
+_KINDS: dict[str, type] = dict.fromkeys(("prompt", "executor", "model", "digest"), str)
+_KINDS |= {"config": dict, "messages": list, "sampling": dict, "ranks": int}
 
 
 def read_trace(path: Path) -> Trace:
@@ -109,8 +111,7 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
             raise fail(f"{key}={shown(fields[key])}; expected one of {', '.join(_FLOATS)}")
     if fields.get("activations", "none") not in ("ggml", "none"):
         raise fail(f"activations={shown(fields['activations'])}; expected 'ggml' or 'none', or nothing")
-    for key, kind in (("prompt", str), ("executor", str), ("model", str), ("digest", str), ("config", dict),
-                      ("messages", list), ("sampling", dict), ("ranks", int)):  # fmt: skip
+    for key, kind in _KINDS.items():
         if key in fields and (not isinstance(fields[key], kind) or isinstance(fields[key], bool)):
             raise fail(f"{key}={shown(fields[key])}; expected {kind.__name__}")
     info = make_info(fields.pop("token_ids"), **fields)
