@@ -102,11 +102,11 @@ import numpy as np
 from dataclasses import replace
 from karat.ops.native import NativeOps
 right = NativeOps.load
-def load(self, weight):
+def load(self, weight, **when):
     if weight.name.endswith("o_proj.bias"):
         values = 4 * weight.to_array(np.dtype(np.float32))
         weight = replace(weight, dtype="F32", stored=values.view(np.uint8))
-    return right(self, weight)
+    return right(self, weight, **when)
 NativeOps.load = load
 """,
     "kv-replication": """
