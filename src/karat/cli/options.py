@@ -201,6 +201,9 @@ class ServeOptions:
     ] = None
     max_num_seqs: Annotated[int | None, _option("Limits", "N", "Answers computed at a time (default: 16).")] = None
     kv_cache_bytes: Annotated[int | None, _option("Limits", "N", "Memory of the KV cache, in bytes.")] = None
+    max_step_ms: Annotated[
+        int | None, _option("Limits", "MS", "Of a step while answers stream (default: 200; 0: no bound).")
+    ] = None
     max_queue: Annotated[int | None, _option("Limits", "N", "Requests that may wait (default: 256).")] = None
     queue_timeout_s: Annotated[float | None, _option("Limits", "S", "And for how long (default: without end).")] = None
     max_connections: Annotated[int | None, _option("Limits", "N", "Open connections (default: 512).")] = None
@@ -216,7 +219,7 @@ class ServeOptions:
 
     def engine(self) -> dict[str, Any]:
         """Arguments for AsyncLLM: only what was on the command line."""
-        names = ("max_num_seqs", "kv_cache_bytes", "max_queue", "queue_timeout_s")
+        names = ("max_num_seqs", "kv_cache_bytes", "max_step_ms", "max_queue", "queue_timeout_s")
         return {name: value for name, value in _given(self).items() if name in names}
 
 
