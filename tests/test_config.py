@@ -1,6 +1,9 @@
 """What the environment sets, and that nothing but karat.config reads it."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,23 @@ def test_nothing_else_reads_the_environment() -> None:
     assert readers == [SOURCE / "config.py"]
     for hidden in ("def f():\n    return os.getenv('A')", "from os import environ", "__import__('os').environ"):
         assert reads_the_environment(hidden)
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({}, "1"),
+        ({"OPENBLAS_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "2"}, None),
+        ({"GOTO_NUM_THREADS": "2"}, None),
+    ],
+)
+def test_the_command_line_keeps_numpy_to_one_thread_unless_told(given: dict[str, str], threads: str | None) -> None:
+    program = (
+        "import os, sys, karat.cli; assert 'numpy' not in sys.modules; karat.cli.main(['--version']); "
+        "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "GOTO_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(threads)

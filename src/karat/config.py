@@ -129,3 +129,13 @@ class Settings:
 def embedded_model_path() -> Path:
     """The folder of the model in the package."""
     return Path(__file__).parent / "embedded"
+
+
+def numpy_on_one_thread() -> None:
+    """Keep NumPy's matrix products to one thread, unless the environment says otherwise. Before NumPy is imported.
+
+    Its OpenBLAS wakes all cores for products of a few tokens and then waits for them. The reference executor and the
+    checks run up to ten times slower so, most of all where the cores have other work.
+    """
+    if not any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")):
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"

@@ -14,7 +14,7 @@ from karat.cli.collection import without_collections
 from karat.cli.exits import BROKEN_PIPE, INTERRUPTED, OK, Terminated, report
 from karat.cli.options import Invocation
 from karat.cli.terminal import emit
-from karat.config import Settings
+from karat.config import Settings, numpy_on_one_thread
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -24,6 +24,7 @@ def main(args: Sequence[str] | None = None) -> int:
     stderr UTF-8.
     """
     _prepare_streams()
+    numpy_on_one_thread()
     args = tuple(sys.argv[1:] if args is None else args)
     invocation = Invocation(debug=Settings.from_env().debug, args=args)
     try:
