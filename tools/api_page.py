@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "karat"
 NAMES = {
     "engine/llm.py": ["LLM"],
     "engine/async_llm.py": ["AsyncLLM"],
-    "engine/engine.py": ["RequestUpdate", "PromptProgress"],
+    "engine/updates.py": ["RequestUpdate", "PromptProgress"],
     "engine/stats.py": ["EngineStats"],
     "text/chat_prompt.py": ["ChatPrompt"],
     "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "StreamChunk"],

@@ -8,9 +8,9 @@ from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingPara
 
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
-    from karat.engine.engine import PromptProgress, RequestUpdate
     from karat.engine.llm import LLM
     from karat.engine.stats import EngineStats
+    from karat.engine.updates import PromptProgress, RequestUpdate
     from karat.text.chat_prompt import ChatPrompt
 
 __version__ = "0.1.0"
@@ -21,8 +21,8 @@ _LAZY = {
     "AsyncLLM": "karat.engine.async_llm",
     "ChatPrompt": "karat.text.chat_prompt",
     "EngineStats": "karat.engine.stats",
-    "PromptProgress": "karat.engine.engine",
-    "RequestUpdate": "karat.engine.engine",
+    "PromptProgress": "karat.engine.updates",
+    "RequestUpdate": "karat.engine.updates",
 }
 
 __all__ = [

@@ -16,7 +16,9 @@ import tokenizers
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
-from karat.engine.engine import Engine, EngineConfig, RequestUpdate
+from karat.engine.engine import Engine
+from karat.engine.sizes import EngineConfig
+from karat.engine.updates import RequestUpdate
 from karat.request import Request, RequestOutput, SamplingParams, StreamChunk
 from karat.text import Tokenizer
 

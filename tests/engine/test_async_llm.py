@@ -10,7 +10,7 @@ import pytest
 
 import karat
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
-from karat.engine.engine import PromptProgress, RequestUpdate
+from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import CapacityError, CheckpointError, KaratError, RequestError, UsageError
 from tests.engine.tiny import write_model
 

@@ -183,7 +183,7 @@ def test_prompt_logits_are_made_once_for_all_choices() -> None:
 
 
 def test_prompt_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.engine.engine.PROMPT_LOGITS_BYTES", 5 * 258 * 4)
+    monkeypatch.setattr("karat.engine.sizes.PROMPT_LOGITS_BYTES", 5 * 258 * 4)
     engine, model = make_engine()
     whole = run(engine, request("a", bytes(30), prompt_logprobs=1, max_tokens=2))["a"]
     assert max(len(batch.logit_rows) for batch in model.batches) == 5

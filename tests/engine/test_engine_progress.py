@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.engine import PromptProgress
+from karat.engine.updates import PromptProgress
 from karat.errors import RequestError
 from karat.request import Request
 from tests.engine.tiny import tokens

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.engine import PromptProgress
+from karat.engine.updates import PromptProgress
 from karat.errors import RequestError
 from karat.ops.native import unavailable_reason
 from tests.engine.tiny import (

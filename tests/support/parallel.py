@@ -14,10 +14,11 @@ from safetensors import TensorSpec, serialize
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
-from karat.engine.engine import Engine, EngineConfig
+from karat.engine.engine import Engine
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel
 from karat.engine.rank_messages import Load
+from karat.engine.sizes import EngineConfig
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES

@@ -13,8 +13,8 @@ from karat.errors import CheckpointError, ConfigError, HubError, KaratError, Num
 from karat.request import StreamChunk
 
 if TYPE_CHECKING:
-    from karat.engine.engine import PromptProgress
     from karat.engine.llm import LLM
+    from karat.engine.updates import PromptProgress
     from karat.text import ChatPrompt
 
 Message = dict[str, str]

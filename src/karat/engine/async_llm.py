@@ -17,11 +17,12 @@ from karat.engine.async_engine import AsyncEngine, write_logs
 from karat.engine.async_messages import Add, Open
 from karat.engine.async_process import EngineProcess, encoded
 from karat.engine.async_requests import OpenRequest
-from karat.engine.engine import Engine, RequestUpdate
+from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
 from karat.engine.llm import LLM
 from karat.engine.options import Options
 from karat.engine.stats import EngineStats
+from karat.engine.updates import RequestUpdate
 from karat.engine.vllm_arguments import settle_constructor
 from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model

@@ -7,8 +7,8 @@ import msgspec
 
 from karat.config import FloatName
 from karat.engine.defaults import GenerationDefaults
-from karat.engine.engine import EngineConfig
 from karat.engine.options import Options
+from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.request import FinishReason, Logprob, Request, StreamChunk
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 from karat.engine.async_messages import News
-from karat.engine.engine import PromptProgress, RequestUpdate
+from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import KaratError, SlowReaderError
 from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
 

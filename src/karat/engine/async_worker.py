@@ -20,8 +20,8 @@ import msgspec
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import Abort, Add, Failed, Loading, Log, News, Open, Piece, Ready, Stepped, ToEngine
 from karat.engine.defaults import GenerationDefaults
-from karat.engine.engine import RequestUpdate
 from karat.engine.llm import LLM
+from karat.engine.updates import RequestUpdate
 from karat.errors import CapacityError, KaratError, RequestError
 from karat.ranks.lifeline import end_with_parent
 

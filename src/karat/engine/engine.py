@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import inf
 from time import perf_counter
@@ -15,88 +14,17 @@ from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
+from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.engine.step import build_batch
+from karat.engine.updates import Entry, PromptProgress, RequestUpdate
 from karat.errors import KaratError, NumericsError, RequestError
-from karat.kv.blocks import BLOCK_SIZE, BlockPool
-from karat.ops.api import Runner, StepLimits
-from karat.request import MAX_COUNT, Request, RequestOutput, StreamChunk, is_int, shown
+from karat.kv.blocks import BlockPool
+from karat.ops.api import Runner
+from karat.request import MAX_COUNT, Request, is_int, shown
 from karat.text import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-PROMPT_LOGITS_BYTES = 64 * 1024**2  # of the logits of prompt positions made in one step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """Sizes of an engine. max_model_len bounds prompt and output of a request together.
-
-    With enable_prefix_caching, sequences that begin with the same tokens share the blocks of these (karat.kv.blocks).
-    A step in which somebody decodes takes at most about max_step_ms (0: no bound), by computing less of prompts; what
-    the keys that a token sees cost, over its linear layers, is key_work (karat.engine.pace).
-    """
-
-    vocab_size: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int = BLOCK_SIZE
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    enable_prefix_caching: bool = False
-    max_step_ms: int = 0
-    key_work: float = 0.0
-
-    @property
-    def max_prompt_logits(self) -> int:
-        """Prompt positions of a step whose logits may be wanted."""
-        return max(1, PROMPT_LOGITS_BYTES // (4 * self.vocab_size))
-
-    @property
-    def step_limits(self) -> StepLimits:
-        """The largest step that the scheduler makes."""
-        return StepLimits(
-            num_tokens=self.max_num_batched_tokens,
-            num_logit_rows=min(self.max_num_batched_tokens, self.max_num_seqs + self.max_prompt_logits),
-            num_seqs=self.max_num_seqs,
-            context_len=self.max_model_len,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PromptProgress:
-    """How far a prompt of `num_tokens` is: `num_computed` are in the cache, of which `num_cached` were found there."""
-
-    num_tokens: int
-    num_cached: int = 0
-    num_computed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
-    """What is new of one request; `output` comes once, with the last chunk. Only AsyncLLM tells `progress`."""
-
-    request_id: str
-    chunks: tuple[StreamChunk, ...]
-    output: RequestOutput | None = None
-    progress: PromptProgress | None = None
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A request, its choices, and its news: what updates have carried of each choice, and those not taken yet.
-
-    `news` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.
-    """
-
-    request: Request
-    choices: list[Choice]
-    news: tuple[tuple[Carried, ...], tuple[RequestUpdate, ...]]
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last update was made."""
-        return all(carried.end for carried in self.news[0])
 
 
 class Engine:
@@ -129,7 +57,7 @@ class Engine:
         self._pace = Pace(config.key_work)
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id; who is not here has ended
-        self._entries: dict[str, _Entry] = {}  # by request_id
+        self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
 
@@ -186,7 +114,7 @@ class Engine:
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens))
         self._half_done = True
         self._readers.update({choice.sequence.seq_id: choice for choice in choices})
-        self._entries[request.request_id] = _Entry(request, choices, ((Carried(),) * len(choices), ()))
+        self._entries[request.request_id] = Entry(request, choices, ((Carried(),) * len(choices), ()))
         for choice in choices:
             self.scheduler.add(choice.sequence)
         self._half_done = False
@@ -272,7 +200,7 @@ class Engine:
             if choice.sequence.seq_id in self._readers:
                 choice.abort()
                 self._drop(choice)
-        self._publish(entry)
+        entry.publish()
         self._half_done = False
         updates = self.take(request_id)
         chunks = tuple(chunk for update in updates for chunk in update.chunks)
@@ -300,7 +228,7 @@ class Engine:
                 del self._readers[seq_id]
         self.scheduler.restart([reader.sequence for reader in self._readers.values()])
         for entry in self._entries.values():
-            self._publish(entry)
+            entry.publish()
         self._half_done = False
 
     def _sequence(
@@ -316,7 +244,7 @@ class Engine:
             priority=priority,
         )
 
-    def _entry(self, request_id: str) -> _Entry:
+    def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)
         if entry is None:
             raise RequestError(f"there is no request {request_id!r}: it has ended or was aborted; make it again")
@@ -363,7 +291,7 @@ class Engine:
             if isinstance(reader, Choice):
                 changed[reader.request_id] = None
         for request_id in changed:
-            self._publish(self._entries[request_id])
+            self._entries[request_id].publish()
         self._num_steps += bool(chunks)
         self._half_done = False
 
@@ -397,29 +325,6 @@ class Engine:
         ends = reader.read_last(logits[-1])
         self._num_generated_tokens += isinstance(reader, Choice)
         return ends
-
-    def _publish(self, entry: _Entry) -> None:
-        """Add to the news of a request what its choices have that no update has carried."""
-        if entry.ended:
-            return
-        carried, updates = entry.news
-        made = [choice.chunk_after(before) for choice, before in zip(entry.choices, carried, strict=True)]
-        chunks = tuple(chunk for chunk, _ in made if chunk)
-        if not chunks:
-            return
-        output = None
-        if all(choice.finish_reason is not None for choice in entry.choices):
-            output = RequestOutput(
-                request_id=entry.request.request_id,
-                prompt=entry.request.prompt,
-                prompt_token_ids=entry.request.prompt_token_ids,
-                outputs=tuple(choice.output() for choice in entry.choices),
-                prompt_logprobs=entry.choices[0].prompt_logprobs,
-                seed=entry.request.seed,
-                num_cached_tokens=entry.choices[0].sequence.num_found or 0,
-            )
-        update = RequestUpdate(entry.request.request_id, chunks, output)
-        entry.news = tuple(after for _, after in made), (*updates, update)
 
     def _check_tokens(self, what: str, token_ids: tuple[int, ...], *, may_be_empty: bool = False) -> None:
         if not token_ids and not may_be_empty:

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import FloatName, embedded_model_path
-from karat.engine.engine import Engine, PromptProgress
+from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
 from karat.engine.text_side import TextSide
 from karat.engine.turns import Turns
+from karat.engine.updates import PromptProgress
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, UsageError
 from karat.models.opening import open_model

@@ -16,8 +16,8 @@ from karat import errors
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
-from karat.engine.engine import EngineConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
+from karat.engine.sizes import EngineConfig
 from karat.errors import KaratError, RankError
 from karat.machine.cores import num_physical_cores
 from karat.machine.memory import available_bytes

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
-from karat.engine.engine import EngineConfig
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.memory import num_cache_blocks, require_room
 from karat.engine.options import Options
+from karat.engine.sizes import EngineConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.machine.memory import available_bytes

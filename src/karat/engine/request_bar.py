@@ -3,7 +3,7 @@
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from karat.engine.engine import RequestUpdate
+from karat.engine.updates import RequestUpdate
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

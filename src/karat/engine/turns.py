@@ -5,9 +5,10 @@ from math import inf
 from threading import RLock
 from typing import TypeVar
 
-from karat.engine.engine import Engine, PromptProgress, RequestUpdate
+from karat.engine.engine import Engine
 from karat.engine.readers import LogitsTarget
 from karat.engine.request_bar import RequestBar
+from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import UsageError
 from karat.request import Request, RequestOutput, StreamChunk
 

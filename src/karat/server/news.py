@@ -6,7 +6,7 @@ from contextlib import aclosing, suppress
 from typing import cast
 
 from karat.engine.async_llm import AsyncLLM
-from karat.engine.engine import RequestUpdate
+from karat.engine.updates import RequestUpdate
 from karat.server.inner import Ask, Work
 
 

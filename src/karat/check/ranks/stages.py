@@ -17,9 +17,10 @@ from karat.check.session.same_bits import digest
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.config import FloatName
-from karat.engine.engine import Engine, EngineConfig
+from karat.engine.engine import Engine
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
+from karat.engine.sizes import EngineConfig
 from karat.errors import ExecutorError, KaratError, RankError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.cut_units import cut_units

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FloatName, Settings
-from karat.engine.engine import Engine, EngineConfig
+from karat.engine.engine import Engine
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
 from karat.engine.readers import LogitsReader
+from karat.engine.sizes import EngineConfig
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees

@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, UnsetType
 
-from karat.engine.engine import RequestUpdate
+from karat.engine.updates import RequestUpdate
 from karat.request import StreamChunk
 from karat.server import schema
 from karat.server.openai.answers import FINGERPRINT, Subject, reason_of
