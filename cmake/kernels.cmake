@@ -79,8 +79,9 @@ list(APPEND other_sources search/k_fit.cpp search/level_fit.cpp)  # what `karat 
 list(APPEND other_sources measure/limits.cpp)  # what bounds them, measured by `karat bench`
 list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
-set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/plan.cpp plan/plan_group.cpp
-    plan/plan_ops.cpp plan/plan_run.cpp runtime/isa.cpp runtime/memory.cpp runtime/pool.cpp)
+set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
+    plan/lower.cpp plan/plan.cpp plan/plan_group.cpp plan/plan_ops.cpp plan/plan_run.cpp runtime/isa.cpp
+    runtime/memory.cpp runtime/pool.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")

@@ -56,6 +56,9 @@ using RopeRef = std::shared_ptr<const RopeTable>;
 
 enum class Rows : int { tokens, wanted };
 
+using Register = int;  // its number in a plan
+using Registers = std::vector<Register>;
+
 // The inputs of a step (karat.batch.ForwardBatch).
 struct StepInput {
     BatchView batch;
@@ -66,8 +69,13 @@ struct StepInput {
 // What a thread sees while it runs a step.
 class StepContext;
 
+struct LinearOp;
+
 struct Op {
     virtual ~Op() = default;
+    virtual const char* name() const = 0;
+    virtual Registers reads() const { return {}; }
+    virtual Registers writes() const { return {}; }
     virtual void run(StepContext& step, int thread) = 0;
     // Whether it is an op on single rows: a thread's share is the same rows in each of them.
     virtual bool by_rows() const { return false; }
@@ -75,9 +83,11 @@ struct Op {
     virtual bool joins() const { return false; }
 };
 
+// Calls record one op each. `finish` then runs the passes: `fuse` joins ops that follow one another (fuse.h), `lower`
+// cuts ops with a barrier inside into one op for each side of it, and the rest places registers and barriers.
 class Plan {
 public:
-    using Register = int;
+    using Register = karat::Register;
 
     Plan(const Kernels& kernels, int num_threads);
     ~Plan();
@@ -90,8 +100,8 @@ public:
     Register embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
     Register rms_norm(Register x, VectorRef weight, double eps);
     // One register for each matrix. leaf_ends: see LinearArgs.
-    std::vector<Register> linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
-                                 std::vector<std::uint32_t> leaf_ends);
+    Registers linear(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                     std::vector<std::uint32_t> leaf_ends);
     // A row-parallel layer, of which `weight` has this rank's columns. The ranks' sums are added along the fixed tree,
     // then the bias.
     Register linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
@@ -110,8 +120,9 @@ public:
 
     // Ends the recording and allocates for the largest step: so many tokens, rows whose logits are wanted, sequences,
     // and keys of a sequence. Registers in `kept` may be read after a run.
+    // Without `fusing` no ops are joined: for tests, which compare the bits.
     void finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
-                const std::vector<Register>& kept);
+                const Registers& kept, bool fusing = true);
 
     // ---- running
     bool finished() const { return finished_; }  // not after a finish that failed
@@ -121,9 +132,11 @@ public:
         return outside ? outside : arena_.floats() + offsets_.at(static_cast<std::size_t>(reg));
     }
     std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
-    std::size_t rows(Register reg) const;                 // of the last step
-    std::size_t max_rows(Register reg) const;             // that there is room for
-    std::size_t num_heads() const { return num_heads_; }  // of attention's queries
+    std::size_t rows(Register reg) const;                             // of the last step
+    std::size_t max_rows(Register reg) const;                         // that there is room for
+    std::size_t num_heads() const { return num_heads_; }              // of attention's queries
+    const std::vector<std::string>& fused() const { return fused_; }  // the rules that `finish` applied, in order
+    std::vector<std::string> op_names() const;                        // in the order in which they run
     // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
     // Throws std::invalid_argument for a step that does not fit, std::runtime_error while another thread runs one, or
     // if the ranks abandoned the step.
@@ -141,8 +154,11 @@ private:
     struct Info {
         std::size_t width;
         Rows rows;
-        std::size_t born, last_used;  // index of ops
-        float* outside = nullptr;     // where it lies, if not in the arena
+        bool is_input = false;
+        float* outside = nullptr;  // where it lies, if not in the arena
+    };
+    struct Life {
+        std::size_t first, last;  // op
     };
     struct Item {  // of attention
         std::uint32_t seq, kv_head, first, last;
@@ -150,11 +166,18 @@ private:
         std::uint32_t part;  // where the split's partial results go
     };
 
+    void lower();
     std::vector<std::size_t> cut_into_phases();
-    void place_registers(const std::vector<std::size_t>& phases);
-    Register make(std::size_t width, Rows rows);
+    std::vector<Life> lives(const Registers& kept) const;
+    void place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases);
+    void allocate();
+    Register new_register(std::size_t width, Rows rows);
+    template <class RecordedOp>
+    Register record(std::unique_ptr<RecordedOp> op);
     std::uint32_t collective(const TransportRef& group, std::size_t width, Rows rows);
-    const Info& use(Register reg);
+    const Info& info_of(Register reg) const;
+    std::unique_ptr<LinearOp> linear_op(Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                                        std::vector<std::uint32_t> leaf_ends);
     void check(const StepInput& input) const;
     void list_items(const BatchView& batch);
     void work(StepContext& step, int thread);
@@ -171,7 +194,8 @@ private:
     std::size_t scratch_stride_ = 0, part_floats_ = 0;
     std::vector<Item> items_;
     std::atomic_flag running_;
-    bool finished_ = false;
+    bool recording_ = true, finished_ = false;
+    std::vector<std::string> fused_;
     std::size_t max_tokens_ = 0, max_wanted_ = 0, max_seqs_ = 0, max_context_ = 0;
     std::size_t num_tokens_ = 0, num_wanted_ = 0;
     // Limits that the inputs of a step are checked against.

@@ -23,8 +23,8 @@ std::uint32_t Plan::collective(const TransportRef& group, std::size_t width, Row
     return num_collectives_++;
 }
 
-Plan::Register Plan::embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends) {
-    const Register out = make(table->matrix.columns, Rows::tokens);
+Register Plan::embedding_over(TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends) {
+    const Register out = new_register(table->matrix.columns, Rows::tokens);
     const std::uint32_t number = collective(group, table->matrix.columns, Rows::tokens);
     const auto rank = static_cast<std::size_t>(group->rank);
     require(ends.size() == static_cast<std::size_t>(group->size) && std::is_sorted(ends.begin(), ends.end()) &&
@@ -32,53 +32,41 @@ Plan::Register Plan::embedding_over(TransportRef group, MatrixRef table, std::ve
             "a table that is not this rank's part of the vocabulary");
     vocab_size_ = has_embedding_ ? std::min<std::size_t>(vocab_size_, ends.back()) : ends.back();
     has_embedding_ = true;
-    auto own = std::make_unique<OwnRowsOp>();
-    own->first = rank ? ends[rank - 1] : 0;
-    own->collective = number;
-    own->out = out;
-    own->table = std::move(table);
-    ops_.push_back(std::move(own));
-    auto fetch = std::make_unique<FetchRowsOp>();
-    fetch->collective = number;
-    fetch->ends = std::move(ends);
-    fetch->out = out;
-    ops_.push_back(std::move(fetch));
-    return out;
-}
-
-Plan::Register Plan::linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
-                                 std::vector<std::uint32_t> leaf_ends) {
-    require(weight != nullptr, "a layer without a matrix");
-    require(!bias || bias->values.size() == weight->matrix.rows, "a bias that does not fit its matrix");
-    const Rows rows = use(x).rows;
-    const std::size_t width = weight->matrix.rows;
-    const Register out = linear(x, {std::move(weight)}, {nullptr}, std::move(leaf_ends)).front();
-    const std::uint32_t number = collective(group, width, rows);
-    dynamic_cast<LinearOp&>(*ops_.back()).collective = number;
-    use(out);
-    auto op = std::make_unique<AllReduceOp>();
+    auto op = std::make_unique<FetchRowsOp>();
+    op->table = std::move(table);
+    op->first = rank ? ends[rank - 1] : 0;
     op->collective = number;
-    op->bias = std::move(bias);
+    op->ends = std::move(ends);
     op->out = out;
     ops_.push_back(std::move(op));
     return out;
 }
 
-Plan::Register Plan::gather(TransportRef group, Register x, std::size_t first, std::size_t width) {
-    const Info info = use(x);
+Register Plan::linear_over(TransportRef group, Register x, MatrixRef weight, VectorRef bias,
+                           std::vector<std::uint32_t> leaf_ends) {
+    require(weight != nullptr, "a layer without a matrix");
+    const Rows rows = info_of(x).rows;
+    const std::size_t width = weight->matrix.rows;
+    auto op = linear_op(x, {std::move(weight)}, {std::move(bias)}, std::move(leaf_ends));
+    op->collective = collective(group, width, rows);
+    const Register out = op->out.front();
+    ops_.push_back(std::move(op));
+    return out;
+}
+
+Register Plan::gather(TransportRef group, Register x, std::size_t first, std::size_t width) {
+    const Info info = info_of(x);
     require(first <= width && info.width <= width - first, "columns beyond the whole");
+    require(whole_width_ == 0, "one result is gathered in a plan");
     auto op = std::make_unique<GatherOp>();
     op->x = x;
     op->first = first;
-    const Register out = op->out = make(width, info.rows);
-    ops_.push_back(std::move(op));
-    auto arrive = std::make_unique<ArriveOp>();
-    arrive->collective = collective(group, 0, info.rows);
-    require(whole_width_ == 0, "one result is gathered in a plan");
+    op->collective = collective(group, 0, info.rows);
+    const Register out = op->out = new_register(width, info.rows);
     whole_width_ = width;
     registers_[static_cast<std::size_t>(out)].outside = reinterpret_cast<float*>(group->whole(group->self));
     whole_rows_ = info.rows;
-    ops_.push_back(std::move(arrive));
+    ops_.push_back(std::move(op));
     return out;
 }
 

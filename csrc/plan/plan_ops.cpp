@@ -147,6 +147,20 @@ constexpr std::size_t kEvenItems = 16, kPartTokens = 128;
 
 }  // namespace
 
+Registers LinearOp::reads() const {
+    Registers found{x};
+    for (const Register reg : {residual, x_sums})
+        if (reg >= 0) found.push_back(reg);
+    return found;
+}
+
+Registers LinearOp::writes() const {
+    Registers found;
+    if (collective < 0) found = out;
+    if (act >= 0) found.push_back(act);
+    return found;
+}
+
 LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens) const {
     const Matrix& matrix = weights[which]->matrix;
     float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
@@ -214,7 +228,8 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
     const std::size_t each = count == 1 ? panels.size() : matrix.info().by_nibbles ? kNibblePanels : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
     LinearArgs gate = args(s, 0, rows), up = args(s, 1, rows);
-    if (const std::size_t place = most_rows * wide + width; passing && s.num_threads * place <= s.rows(x) * width) {
+    if (const std::size_t place = most_rows * wide + width;
+        only_for_act && s.num_threads * place <= s.rows(x) * width) {
         gate.out = s.data(out[0]) + static_cast<std::size_t>(thread) * place;
         up.out = s.data(out[1]) + static_cast<std::size_t>(thread) * place;
         gate.out_stride = up.out_stride = wide;

@@ -24,9 +24,9 @@ public:
     std::atomic_flag overflow_taken;
     Plan::Overflow overflow;
 
-    float* data(Plan::Register reg) const { return plan.data(reg); }
-    std::size_t width(Plan::Register reg) const { return plan.width(reg); }
-    std::size_t rows(Plan::Register reg) const { return plan.rows(reg); }
+    float* data(Register reg) const { return plan.data(reg); }
+    std::size_t width(Register reg) const { return plan.width(reg); }
+    std::size_t rows(Register reg) const { return plan.rows(reg); }
     float* scratch(int thread) const {
         return plan.scratch_.floats() + static_cast<std::size_t>(thread) * plan.scratch_stride_;
     }
@@ -86,7 +86,9 @@ struct RowOp : Op {
 
 struct EmbeddingOp final : RowOp {
     MatrixRef table;
-    Plan::Register out;
+    Register out;
+    const char* name() const override { return "embedding"; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
@@ -100,85 +102,131 @@ struct CollectiveOp : RowOp {
 struct OwnRowsOp final : RowOp {
     MatrixRef table;
     std::uint32_t first, collective;
-    Plan::Register out;
+    Register out;
+    const char* name() const override { return "own_rows"; }
     void run(StepContext& s, int thread) override;
 };
 
-// Copies each token's row from the slot of the rank that has it. Rank r has the rows before ends[r].
+// Copies each token's row from the slot of the rank that has it. Rank r has the rows before ends[r]. As it is recorded
+// it has this rank's table, too; `lower` gives that to an OwnRowsOp before it.
 struct FetchRowsOp final : CollectiveOp {
+    MatrixRef table;
+    std::uint32_t first = 0;  // row of the vocabulary that this rank's table begins with
     std::vector<std::uint32_t> ends;
-    Plan::Register out;
+    Register out;
+    const char* name() const override { return "fetch_rows"; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 // out = ((tree over ranks of their slots) + bias) + residual.
 struct AllReduceOp final : CollectiveOp {
-    Plan::Register out;
-    VectorRef bias;                // may be null
-    Plan::Register residual = -1;  // taken in from `add`
+    Register out;
+    VectorRef bias;          // may be null
+    Register residual = -1;  // taken in from `add` (fuse.h)
+    const char* name() const override { return "all_reduce"; }
+    Registers reads() const override { return residual < 0 ? Registers{} : Registers{residual}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 // Writes this rank's columns into the whole result; ArriveOp then waits for the columns of the others.
 struct GatherOp final : RowOp {
-    Plan::Register x, out;
+    Register x, out;
     std::size_t first;
+    std::uint32_t collective;  // of the ArriveOp after it
+    const char* name() const override { return "gather"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
-struct ArriveOp final : CollectiveOp { void run(StepContext& s, int thread) override; };
+struct ArriveOp final : CollectiveOp {
+    const char* name() const override { return "arrive"; }
+    void run(StepContext& s, int thread) override;
+};
 
 // Sums over 16 columns, for weights with minima.
 struct SumsOp final : RowOp {
-    Plan::Register x, out;
+    Register x, out;
+    const char* name() const override { return "sums"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct NormOp final : RowOp {
-    Plan::Register x, out;
+    Register x, out;
     VectorRef weight;
     double eps;
+    const char* name() const override { return "rms_norm"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct AddOp final : RowOp {
-    Plan::Register x, y, out;
+    Register x, y, out;
+    const char* name() const override { return "add"; }
+    Registers reads() const override { return {x, y}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct RopeOp final : RowOp {
-    Plan::Register x, out;
+    Register x, out;
     RopeRef table;
+    const char* name() const override { return "rope"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct CacheWriteOp final : RowOp {
-    Plan::Register k, v;
+    Register k, v;
     CacheRef cache;
     std::size_t layer;
+    const char* name() const override { return "kv_write"; }
+    Registers reads() const override { return {k, v}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct SiluMulOp final : RowOp {
-    Plan::Register gate, up, out;
+    Register gate, up, out;
+    const char* name() const override { return "silu_mul"; }
+    Registers reads() const override { return {gate, up}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
 struct SelectOp final : Op {
-    Plan::Register x, out;
+    Register x, out;
+    const char* name() const override { return "select"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
 };
 
-// One matrix or several over the same input. What follows may be taken in: the residual of `add`, or silu_mul of both.
+// One matrix or several over the same input. `fuse` joins it with what follows: the residual of `add`, or silu_mul of
+// both.
 struct LinearOp final : Op {
-    std::size_t index;  // of the op, for its counter of items
-    Plan::Register x;
-    std::vector<Plan::Register> out;
+    std::size_t index = 0;  // of the op, for its counter of items
+    Register x;
+    Registers out;
     std::vector<MatrixRef> weights;
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
-    Plan::Register residual = -1, act = -1, x_sums = -1;
-    bool passing = false;          // out is read for act alone
-    std::int64_t collective = -1;  // into this rank's slot, not into out
+    Register residual = -1, act = -1;
+    Register x_sums = -1;          // of the SumsOp that `lower` puts before it, if it needs one
+    bool only_for_act = false;     // nothing but silu_mul reads `out`
+    std::int64_t collective = -1;  // the sums go into this rank's slot, and an AllReduceOp comes after it
+
+    bool needs_sums() const {
+        return std::any_of(weights.begin(), weights.end(),
+                           [](const MatrixRef& weight) { return weight->matrix.info().has_minimum; });
+    }
+    const char* name() const override { return "linear"; }
+    Registers reads() const override;
+    Registers writes() const override;
     void run(StepContext& s, int thread) override;
 
 private:
@@ -189,8 +237,8 @@ private:
 };
 
 struct AttentionOp : Op {
-    std::size_t index;
-    Plan::Register q, out;
+    std::size_t index = 0;
+    Register q, out;
     CacheRef cache;
     std::size_t layer, window, group_heads, first_head;
     float scale;
@@ -199,9 +247,20 @@ protected:
     AttentionArgs args(const StepContext& s) const;
 };
 
-struct AttendOp final : AttentionOp { void run(StepContext& s, int thread) override; };
+// Attention of tokens, and of splits of sequences with one token; `lower` puts a MergeOp after it.
+struct AttendOp final : AttentionOp {
+    const char* name() const override { return "attend"; }
+    Registers reads() const override { return {q}; }
+    Registers writes() const override { return {out}; }
+    void run(StepContext& s, int thread) override;
+};
 
 // Merges the splits of sequences with one token.
-struct MergeOp final : AttentionOp { void run(StepContext& s, int thread) override; };
+struct MergeOp final : AttentionOp {
+    explicit MergeOp(const AttentionOp& attention) : AttentionOp(attention) {}
+    const char* name() const override { return "merge"; }
+    Registers writes() const override { return {out}; }
+    void run(StepContext& s, int thread) override;
+};
 
 }  // namespace karat

@@ -241,7 +241,9 @@ NB_MODULE(_native, m) {
         .def("attention", &Plan::attention)
         .def("select", &Plan::select)
         .def("finish", &Plan::finish, nb::arg("max_tokens"), nb::arg("max_wanted"), nb::arg("max_seqs"),
-             nb::arg("max_context"), nb::arg("kept"))
+             nb::arg("max_context"), nb::arg("kept"), nb::arg("fusing") = true)
+        .def_prop_ro("fused", &Plan::fused)
+        .def_prop_ro("op_names", &Plan::op_names)
         .def("width", &Plan::width)
         .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
         .def("read", &view)

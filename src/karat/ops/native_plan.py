@@ -187,14 +187,17 @@ class PlanRecorder:
     def select_rows(self, x: Handle, step: object, *, name: str) -> Handle:
         return Handle(self._plan.select(x.register), x.tail)
 
-    def finish(self, limits: StepLimits, kept: Sequence[Handle]) -> None:
+    def finish(self, limits: StepLimits, kept: Sequence[Handle], *, fusing: bool = True) -> None:
         """End the recording. Only the handles in `kept` have values after a run.
 
+        Tests switch `fusing` of ops off, which changes no bit.
         Raises CapacityError if the buffers of a step within `limits` do not fit into memory.
         """
         registers = [handle.register for handle in kept]
         try:
-            self._plan.finish(limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers)
+            self._plan.finish(
+                limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers, fusing
+            )
         except MemoryError as fault:
             raise CapacityError(
                 f"a step of {limits.num_tokens} tokens needs larger buffers than this process gets; lower "
