@@ -1,4 +1,4 @@
-"""Text: tokens, chat templates, streaming text out of tokens, and stop strings."""
+"""Text: tokenizers, chat templates, streaming detokenisation, and stop strings."""
 
 from karat.text.chat_prompt import ChatPrompt
 from karat.text.detokenizer import IncrementalDetokenizer

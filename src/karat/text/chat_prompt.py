@@ -1,13 +1,13 @@
-"""A conversation as a model gets it."""
+"""ChatPrompt: a conversation as the model receives it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation that was rendered, once and by one clock: what is counted is what is answered.
+    """A conversation, rendered once and with one clock, so that the counted tokens are the answered ones.
 
-    `text` shows a control token and the same letters as text alike; `token_ids` tell them apart.
+    `text` shows a control token and the same letters typed as text alike; `token_ids` differ.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation becomes the text a model was trained on, byte for byte as transformers renders it."""
+"""ChatTemplate: renders a conversation to the prompt a model was trained on, byte for byte as transformers does."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +12,21 @@ from karat.errors import TemplateError
 from karat.text.template_budget import Budget, LimitError, shallow_size
 from karat.text.template_sandbox import Refusal, SandboxEnvironment
 
-MAX_SOURCE_CHARS = 128 * 1024  # the largest template met in a released model has 17 thousand
+MAX_SOURCE_CHARS = 128 * 1024  # the largest template seen in a released model has 17 thousand
 MAX_PATTERN_CHARS = 1000
-# What a render may put out: a base, and so many characters for each byte of the conversation.
+# Characters that a render may put out: a base, and a number for each byte of the conversation.
 BASE_OUTPUT_CHARS, OUTPUT_CHARS_PER_BYTE = 1024**2, 16
 
-# Names of what a model thought before it answered. Templates read the first, gpt-oss the second, older servers send
-# the third.
+# Keys for the reasoning before an answer. Templates read the first; gpt-oss reads the second; older servers send the
+# third.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
     """A compiled chat template. Immutable; `render` may be called from any number of threads.
 
-    `source` is Jinja, untrusted; the keyword arguments (`bos_token`, `eos_token`, …) are the special tokens it may
-    name, None where the tokenizer has none. `literal_text` is all that the source spells itself, joined by NUL.
+    `source` is untrusted Jinja. The keyword arguments (`bos_token`, `eos_token`, …) are the special tokens that it may
+    name, None where the tokenizer has none. `literal_text` is all text that the source itself contains, joined by NUL.
     Raises `TemplateError`, with the line, for a source that does not compile.
     """
 
@@ -55,15 +55,15 @@ class ChatTemplate:
         now: Callable[[], datetime] | datetime = datetime.now,
         **extra: Any,
     ) -> str:
-        """The prompt for `messages`, special tokens included: encode it without adding any.
+        """The prompt for `messages`, special tokens included. It is to be encoded without adding any.
 
-        A message is a mapping such as `{"role": "user", "content": "Hi"}`; keys whose value is None are left out, and
-        what a message has under `reasoning_content`, `thinking` or `reasoning` is found under the first two. `tools`
-        are JSON schemas. `extra` are further variables for the template; they may replace special tokens. All values
-        are those of JSON. `now` is the clock a template reads with `strftime_now`.
+        A message is a mapping such as `{"role": "user", "content": "Hi"}`. Keys whose value is None are left out. The
+        value of `reasoning_content`, `thinking` or `reasoning` is given to the template under the first two names.
+        `tools` are JSON schemas. `extra` are further variables for the template; they may replace special tokens. All
+        values are those of JSON. `now` is the clock that a template reads with `strftime_now`.
 
-        Raises `TemplateError` if `messages` is empty or holds anything else, if the template refuses the conversation,
-        fails, or needs more time, memory or output than a prompt can need.
+        Raises `TemplateError` if `messages` is empty or contains anything else, if the template refuses the
+        conversation, if it fails, or if it needs more time, memory or output than a prompt can need.
         """
         if not messages:
             raise TemplateError("the conversation is empty; expected at least one message; add one")
@@ -114,7 +114,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON, where Jinja's own filter escapes what is special in HTML."""
+    """JSON without HTML escapes, which Jinja's own filter adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -127,7 +127,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of JSON-like `value` in built-in types: subclasses may have methods the sandbox knows nothing about."""
+    """A copy of a JSON-like value in built-in types: subclasses may have methods unknown to the sandbox."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -154,7 +154,7 @@ def _num_bytes(value: Any) -> int:
 
 
 def _failure(error: Exception) -> TemplateError:
-    """What went wrong, and in which line of the template."""
+    """The TemplateError for a failed render, with the line of the template."""
     lineno, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":

@@ -1,9 +1,9 @@
-"""Keeps control tokens that a conversation spells, such as `<|im_end|>` in a user's message, ordinary text.
+"""ControlTokens: keeps control tokens that a conversation spells, such as `<|im_end|>` in a user's message, as text.
 
-The tokens are put between two private-use characters before the conversation is rendered, so that afterwards they can
-be told from those the template wrote. A template that takes a marked text apart may part a token from its marks; a lone
-mark still separates, so that the text on its two sides is never read as one token. Where a template prints a list or
-writes ASCII-only JSON, the marks arrive spelled as escapes.
+Each such token is put between two private-use characters before the conversation is rendered. After rendering, marked
+tokens are text and unmarked ones are the template's. A template that cuts a marked text may separate a token from its
+marks; a single mark still separates the text on its two sides, so it is never read as one token. Where a template
+prints a list or writes ASCII-only JSON, the marks appear as escapes.
 """
 
 import re
@@ -20,7 +20,7 @@ _ANY_MARK = re.compile(f"{_ANY_START}|{_ANY_END}")
 
 
 class ControlTokens:
-    """Marks `tokens` in a conversation and finds the marks in what was rendered from it."""
+    """Marks `tokens` in a conversation, and finds the marks in the rendered text."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         any_token = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)"
@@ -28,9 +28,9 @@ class ControlTokens:
         self._mark = re.compile(f"{_ANY_START}({any_token}){_ANY_END}|{_ANY_MARK.pattern}")
 
     def mark(self, value: Any) -> Any:
-        """A copy of `value` with every token in its strings marked, keys of mappings excepted.
+        """A copy of `value` with every token in its strings marked, except in keys of mappings.
 
-        Raises `RequestError` for a text that holds one of the marks.
+        Raises `RequestError` for a text that contains one of the marks.
         """
         if isinstance(value, str):
             if found := _ANY_MARK.search(value):
@@ -46,6 +46,6 @@ class ControlTokens:
         return value
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The pieces of `rendered` without the marks, each with whether it is a marked token."""
+        """The pieces of `rendered` without the marks, each with True for a marked token."""
         for index, piece in enumerate(self._mark.split(rendered)):
             yield piece or "", index % 2 == 1

@@ -1,4 +1,4 @@
-"""Text of a stream of tokens, as early as it is certain and never half a character."""
+"""IncrementalDetokenizer: the text of a stream of tokens, as early as it is certain, in whole characters."""
 
 import codecs
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from karat.text.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """Turns token ids into text, one at a time.
 
-    All that `push` returns, followed by what `finish` returns, is `tokenizer.decode(ids)` of all ids pushed. With
-    `prompt_ids` it is what they add to the prompt's text: SentencePiece drops one space at the start of a text, so that
-    the first word of an answer keeps its space only after a prompt; and a character that the prompt's last tokens began
-    belongs to the stream.
+    The results of `push`, followed by that of `finish`, are `tokenizer.decode(ids)` of all pushed ids. With
+    `prompt_ids` they are the text that the ids add to the prompt. The difference: SentencePiece drops one space at the
+    start of a text, so the first word of an answer keeps its space only after a prompt; and a character that the
+    prompt's last tokens began belongs to the stream.
 
-    Text is held back while it ends within a character. Where bytes are tokens of their own (SentencePiece's byte
-    fallback), it is held back for the whole run of them, because one that is no UTF-8 turns *all* bytes of its run into
-    U+FFFD. The cost of a stream is linear in its length.
+    Text is held back while it ends within a character. Where bytes are tokens (SentencePiece's byte fallback), text is
+    held back for the whole run of byte tokens, because one invalid byte turns *all* bytes of its run into U+FFFD. The
+    cost of a stream is linear in its length.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class IncrementalDetokenizer:
         self._stream.follow(last[::-1])
 
     def push(self, token_id: int) -> str:
-        """The text that has become certain with `token_id`."""
+        """The text that `token_id` makes certain; empty for a skipped token."""
         return "" if token_id in self._skipped else self._stream.push(token_id)
 
     def finish(self) -> str:
-        """What is left at the end of the stream; a character cut short becomes U+FFFD."""
+        """The remaining text at the end of the stream. An incomplete character becomes U+FFFD."""
         return self._stream.finish()
 
     def _is_visible(self, token_id: int) -> bool:

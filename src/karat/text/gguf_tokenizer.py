@@ -1,8 +1,8 @@
-"""A tokenizer from the metadata of a GGUF file, built of the parts of the `tokenizers` library.
+"""A tokenizer from the metadata of a GGUF file, built of parts of the `tokenizers` library.
 
-The result is what the model's own tokenizer.json makes, but for what GGUF does not carry: whether a token takes the
-spaces beside it (`lstrip`, `rstrip`; Phi-3 has such) or must stand alone (`single_word`), and a normaliser other than
-the one that the named pre-tokenizer implies.
+The result equals the model's own tokenizer.json, except for facts that GGUF does not carry: whether a token takes the
+spaces beside it (`lstrip`, `rstrip`; Phi-3 has such tokens) or must stand alone (`single_word`), and a normalizer other
+than the named pre-tokenizer's.
 """
 
 from array import array
@@ -22,12 +22,12 @@ from karat.text.tokenizer_files import TokenizerFiles
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _INTEGERS = ("INT32", "UINT32")
-_NONE = ("none", "no_vocab")  # llama.cpp's words for a file without a tokenizer
+_NONE = ("none", "no_vocab")  # llama.cpp's names for a file without a tokenizer
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary
 MAX_MERGES = 3 << 18  # Llama 3 has 280,147, Gemma 3 514,906; SentencePiece finds 61,249 in Llama 2's vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MANY_MERGES = 1 << 19
-_MAX_PIECE_CHARS = 256  # of a SentencePiece token, whose every cut is tried
+_MAX_PIECE_CHARS = 256  # of a SentencePiece token: every way to cut it in two is tried
 _ROLES: Mapping[str, str] = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -36,17 +36,17 @@ _ROLES: Mapping[str, str] = {
     "pad_token": "padding",
     "mask_token": "mask",
 }
-# Keys that other kinds of tokenizer need; with these values they say nothing.
+# Keys of other kinds of tokenizer; with these values they change nothing.
 _NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_token": False}
 
 
 def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
-    """The tokenizer of a file, `place`. TokenizerError for what is missing, contradicts, or is not supported."""
+    """The tokenizer of the file `place`. Raises TokenizerError for missing, contradictory or unsupported metadata."""
     kind = metadata.optional(str, "tokenizer.ggml.model")
     if kind in (None, *_NONE):
         raise NoTokenizerError(
-            f"{place}: has no tokenizer.ggml.model in its metadata, or one that says there is none; "
-            "expected a tokenizer; convert the model with one"
+            f"{place}: its metadata have no tokenizer.ggml.model, or it is none or no_vocab; expected a tokenizer; "
+            "convert the model with one"
         )
     for key, neutral in _NEUTRAL.items():
         if metadata.values.get(f"tokenizer.ggml.{key}", neutral) != neutral:
@@ -67,7 +67,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
     try:
         vocabulary = _Vocabulary(metadata, place)
         pre_tokenizer = _pre_tokenizer(metadata, place) if kind == "gpt2" else None
-        # What is small is looked at first: what cannot be used takes no memory for merges.
+        # Small parts are checked first, so that an unusable file takes no memory for merges.
         roles, templates = vocabulary.roles(), _templates(metadata, place)
         frame = _frame(metadata, vocabulary, pre_tokenizer.adds_bos if pre_tokenizer else True, place)
         if pre_tokenizer:
@@ -83,7 +83,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
 
 
 def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
-    """Refuses what has too many tokens, or other things than one for each, before any is decoded."""
+    """Raise TokenizerError for too many tokens, and for lists whose lengths differ, before any item is decoded."""
     tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
     if tokens is None or tokens.len == 0:
         raise TokenizerError(f"{place}: has no tokenizer.ggml.tokens; expected a vocabulary; convert the model again")
@@ -121,7 +121,7 @@ class _Vocabulary:
             raise TokenizerError(f"{place}: has a token of the type {min(wrong)}; expected {_NORMAL} to {_BYTE}")
 
     def ids(self) -> dict[str, int]:
-        """Token to id, without unused ones, which stand for no text."""
+        """Token to id, without unused tokens, which stand for no text."""
         ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(ids) == len(self.tokens) and _UNUSED not in self.types:
             return ids
@@ -132,7 +132,7 @@ class _Vocabulary:
         return ids
 
     def added(self) -> list[AddedToken]:
-        """The tokens that are found in a text before anything else."""
+        """The added tokens: they are found in a text before it is split."""
         special = (_CONTROL, _UNKNOWN)
         return [
             AddedToken(token, special=kind in special, normalized=False)
@@ -141,17 +141,17 @@ class _Vocabulary:
         ]
 
     def unknown(self) -> str | None:
-        """The token for what has none: the one that is named, or else the one of that type."""
+        """The token for text without a token: the one that the metadata name, else the first of type unknown."""
         of_type = [token for token, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN]
         return self.token("tokenizer.ggml.unknown_token_id") or (of_type[0] if of_type else None)
 
     def roles(self) -> dict[str, str]:
-        """The tokens that have a role, such as bos_token."""
+        """The tokens with a role, by role such as bos_token."""
         tokens = {role: self.token(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
         return {role: token for role, token in tokens.items() if token is not None}
 
     def token(self, key: str) -> str | None:
-        """The token whose id the metadata states under `key`; None if it states none."""
+        """The token whose id is the value of `key`; None if the key is absent."""
         index = self._metadata.optional(int, key)
         if index is None:
             return None
@@ -179,13 +179,13 @@ def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, kind: PreTokenizer,
             f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
         )
     ids = vocabulary.ids()
-    if merges.len > _MANY_MERGES:  # the library would copy all of them before it looks
+    if merges.len > _MANY_MERGES:  # the library copies all merges before it checks one
         for merge in merges.each_string():
             _check_merge(merge.split(" ", 1), ids, place)
-    pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges.each_string()]  # or one that the library refuses
+    pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges.each_string()]  # the library refuses others
     try:
         backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
-    except Exception:  # the library looks up all tokens of merges; it raises nothing narrower
+    except Exception:  # for a merge with unknown tokens; the library raises nothing narrower
         for pair in pairs:
             _check_merge(pair, ids, place)
         raise
@@ -202,7 +202,7 @@ def _check_merge(pair: Sequence[str], ids: Mapping[str, int], place: str) -> Non
 
 
 def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> Backend:
-    """SentencePiece BPE: the pair with the best score is merged first; what has no token becomes its bytes."""
+    """SentencePiece BPE: the pair with the best score is merged first; text without a token becomes its bytes."""
     ids = vocabulary.ids()
     scores = metadata.array("tokenizer.ggml.scores", "FLOAT32")
     assert scores is not None
@@ -243,11 +243,11 @@ def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> 
 def ranked_merges(
     ids: Mapping[str, int], types: Sequence[int], scores: Sequence[float] | NDArray[np.floating]
 ) -> list[tuple[str, str]] | None:
-    """The merges that SentencePiece makes, best score first: every cut of a token into two that are tokens.
+    """The merges of SentencePiece, best score first: every way to cut a token into two tokens.
 
-    None if there are more than MAX_MERGES.
+    `types` and `scores` are [tokens]. None if there are more than MAX_MERGES.
     """
-    found = array("q")  # of each cut the ids of the token and of its parts
+    found = array("q")  # three ids a merge: the token, its left part, its right part
     for token, index in ids.items():
         if types[index] in (_NORMAL, _USER_DEFINED) and len(token) <= _MAX_PIECE_CHARS:
             for cut in range(1, len(token)):
@@ -266,7 +266,7 @@ def ranked_merges(
 def _frame(
     metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool, place: str
 ) -> processors.TemplateProcessing | None:
-    """What puts BOS and EOS around a text, where the file or the kind of tokenizer says so."""
+    """The post-processor that puts BOS and EOS around a text; None if the file and its pre-tokenizer ask for none."""
     parts, tokens = ["$A"], []
     for name, default, place_of in (("bos", adds_bos, 0), ("eos", False, 2)):
         if metadata.get(bool, f"tokenizer.ggml.add_{name}_token", default):
@@ -282,7 +282,7 @@ def _frame(
 
 
 def _templates(metadata: Metadata, place: str) -> dict[str, str]:
-    """The chat templates by name; the ordinary one is called default."""
+    """The chat templates by name. The ordinary one is called default."""
     start = "tokenizer.chat_template"
     keys = [key for key in metadata.values if key == start or key.startswith(f"{start}.")]
     return {key.removeprefix(start).removeprefix(".") or "default": metadata.get(str, key) for key in keys}

@@ -1,4 +1,4 @@
-"""A tokenizer of made-up words, for models that have none: the engine wants one even for requests that are ids."""
+"""A placeholder tokenizer for models without one: the engine needs a tokenizer even for requests of token ids."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from karat.text.tokenizer_files import TokenizerFiles
 
 @cache
 def placeholder_tokenizer(vocab_size: int) -> Tokenizer:
-    """A token for each id, none of them special, and no chat template."""
+    """A tokenizer with a token for each id below `vocab_size`, no special tokens and no chat template."""
     backend = Backend(models.BPE({token: i for i, token in enumerate(placeholder_tokens(vocab_size))}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -19,13 +19,13 @@ def placeholder_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def placeholder_tokens(vocab_size: int) -> list[str]:
-    """Byte-level BPE's spelling of the 256 bytes, then of made-up words, each with a space before it."""
+    """The first `vocab_size` tokens: byte-level BPE's letters of the 256 bytes, then distinct words with a space."""
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     return [*tokens, *(f"Ġ{_word(i)}" for i in range(vocab_size - len(tokens)))][:vocab_size]
 
 
 def _word(number: int) -> str:
-    """Letters that no other number has: its digits in base 26."""
+    """A word for a number, different for each: its digits in base 26 as letters."""
     letters = ""
     while number >= 0:
         letters = chr(ord("a") + number % 26) + letters

@@ -1,6 +1,6 @@
-"""The pre-tokenizers that `tokenizer.ggml.pre` of a GGUF file names, as the models' own tokenizer.json has them.
+"""The pre-tokenizers that `tokenizer.ggml.pre` of a GGUF file names, as in the models' own tokenizer.json.
 
-llama.cpp approximates some of them (it has its own Unicode tables and never normalises); these are the originals.
+llama.cpp approximates some of them, as it has its own Unicode tables and never normalises. These are the originals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,16 +39,17 @@ _DEEPSEEK_V3_WORD = (
 
 
 def _letters() -> str:
-    """DeepSeek's letters as a class of a regular expression."""
+    """A regular expression for a run of DeepSeek's letters."""
     ranges = [[chr(int(code, 16)) for code in item.split("-")] for item in _DEEPSEEK_LETTERS.split()]
     return rf"\s?[{''.join('-'.join(ends) for ends in ranges)}]+"
 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Cuts at each match of each pattern in turn. `takes_whole`: a piece that is a token is never merged from parts.
+    """Cuts a text at each match of each pattern in turn.
 
-    `nfc`: text is first normalised. `adds_bos` is for files that do not say whether a text begins with BOS.
+    takes_whole: a piece that is a token is taken whole, not merged from parts. nfc: text is normalised first. adds_bos:
+    whether a text begins with BOS where the file does not state it.
     """
 
     patterns: Sequence[str]
@@ -57,7 +58,7 @@ class PreTokenizer:
     adds_bos: bool = False
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The pre-tokenizer, which also writes bytes as characters."""
+        """The pre-tokenizer. Its last step writes bytes as letters (byte-level BPE)."""
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns]
         return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -68,10 +69,10 @@ class PreTokenizer:
 _LLAMA3_KIND = PreTokenizer([_LLAMA3], takes_whole=True, adds_bos=True)
 _QWEN2_KIND = PreTokenizer([_QWEN2], nfc=True)
 _DIGITS_GPT2 = PreTokenizer([_DIGIT, _GPT2])
-# Of several names for one, `karat convert` writes the first.
+# Where several names have the same value, `karat convert` writes the first.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-coder": PreTokenizer([_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT]),
-    "dbrx": PreTokenizer([_LLAMA3]),  # Phi-4 in files that hold it as a llama
+    "dbrx": PreTokenizer([_LLAMA3]),  # Phi-4 in files of the architecture llama
     "deepseek-llm": PreTokenizer([_NEWLINE, _letters(), _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, _DIGIT]),
     "deepseek-v3": PreTokenizer([r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3_WORD]),
     "gpt-2": PreTokenizer([_GPT2]),
@@ -82,7 +83,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-r1-qwen": _QWEN2_KIND,  # the distilled Qwens
     "qwen35": PreTokenizer([_QWEN35], nfc=True),
     "refact": _DIGITS_GPT2,
-    "smaug-bpe": PreTokenizer([_LLAMA3]),  # Llama 3's, from before its tokenizer took whole words
+    "smaug-bpe": PreTokenizer([_LLAMA3]),  # an early version of Llama 3's, without takes_whole
     "smollm": _DIGITS_GPT2,
     "starcoder": _DIGITS_GPT2,
     "tekken": PreTokenizer([_TEKKEN], takes_whole=True, adds_bos=True),

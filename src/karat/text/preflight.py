@@ -1,8 +1,8 @@
-"""What the `tokenizers` library is known to panic on, found before it does: a panic writes lines of its own to stderr.
+"""Checks for the known panics of the `tokenizers` library, which writes lines to stderr when it panics.
 
-Three parts of a tokenizer.json do so: a prefix of pieces that the merges lack, SentencePiece's table of characters if
-it is damaged, and a regular expression that gives up on some texts. The first two are refused. The last may be right
-for all texts that anybody gives, so stderr is taken away from the library while it searches with one.
+Three parts of a tokenizer.json cause panics: a prefix of pieces that the merges lack, a damaged table of characters of
+SentencePiece, and a regular expression that gives up on some texts. The first two are refused. The third may work for
+every text in use, so it is allowed, and stderr is redirected while the library searches with it.
 """
 
 import base64
@@ -19,13 +19,13 @@ import numpy as np
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 # An escape, a comment, a repeat (with its kind), or one character.
 _REGEX_PART = re.compile(r"\\[pPx]\{[^}]*\}|\\.|\(\?#[^)]*\)|(?:[*+?]|\{\d*,?\d*\})[+?]?|.", re.DOTALL)
-_MANY = 16  # repeats are as good as endless
-_MOST_REPEATS = 3  # endless ones in a row that the expressions in use have at most
-_stderr = Lock()  # whoever holds it may point descriptor 2 elsewhere
+_MANY = 16  # more repeats than this count as endless
+_MOST_REPEATS = 3  # endless repeats in a row; no expression in use has more
+_stderr = Lock()  # held while descriptor 2 is redirected
 
 
 def lacks_prefix(data: bytes) -> str | None:
-    """A merge of a tokenizer.json whose second piece has not the prefix that all such pieces have, or None."""
+    """The second piece of a merge that lacks continuing_subword_prefix; None if the tokenizer.json has no such."""
     if not _PREFIX.search(data):
         return None
     try:
@@ -34,11 +34,16 @@ def lacks_prefix(data: bytes) -> str | None:
         seconds = (merge.split(" ")[-1] if isinstance(merge, str) else merge[1] for merge in merges)
         return next((piece for piece in seconds if not piece.startswith(prefix)), None)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None  # the library says what is wrong with it
+        return None  # the library reports the fault
 
 
 def is_damaged(table: str | None) -> bool:
-    """Whether SentencePiece's table of characters leads out of itself: a trie (darts-clone), then texts."""
+    """Whether an offset of SentencePiece's table of characters leads outside it. The table, in base 64:
+
+    byte 0              4                   4 + n
+         | n: uint32 LE | trie, n bytes     | texts, each ended by NUL |
+                          uint32 units of darts-clone
+    """
     data = base64.b64decode(table or "")
     num_bytes = int.from_bytes(data[:4], "little")
     trie, texts = data[4 : 4 + num_bytes], data[4 + num_bytes :]
@@ -47,7 +52,7 @@ def is_damaged(table: str | None) -> bool:
     units = np.frombuffer(trie, "<u4").astype(np.int64)
     offsets = (units >> 10) << ((units & 512) >> 6)
     found = np.arange(len(units)) ^ offsets
-    is_node = units < 1 << 31  # else it is the value of a text
+    is_node = units < 1 << 31  # else the unit is the offset of a text
     if (found[is_node] | 255).max(initial=0) >= len(units):
         return True
     values = units[found[is_node & (units & 256 != 0)]] & ((1 << 31) - 1)
@@ -58,7 +63,7 @@ def is_damaged(table: str | None) -> bool:
 
 
 def patterns(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """The regular expressions among steps of a normalizer, pre-tokenizer or decoder."""
+    """The regular expressions in steps of a normalizer, pre-tokenizer or decoder."""
     for step in parts:
         pattern = step.get("pattern")
         if isinstance(pattern, dict) and "Regex" in pattern:
@@ -66,7 +71,10 @@ def patterns(parts: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def may_give_up(pattern: str) -> bool:
-    """Whether a search may try too many ways: a choice or an endless repeat in an endless repeat, or many in a row."""
+    """Whether a search may try too many alternatives and give up.
+
+    So it is for a choice or an endless repeat inside an endless repeat, and for many endless repeats in a row.
+    """
     groups = [(False, 0)]  # of each open group: whether it has a choice, its endless repeats in a row
     atom = (False, 0)  # what a repeat would repeat
     place = 0
@@ -94,16 +102,16 @@ def may_give_up(pattern: str) -> bool:
 
 @contextmanager
 def stderr_kept() -> Iterator[None]:
-    """What is written to descriptor 2 inside comes there at the end, or never if a BaseException passes.
+    """Output to descriptor 2 inside is written at the end, or dropped if a BaseException passes.
 
-    Other threads' lines too, so it is for the few tokenizers that may panic.
+    That includes lines of other threads, so it is used only for the few tokenizers that may panic.
     """
-    import tempfile  # which few need, and which takes a while
+    import tempfile  # slow to import, and rarely needed
 
     with _stderr, tempfile.TemporaryFile(buffering=0) as kept:
         try:
             before = os.dup(2)
-        except OSError:  # closed: nobody would see it
+        except OSError:  # descriptor 2 is closed, so nothing would be seen
             yield
             return
         try:
@@ -128,7 +136,7 @@ def _is_endless(text: str) -> bool:
 
 
 def _end_of_class(pattern: str, place: int) -> int:
-    """Behind the class [...] whose first character is at `place`; classes may lie in it, and ] may be the first."""
+    """The index after the class [...] whose first character is at `place`. Classes may nest, and ] may come first."""
     place += pattern.startswith("^", place)
     place += pattern.startswith("]", place)
     depth = 1

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text, whatever the borders of the pieces it comes in."""
+"""StopMatcher: stop strings in a stream of text, independent of how the stream is cut into pieces."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,20 +7,20 @@ from karat.errors import RequestError
 
 
 class StopResult(NamedTuple):
-    """What a piece of text led to: text that can go out, and the stop string that was met, if any."""
+    """The result of a piece of text: the text to emit now, and the matched stop string or None."""
 
     text_to_emit: str
     matched: str | None
 
 
 class StopMatcher:
-    """Finds the first of `stops` to be completed in a stream.
+    """Finds the first of `stops` that is completed in a stream.
 
-    What goes out is the text before the match, with the stop string itself if `include_stop`. Text is held back only
-    while it may still be the beginning of a stop string. The result does not depend on how the stream is cut: the match
-    whose last character comes first wins, even over one that began before it; of two that end together, the longer.
+    The text before the match is emitted, and the stop string itself if `include_stop`. Text is held back only while it
+    may be the beginning of a stop string. The match whose last character comes first wins, even over one that began
+    earlier; of two that end together, the longer wins. So the result does not depend on how the stream is cut.
 
-    Raises `RequestError` for an empty stop string. A character costs a few steps for each stop string, however long.
+    Raises `RequestError` for an empty stop string. A character costs a few steps for each stop string, of any length.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -32,12 +32,12 @@ class StopMatcher:
         self._matched: str | None = None
 
     def push(self, text: str) -> StopResult:
-        """Takes the next piece. After a match nothing goes out any more."""
+        """Take the next piece. After a match nothing more is emitted."""
         if self._matched is not None:
             return StopResult("", self._matched)
         stream = self._held + text
         for index, char in enumerate(text, start=len(self._held)):
-            # All stops see the character before the longest completed one is taken.
+            # Every stop string advances before the longest completed one is chosen.
             completed = [prefix.stop for prefix in self._stops if prefix.advance(char)]
             if completed:
                 self._matched = completed[0]
@@ -49,13 +49,13 @@ class StopMatcher:
         return StopResult(stream[: len(stream) - num_held], None)
 
     def finish(self) -> str:
-        """The text still held back, at the end of a stream without a match."""
+        """The text that is still held back at the end of a stream without a match."""
         held, self._held = self._held, ""
         return held
 
 
 class _Prefix:
-    """How much of `stop` the stream ends with (Knuth, Morris and Pratt)."""
+    """The length of the longest prefix of `stop` that the stream ends with (Knuth, Morris and Pratt)."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop

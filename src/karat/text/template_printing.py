@@ -1,4 +1,4 @@
-"""What a chat template may print: nothing whose text is an address in memory, which no two runs have in common."""
+"""A chat template may not print a value whose text is an address in memory: it differs from run to run."""
 
 from collections.abc import ItemsView, Mapping, ValuesView
 from typing import Any
@@ -8,7 +8,7 @@ import jinja2.utils
 
 
 def refuse_addresses(value: Any) -> None:
-    """Raises SecurityError for what Python prints by its address, such as a function, wherever in `value` it is."""
+    """Raise SecurityError if Python prints `value`, or anything in it, by its address, as it does functions."""
     if value is None or isinstance(value, str | int | float):
         return
     if isinstance(value, jinja2.utils.Namespace):
@@ -22,5 +22,5 @@ def refuse_addresses(value: Any) -> None:
             refuse_addresses(item)
     elif " at 0x" in repr(value):
         raise jinja2.exceptions.SecurityError(
-            f"it prints a {type(value).__name__}, of which there is only an address in memory, another one in each run"
+            f"it prints a {type(value).__name__}, whose text is an address in memory that differs from run to run"
         )

@@ -1,11 +1,11 @@
-"""The Jinja environment in which chat templates run: a template is part of a checkpoint, and checkpoints are untrusted.
+"""SandboxEnvironment: the Jinja environment of chat templates, which are part of a checkpoint and thus untrusted.
 
-Jinja's immutable sandbox keeps a template away from Python's internals and from the caller's data, but lets it burn
-time and memory without end. Here every operation that allocates or scans in proportion to its operands first pays for
-them from a `Budget`; the syntax tree is rewritten so that loops, `~`, comparisons and slices, which Jinja compiles to
-plain Python, pay too. A step between two payments is bounded by what was paid, so both limits hold.
+Jinja's immutable sandbox protects Python's internals and the caller's data, but does not limit time and memory. Here
+every operation that allocates or scans in proportion to its operands first pays for them from a `Budget`. The syntax
+tree is rewritten so that loops, `~`, comparisons and slices, which Jinja compiles to plain Python, pay too. The work
+between two payments is bounded by the amount paid, so both limits hold.
 
-One environment serves one render and owns its budget: nothing is shared between threads.
+One environment serves one render and owns its budget. Nothing is shared between threads.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -27,7 +27,7 @@ from karat.text.template_printing import refuse_addresses
 
 MAX_INT_BITS = 100_000
 
-# Filters that cost no more than the number of elements, whatever the elements hold.
+# Filters whose cost is the number of elements at most, independent of the elements' contents.
 _SHALLOW_FILTERS = frozenset(
     "attr count d default first items last length list map reject rejectattr reverse select selectattr".split()
 )
@@ -36,19 +36,20 @@ _AMPLIFIERS = frozenset(
     "batch center expandtabs indent join ljust lstrip rfind rindex rjust round rpartition rsplit rstrip slice strip "
     "tojson trim wordwrap zfill".split()
 )
-# Filters that go through all that the value yields, and compare, hash or add it.
+# Filters that iterate over the whole value, and compare, hash or add its items.
 _CONSUMING_FILTERS = frozenset("batch groupby join max min slice sort sum unique".split())
 _SLOW_FILTERS = frozenset("pprint title urlencode wordcount wordwrap".split())
 _SLOWNESS = 16
 _SORTING_FILTERS = frozenset("dictsort groupby sort".split())
-# A prompt is a function of the conversation; bytes make numbers of any size; the rest is slow by design.
+# `random`: a prompt must be a function of the conversation. The others are slow by design.
 _MISSING_FILTERS = ("random", "striptags", "urlize", "xmlattr")
+# Bytes make integers of any size. The others are slow by design.
 _UNSAFE_METHODS = frozenset("encode from_bytes striptags to_bytes translate".split())
 _COMPARING_TESTS = frozenset("== != < <= > >= eq equalto ge greaterthan gt in le lessthan lt ne".split())
 
 
 class _Metering(NodeTransformer):
-    """Sends the operands of what Jinja compiles to bare Python through the filters `%paid` and `%each`."""
+    """Sends operands of operations that Jinja compiles to plain Python through the filters `%paid` and `%each`."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         self.generic_visit(node)
@@ -72,9 +73,9 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant wrote, for training; here it renders its body.
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's text for training. Here it renders its body.
 
-    A call block like transformers' own, because that gives the body a scope of its own.
+    It is a call block, as in transformers, because that gives the body its own scope.
     """
 
     tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
@@ -101,7 +102,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """The global `namespace`, without attributes that start with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called `self`
+    def __init__(*args: Any, **kwargs: Any) -> None:  # without a name `self`, which an attribute may have
         self, *rest = args
         attributes = dict(*rest, **kwargs)
         for name in attributes:
@@ -119,7 +120,7 @@ def _refuse_private(name: object) -> None:
 
 
 class Refusal(jinja2.exceptions.TemplateError):
-    """The template itself refused the conversation, with `raise_exception`."""
+    """The template refused the conversation by calling `raise_exception`."""
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -127,9 +128,9 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
-    """Renders as transformers' environment does, within `budget`; `functions` are further globals.
+    """Renders as transformers' environment does, within `budget`. `functions` are further globals.
 
-    `lipsum` and the filters of `_MISSING_FILTERS` do not exist here.
+    `lipsum` and the filters of `_MISSING_FILTERS` do not exist.
     """
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
@@ -163,9 +164,9 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def compile_metered(self, source: str) -> tuple[CodeType, str]:
-        """Code for `Template.from_code` in any `SandboxEnvironment`, and what `source` spells itself, joined by NUL.
+        """Code for `Template.from_code` in any `SandboxEnvironment`, and the literal text of `source`, joined by NUL.
 
-        Raises what Jinja and Python's compiler raise.
+        Errors of Jinja and of Python's compiler pass through.
         """
         tree = self.parse(source)
         literals = {node.data for node in tree.find_all(nodes.TemplateData)}
@@ -176,7 +177,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def concat(self, parts: Iterable[str]) -> str:
-        """Joins what a macro, a call or a `set` block has put out."""
+        """The joined output of a macro, a call or a `set` block."""
         text = "".join(self.budget.each(parts))
         self.budget.pay(shallow_size(text))
         return text
@@ -236,13 +237,13 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def _paid_result(self, value: Any, result: Any) -> Any:
-        """Pays for `result`, made from `value`: what comes out of a container was in it, parts of a text are new."""
+        """Pay for `result`, made from `value`. Items of a container existed before; parts of a text are new."""
         if isinstance(value, str) and isinstance(result, list):
             self.budget.pay(VALUE_BYTES * len(result))
         return self._paid_shallow(result)
 
     def _metered_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        # The value comes first, or second after what Jinja passes: a context, an environment, or an evaluation context.
+        # The value is the first argument, or the second after a context, environment or evaluation context of Jinja.
         first = int(hasattr(function, "jinja_pass_arg"))
 
         def metered(*args: Any, **kwargs: Any) -> Any:
@@ -256,7 +257,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
                     value = self.budget.listed(value)
                 self.budget.pay_value(value)
                 self._pay_operation(name, value, options)
-                refuse_addresses((value, options))  # it may print what it gets
+                refuse_addresses((value, options))  # the filter may print its arguments
             return self._paid_result(value, function(*passed, value, *rest, **kwargs))
 
         return _passed_like(function, metered)
@@ -272,7 +273,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return _passed_like(function, metered)
 
     def _pay_method(self, name: str, owner: Any, args: tuple[Any, ...]) -> None:
-        """Pays for the method `name` of `owner`."""
+        """Pay for the method `name` of `owner`."""
         self._paid_shallow(owner)
         total = self.budget.pay_value(args)
         if isinstance(owner, str):
@@ -284,13 +285,13 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             self.budget.pay(total * len(owner))
 
     def _pay_operation(self, name: str, value: Any, args: tuple[Any, ...]) -> None:
-        """Pays for what the filter or str method `name` makes of `value`, which is paid for, as `args` are."""
+        """Pay for the result of the filter or str method `name`. `value` and `args` are already paid for."""
         pay = self.budget.pay
         if name in _AMPLIFIERS:
             self.budget.pay_product(value, args)
         if name in _SLOW_FILTERS:
             self.budget.pay_product(value, (_SLOWNESS,))
-        if name in _SORTING_FILTERS and isinstance(value, Sized):  # in one go, so each comparison is paid for before
+        if name in _SORTING_FILTERS and isinstance(value, Sized):  # a sort is one call: all comparisons are paid before
             pay(ITEM_BYTES * len(value) * len(value).bit_length())
         if name == "replace" and len(args) >= 2:
             pay(str(value).count(str(args[0])) * len(str(args[1])))
@@ -301,7 +302,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _passed_like(function: Callable[..., Any], metered: Callable[..., Any]) -> Callable[..., Any]:
-    """`metered`, to which Jinja passes its context or environment if it does to `function`."""
+    """`metered`, marked so that Jinja passes it its context or environment if it passes it to `function`."""
     if hasattr(function, "jinja_pass_arg"):
         setattr(metered, "jinja_pass_arg", function.jinja_pass_arg)  # noqa: B010 - functions are typed without it
     return metered

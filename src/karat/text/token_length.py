@@ -1,4 +1,4 @@
-"""How much text one token can stand for: by that a text is too long before it is tokenised."""
+"""The most text that one token can stand for, to refuse a text that is too long before it is tokenised."""
 
 import json
 from collections.abc import Iterator
@@ -6,21 +6,21 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-_KEEPING = {"ByteLevel", "Lowercase", "NFD", "NFKD", "Prepend"}  # normalizers that make no text shorter
+_KEEPING = {"ByteLevel", "Lowercase", "NFD", "NFKD", "Prepend"}  # normalizers that do not shorten any text
 _COMPOSING = {"NFC", "NFKC"}
-_MOST_COMPOSED = 4  # characters, into one
+_MOST_COMPOSED = 4  # characters that NFC or NFKC may compose into one
 _CUTTING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split"}  # pre-tokenizers that may keep all text
 
 
 def steps(part: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer, post-processor or decoder, as tokenizer.json has them."""
+    """The steps of a normalizer, pre-tokenizer, post-processor or decoder, as in tokenizer.json."""
     return [] if part is None else list(_flat(json.loads(part.__getstate__())))
 
 
 def max_token_chars(backend: Backend, alphabet: str) -> int | None:
-    """The most characters of a text that become one token; None where some texts become fewer tokens than that.
+    """The most characters of a text that become one token; None if there is no such bound.
 
-    So it is where spaces or unknown characters are dropped or joined. `alphabet` are the letters of byte-level BPE.
+    There is none where spaces or unknown characters are dropped or joined. `alphabet`: the letters of byte-level BPE.
     """
     normalizer, cuts, model = steps(backend.normalizer), steps(backend.pre_tokenizer), backend.model
     added = backend.get_added_tokens_decoder().values()
@@ -51,7 +51,7 @@ def _keeps_length(step: dict[str, Any]) -> bool:
 
 
 def _flat(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The step, or those of a sequence of them."""
+    """The step itself, or the steps of a sequence, nested ones included."""
     if step["type"] != "Sequence":
         yield step
         return

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the `tokenizers` library, loaded from a checkpoint's folder as transformers loads it."""
+"""Tokenizer: text to token ids and back, with the `tokenizers` library, loaded as transformers loads it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt that may become few tokens: 2 seconds of work
-# Decoders under which a text only grows at its end as tokens are added: what `IncrementalDetokenizer` builds on.
+MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt without a bound on characters a token: 2 seconds of work
+# Decoders under which a text only grows at its end as tokens are added. `IncrementalDetokenizer` relies on that.
 _GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters for which byte-level BPE writes the 256 bytes: printable ones for themselves, the rest shifted."""
+    """The letter of each of the 256 bytes in byte-level BPE: printable ones as themselves, the others shifted."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
@@ -41,10 +41,9 @@ _BYTE_OF_CHAR = _byte_alphabet()
 class Tokenizer:
     """A tokenizer and its chat template. Immutable; threads may share it.
 
-    `vocab_size` counts added tokens; a model's embedding may have more rows, whose ids have no token. `added_tokens`,
-    by id, are those that are found in a text before it is split; of these, `special_ids` are what `decode` skips.
-    `special_tokens` maps roles such as `bos_token` to tokens. `is_byte_level` tells byte-level BPE from SentencePiece
-    and other kinds.
+    `vocab_size` includes added tokens; a model's embedding may have more rows, whose ids have no token. `added_tokens`
+    (by id) are found in a text before it is split; `decode` skips those of `special_ids`. `special_tokens` maps roles
+    such as `bos_token` to tokens. `is_byte_level` is True for byte-level BPE, False for SentencePiece and other kinds.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -65,39 +64,40 @@ class Tokenizer:
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in decoder)
         self._may_panic = may_panic(self._backend.normalizer, self._backend.pre_tokenizer)
         self._decoding_may_panic = may_panic(self._backend.decoder)
-        # Added tokens are text; a byte-level decoder takes letters such as ö for the bytes they spell in other tokens.
+        # Added tokens are text. A byte-level decoder would read a letter such as ö in them as a byte.
         letters = {token_id for token_id, token in self.added_tokens.items() if not token.isascii()}
         self._verbatim = frozenset(letters if self.is_byte_level else ())
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Loads tokenizer.json of `folder`, with special tokens and chat templates of the files beside it.
+        """Load tokenizer.json of `folder`, with special tokens and chat templates of the files beside it.
 
-        Raises `TokenizerError` for what is missing, corrupt or unsupported. Never runs code of the checkpoint.
+        Raises `TokenizerError` for missing, corrupt or unsupported files. Never runs code of the checkpoint.
         """
         return cls(read_tokenizer_files(folder))
 
     @classmethod
     def from_gguf(cls, metadata: Metadata, path: Path) -> "Tokenizer":
-        """Builds the tokenizer that the metadata of the GGUF file `path` describe, with its chat templates.
+        """Build the tokenizer that the metadata of the GGUF file `path` describe, with its chat templates.
 
-        Raises `TokenizerError` for what is missing, corrupt or unsupported, an unknown pre-tokenizer among it.
+        Raises `TokenizerError` for missing, corrupt or unsupported metadata, an unknown pre-tokenizer included.
         """
         return cls(read_gguf_tokenizer(metadata, str(path)))
 
     @classmethod
     def of(cls, checkpoint: ModelCheckpoint) -> "Tokenizer":
-        """The tokenizer of a model, wherever it lies; raises `TokenizerError`."""
+        """The tokenizer of a model, a folder or a GGUF file. Raises `TokenizerError`."""
         if isinstance(checkpoint, GgufCheckpoint):
             return cls.from_gguf(checkpoint.metadata, checkpoint.path)
         return cls.from_folder(checkpoint.path)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
-        """Token ids of `text`; special tokens that it spells become their ids.
+        """Token ids of `text`. Special tokens that it spells become their ids.
 
-        `add_special_tokens` adds what tokenizer.json puts around a text, such as BOS. Raises `RequestError` for a text
-        that is not valid Unicode, and CapacityError, before any work, for one that is longer than `max_tokens` tokens
-        of the greatest length (where text is dropped or joined, if it also has more than MAX_UNMEASURED_CHARS).
+        `add_special_tokens` adds the tokens that tokenizer.json puts around a text, such as BOS. Raises `RequestError`
+        for a text that is not valid Unicode. Raises CapacityError, before any work, for a text longer than `max_tokens`
+        of the longest tokens; where the tokenizer drops or joins text, only if the text also has more than
+        MAX_UNMEASURED_CHARS characters.
         """
         if max_tokens is not None and len(text) > max_tokens:
             self._refuse_longer_than(max_tokens, text)
@@ -110,7 +110,7 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `ids`. Bytes that are no UTF-8 become U+FFFD."""
+        """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
         if self._verbatim.isdisjoint(ids):
             with panics_told(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
                 return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -118,20 +118,20 @@ class Tokenizer:
         return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
-        """Text of `ids` inside a text rather than at its start, where SentencePiece drops a space; none are skipped."""
+        """The text of `ids` after other text; at the start SentencePiece would drop a space. No id is skipped."""
         return self.decode([*self._anchor, *ids], skip_special_tokens=False)[self._anchor_len :]
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of `token`, spelled as in the vocabulary; None if it has none."""
+        """The id of `token` (in the vocabulary's spelling); None if there is none."""
         return self._backend.token_to_id(token)
 
     @cached_property
     def ordinary_ids(self) -> frozenset[int]:
-        """The ids of all tokens but the added ones: the pieces that a text is split into."""
+        """The ids of all tokens except added ones: the pieces that a text is split into."""
         return frozenset(self._backend.get_vocab(with_added_tokens=False).values()) - self.added_tokens.keys()
 
     def has_token(self, token_id: int) -> bool:
-        """Whether `token_id` has a token; `decode` passes over one that has none."""
+        """Whether `token_id` has a token. `decode` passes over ids without one."""
         return self._backend.id_to_token(token_id) is not None
 
     def id_to_token(self, token_id: int) -> str:
@@ -142,7 +142,7 @@ class Tokenizer:
         return token
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What `token_id` adds to a text, in UTF-8 or, for part of a character, a part of it; empty without a token."""
+        """The UTF-8 bytes that `token_id` adds to a text, perhaps part of a character; empty without a token."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -157,19 +157,19 @@ class Tokenizer:
         return self.decode_continuation([token_id]).encode() if byte is None else bytes([byte])
 
     def fallback_byte(self, token_id: int) -> int | None:
-        """The byte that a token such as `<0xE2>` stands for, where the decoder joins such tokens to characters."""
+        """The byte of a token such as `<0xE2>`, if the decoder joins such tokens to characters; else None."""
         token = self._backend.id_to_token(token_id) if self._has_byte_tokens else None
         found = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return int(found[1], 16) if found else None
 
     @property
     def template_source(self) -> str | None:
-        """The text of the ordinary chat template, whether it compiles or not; None if there is none."""
+        """The source of the ordinary chat template, valid or not; None if there is none."""
         return self._templates.get("default")
 
     @cached_property
     def chat_template(self) -> "ChatTemplate | None":
-        """The ordinary chat template; None if the folder has none. Raises `TemplateError` if it does not compile."""
+        """The ordinary chat template; None if there is none. Raises `TemplateError` if it does not compile."""
         return self._compile("default") if "default" in self._templates else None
 
     def render_chat(
@@ -182,9 +182,9 @@ class Tokenizer:
         now: Callable[[], datetime] | datetime = datetime.now,
         **extra: Any,
     ) -> str:
-        """The prompt for `messages`, see `ChatTemplate.render`; with `tools`, by the template named `tool_use` if any.
+        """The prompt for `messages` (see `ChatTemplate.render`). With `tools`, the template `tool_use` is used if any.
 
-        Encode it with `add_special_tokens=False`, or let `chat_prompt` do so.
+        It is to be encoded with `add_special_tokens=False`, as `chat_prompt` does.
         """
         return self._template_for(tools).render(
             messages,
@@ -207,13 +207,12 @@ class Tokenizer:
         max_tokens: int | None = None,
         **extra: Any,
     ) -> ChatPrompt:
-        """The rendered prompt with its token ids: special tokens are those of the template, none is added (or doubled).
+        """The rendered prompt with its token ids. The template's special tokens are kept; none is added.
 
-        By default, as in transformers, a special token spelled in a message becomes its id as well: a user can write
-        `<|im_end|>` and open a turn of their own. With `sanitize_control_tokens` such tokens in messages, tools,
-        documents and `extra` stay text; those are the special tokens and the added tokens the template itself spells.
-        What a template builds from a role (`'<|' + role + '|>'`) is not covered: check roles before. `max_tokens` as
-        in `encode`.
+        By default, as in transformers, a special token spelled in a message becomes its id too: a user can write
+        `<|im_end|>` and open a turn. With `sanitize_control_tokens`, special tokens and added tokens of the template
+        stay text where messages, tools, documents and `extra` spell them. Tokens that a template builds from a role
+        (`'<|' + role + '|>'`) are not covered: check roles before. `max_tokens` is as in `encode`.
         """
         conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **extra}
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}
@@ -251,12 +250,12 @@ class Tokenizer:
         raise TemplateError(f"the model has no chat template{names}; expected one; use a chat model, or complete text")
 
     def _compile(self, name: str) -> "ChatTemplate":
-        from karat.text.chat_template import ChatTemplate  # a template engine, which most texts do without
+        from karat.text.chat_template import ChatTemplate  # imports a template engine, which plain text does not need
 
         return ChatTemplate(self._templates[name], **self.special_tokens)
 
     def _tokens_to_sanitize(self, template: "ChatTemplate") -> list[str]:
-        """Special tokens, and the added tokens the folder lists, or else those the template writes."""
+        """Special tokens, and the added tokens that the folder lists as control tokens, else those in the template."""
         listed = self._control_tokens
         return [
             token.content
@@ -270,7 +269,7 @@ class Tokenizer:
         ]
 
     def _encode_piece(self, piece: str, *, as_text: bool, at_start: bool) -> list[int]:
-        """Ids of one piece of a prompt, without the space SentencePiece puts before a text unless `at_start`."""
+        """Ids of one piece of a prompt. Unless `at_start`, without the space that SentencePiece puts before a text."""
 
         def encode(text: str) -> list[int]:
             return self._encode_as_text(text) if as_text else self.encode(text, add_special_tokens=False)
@@ -288,7 +287,7 @@ class Tokenizer:
         return ids
 
     def _encode_as_text(self, text: str) -> list[int]:
-        """Ids of `text` in which no added token is seen."""
+        """Ids of `text` with added tokens treated as ordinary text."""
         backend = self._backend
         with panics_told(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
             if backend.normalizer is not None:
@@ -319,12 +318,12 @@ class Tokenizer:
 
     @cached_property
     def _longest_token(self) -> int:
-        """In characters of its own, whatever text it stands for."""
+        """The characters of the longest token in the vocabulary's spelling."""
         return max(map(len, self._backend.get_vocab()), default=0)
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """An ordinary token, to stand before others in `decode_continuation`."""
+        """An ordinary token that precedes other tokens in `decode_continuation`; empty if there is none."""
         for token_id in range(self.vocab_size):
             token = self._backend.id_to_token(token_id)
             if token is not None and token.isalnum() and token.isascii() and token_id not in self.special_ids:
@@ -337,7 +336,7 @@ class Tokenizer:
 
 
 def _check_decoder(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `TokenizerError` unless text only grows at its end, and only by what is decoded, as tokens are added."""
+    """Raise `TokenizerError` unless text only grows at its end as tokens are added, by the decoded tokens alone."""
     names = [step["type"] for step in steps]
     if names in (["ByteLevel"], ["ByteLevel", "Fuse"]):
         return

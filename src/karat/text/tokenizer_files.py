@@ -1,10 +1,10 @@
-"""A tokenizer as a folder holds it: tokenizer.json and the files around it, read as transformers reads them.
+"""The tokenizer of a folder: tokenizer.json and the files beside it, read as transformers reads them.
 
-tokenizer.json is the truth for how text becomes ids, as for `PreTrainedTokenizerFast`. So `tokenizer_class`,
-`add_bos_token` and `add_eos_token` of tokenizer_config.json, which are for tokenizers built by code, have no effect
-beside it. (`AutoTokenizer` of transformers 5 does rebuild what calls itself a `LlamaTokenizer`, and then treats spaces
-at the start and after special tokens otherwise than the file.) What the other files add are the names of special
-tokens, flags of added tokens, and the chat template.
+tokenizer.json alone decides how text becomes ids, as in `PreTrainedTokenizerFast`. So `tokenizer_class`,
+`add_bos_token` and `add_eos_token` of tokenizer_config.json, which are for tokenizers built by code, have no effect.
+(`AutoTokenizer` of transformers 5 rebuilds a `LlamaTokenizer`, and then treats spaces at the start and after special
+tokens differently from the file.) The other files add the names of special tokens, flags of added tokens, and the chat
+template.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _OTHER_KINDS = {
     "vocab.json": "a vocabulary with merges apart",
     "vocab.txt": "a WordPiece vocabulary",
 }
-# Keys of tokenizer_config.json that change the ids or the text when true, and that Karat does not follow.
+# Keys of tokenizer_config.json that change the ids or the text if true. Karat refuses them.
 _UNSUPPORTED_KEYS = ("fix_mistral_regex", "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
 
 
@@ -40,16 +40,16 @@ T = TypeVar("T")
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files say. `templates` maps names to sources; the ordinary chat template is called `default`."""
+    """The contents of the files. `templates` maps names to sources; the ordinary chat template is `default`."""
 
     backend: Backend
     special_tokens: Mapping[str, str]  # by role: {"bos_token": "<s>", …}
     templates: Mapping[str, str]
-    control_tokens: frozenset[str] | None  # those the folder lists itself, for `sanitize_control_tokens`
+    control_tokens: frozenset[str] | None  # those that the folder lists for `sanitize_control_tokens`; None: no list
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Reads `folder`. Raises `TokenizerError`, naming the file, for what is missing, corrupt or unsupported."""
+    """Read the tokenizer of `folder`. Raises `TokenizerError`, which names the missing, corrupt or unsupported file."""
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file, TokenizerError) if _has(folder, config_file.name) else {}
     backend = _read_backend(folder, config)
@@ -91,9 +91,9 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     if backend.padding:
         config.setdefault("pad_token", backend.padding["pad_token"])
     if getattr(backend.model, "dropout", None) is not None:
-        backend.model.dropout = None  # merges left out at random are for training: a text has one tokenisation
+        backend.model.dropout = None  # dropping merges at random is for training; here a text has one tokenisation
     backend.no_padding()
-    backend.no_truncation()  # nothing is cut silently
+    backend.no_truncation()  # a text is never cut silently
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     check_limits(backend, str(path))
     return backend
@@ -121,7 +121,7 @@ def _missing(folder: Path, config: Mapping[str, Any]) -> NoTokenizerError:
 
 
 def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Adds to `backend` the tokens that only the other files name; returns the special tokens by role."""
+    """Add the tokens to `backend` that only the other files name. Returns the special tokens by role."""
     declared: dict[int, AddedToken] = {}
     if "added_tokens_decoder" in config:
         for index, token in _expect(dict, config["added_tokens_decoder"], "added_tokens_decoder").items():
@@ -152,7 +152,7 @@ def _add_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> dict[
 
 
 def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, AddedToken], list[AddedToken]]:
-    """Special tokens by role, and those without one."""
+    """Special tokens by role, and those without a role."""
     named: dict[str, Any] = {
         key: value
         for key, value in config.items()
@@ -167,7 +167,7 @@ def _special_tokens(config: Mapping[str, Any]) -> tuple[dict[str, AddedToken], l
 
 
 def _token(value: object, what: str) -> AddedToken:
-    """A token as files spell it: by itself, for a special one, or with its flags."""
+    """A token as files write it: a string for a special token, or an object with flags."""
     if not isinstance(value, dict):
         return AddedToken(_expect(str, value, what), special=True)
     flags = {name: _expect(bool, value[name], f"{name} of {what}") for name in _TOKEN_FLAGS if name in value}
@@ -175,7 +175,7 @@ def _token(value: object, what: str) -> AddedToken:
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates from files of their own, else from tokenizer_config.json, else from chat_template.json."""
+    """Templates by name: from .jinja files, else from tokenizer_config.json, else from chat_template.json."""
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     files = {path.stem: path for path in more if _has(folder, f"additional_chat_templates/{path.name}")}
     if _has(folder, "chat_template.jinja"):
@@ -195,7 +195,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _has(folder: Path, name: str) -> bool:
-    """Whether the folder has this file; TokenizerError if it is a link out of the folder, as for weights."""
+    """Whether the folder has this file. TokenizerError if it is a link out of the folder, as for weights."""
     path = member(folder, name, TokenizerError)
     return path is not None and path.is_file()
 
@@ -217,7 +217,7 @@ def _text(data: bytes, path: Path) -> str:
 
 
 def _cut(error: Exception) -> str:
-    """What an error says, which may quote the file, without end."""
+    """The message of an error, cut at 300 characters: it may quote the file at any length."""
     text = str(error)
     return text if len(text) <= 300 else f"{text[:299]}…"
 

@@ -1,8 +1,8 @@
-"""What a tokenizer.json may make of a text: a file of a few hundred bytes could take all memory, or end the process.
+"""Limits of a tokenizer.json: without them, a file of a few hundred bytes could take all memory or end the process.
 
-The `tokenizers` library obeys a file without limits of its own. What may grow a text, or the work at each token, is
-bounded here by what the file states, and what the library is known to panic on is found before (karat.text.preflight);
-what it then still gives up on by a Rust panic, which is no Exception, becomes a TokenizerError in `panics_told`.
+The `tokenizers` library has no limits of its own. These checks bound how much a file's steps may grow a text, and the
+work at each token. karat.text.preflight finds the known causes of panics of the library. `panics_told` turns any other
+Rust panic, which is no Exception, into a TokenizerError.
 """
 
 import base64
@@ -21,17 +21,17 @@ from karat.text.token_length import steps
 
 MAX_GROWTH = 256  # of a text; SentencePiece's NFKC alone may make 18 characters of one
 MAX_STEPS = 64  # of a normalizer, pre-tokenizer, post-processor or decoder
-MAX_AFFIX_CHARS = 64  # what stands before or after the pieces of a word
+MAX_AFFIX_CHARS = 64  # of the prefix or suffix of a word's pieces
 MAX_ADDED_CHARS = 1000  # of an added token
 MAX_FRAME_TOKENS = 256  # around a text
-# Between two quotation marks: SentencePiece's table of characters has 300,000 bytes, and nothing else has many.
+# Bytes between two quotation marks. SentencePiece's table of characters has 300,000; no other string is long.
 MAX_STRING_BYTES, LONG_STRING_BYTES, MAX_LONG_STRINGS = 1 << 20, 10_000, 4
 _SAMPLE = "The quick brown fox, 123 \n\t" + "".join(map(chr, [*range(0x21, 0x180), 0x3B1, 0x4E2D, 0xFB01, 0x1F600]))
 
 
 @contextmanager
 def panics_told(what: str, *, quietly: bool = False) -> Iterator[None]:
-    """Raises TokenizerError, which begins with `what`, for a panic of the library or its untyped errors.
+    """Raise a TokenizerError that begins with `what` for a panic of the library, and for its untyped errors.
 
     A panic writes to stderr, unless `quietly`, which is for tokenizers that may panic (karat.text.preflight).
     """
@@ -48,7 +48,7 @@ def panics_told(what: str, *, quietly: bool = False) -> Iterator[None]:
 
 
 def check_text(data: bytes, place: str) -> None:
-    """Raises TokenizerError for a tokenizer.json that the library is better not given."""
+    """Raise TokenizerError for a tokenizer.json that must not reach the library."""
     _check_strings(data, place)
     if (piece := lacks_prefix(data)) is not None:
         raise _wrong(place, f"a merge with {shown(piece)}", "pieces that begin with its continuing_subword_prefix")
@@ -60,7 +60,7 @@ def may_panic(*parts: Any) -> bool:
 
 
 def _check_strings(data: bytes, place: str) -> None:
-    """For long strings (or lists of numbers), before the file is parsed."""
+    """Raise TokenizerError for long strings (or lists of numbers), before the file is parsed."""
     letters = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero((letters[1:] == ord('"')) & (letters[:-1] != ord("\\"))) + 1
     lengths = np.diff(ends, prepend=0, append=len(letters))
@@ -73,7 +73,7 @@ def _check_strings(data: bytes, place: str) -> None:
 
 
 def check_added(content: str, place: str) -> None:
-    """Raises TokenizerError for an added token that is too long: each is looked for at every place of a text."""
+    """Raise TokenizerError for an added token that is too long: it is searched for at every character of a text."""
     if len(content) > MAX_ADDED_CHARS:
         raise TokenizerError(
             f"{place}: has an added token of {len(content)} characters, {shown(content)}; expected at most "
@@ -82,7 +82,7 @@ def check_added(content: str, place: str) -> None:
 
 
 def check_limits(backend: Backend, place: str) -> None:
-    """Raises TokenizerError for what may grow a text without measure, and for what fails on a short one."""
+    """Raise TokenizerError for steps that may grow a text too much, and for a tokenizer that panics on a short text."""
     normalizer, decoder = steps(backend.normalizer), steps(backend.decoder)
     cuts, frame = steps(backend.pre_tokenizer), steps(backend.post_processor)
     for name, part in (
@@ -110,12 +110,12 @@ def check_limits(backend: Backend, place: str) -> None:
     with (
         panics_told(place, quietly=may_panic(backend.normalizer, backend.pre_tokenizer)),
         suppress(Exception),
-    ):  # one that only knows some texts may be right
+    ):  # a tokenizer for some texts only may raise here, and is allowed
         backend.encode(_SAMPLE)
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """How many times as long a step may make a text."""
+    """The factor by which a step may lengthen a text."""
     match step["type"]:
         case "Replace":
             pattern, added = step["pattern"].get("String"), len(step["content"])
@@ -128,7 +128,7 @@ def _growth(step: Mapping[str, Any]) -> float:
 
 
 def _longest(table: str | None) -> int:
-    """The characters of the longest text that SentencePiece's table, a trie and then texts, has for a character."""
+    """The characters of the longest replacement in SentencePiece's table (karat.text.preflight shows its bytes)."""
     data = base64.b64decode(table or "")
     start = 4 + int.from_bytes(data[:4], "little")
     texts: Sequence[bytes] = data[start:].split(b"\0")
@@ -136,7 +136,7 @@ def _longest(table: str | None) -> int:
 
 
 def _num_chars(text: bytes) -> int:
-    """Characters of UTF-8: all bytes but those that continue one."""
+    """The characters of a UTF-8 text: all bytes except continuation bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in text)
 
 
