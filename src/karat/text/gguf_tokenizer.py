@@ -45,7 +45,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
     kind = metadata.optional(str, "tokenizer.ggml.model")
     if kind in (None, *_NONE):
         raise NoTokenizerError(
-            f"{place}: its metadata have no tokenizer.ggml.model, or it is none or no_vocab; expected a tokenizer; "
+            f"{place}: has no tokenizer.ggml.model in its metadata, or it is none or no_vocab; expected a tokenizer; "
             "convert the model with one"
         )
     for key, neutral in _NEUTRAL.items():
