@@ -305,7 +305,7 @@ def test_what_the_comparison_of_bits_does_not_heed_is_refused(
     """Also where what the option needs is not installed."""
     monkeypatch.setattr("karat.check.session.agreement.has_transformers", lambda: False)
     done = karat_here("check", *option, *alone)
-    assert done.returncode == 2 and f"{option[0]} says nothing to {alone[0]}" in done.stderr
+    assert done.returncode == 2 and f"{option[0]} cannot be combined with {alone[0]}" in done.stderr
 
 
 def test_signs_of_a_sick_run_are_flagged(alphabet: Path, karat_here: Karat) -> None:

@@ -37,7 +37,7 @@ def test_a_trace_of_karat_is_healthy(tmp_path: Path, karat_here: Karat) -> None:
 def test_a_text_goes_behind_prompt(karat_here: Karat) -> None:
     done = karat_here("trace", "model.gguf", "Once upon a time")
     assert done.returncode == 2
-    message = "2 words where MODEL fits; a text to compute goes behind --prompt, in quotes"
+    message = "2 words, expected MODEL alone; give a text with --prompt, in quotes"
     assert done.stderr == f"karat: error: {message}\n"
 
 

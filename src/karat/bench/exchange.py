@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _seconds(weight: Any, group: Group | None) -> float:
-    """The command for a plan of _LAYERS layers; each multiplies a weight with the same input."""
+    """Seconds of a plan of _LAYERS layers, each of which multiplies a weight with the same input."""
     recorder = PlanRecorder(NativeOps().isa, 1)
     x = recorder.input((_COLUMNS,))
     results = [recorder.linear(x, weight, group=group, name="layer") for _ in range(_LAYERS)]

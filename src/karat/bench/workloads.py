@@ -112,8 +112,8 @@ def plan(
         if workload.prompt_tokens < 1 or room(workload) < 0:
             raise UsageError(
                 f"{workload.name}: {repeat} × {workload.gen_tokens} tokens after it take a context of "
-                f"{workload.context_len(repeat, max_num_batched_tokens)}, and prompts have a token at least; the model "
-                f"has {longest}; lower --prompt-tokens, --context, --gen-tokens or --repeat"
+                f"{workload.context_len(repeat, max_num_batched_tokens)}, and a prompt has at least one token; the "
+                f"model has {longest}; lower --prompt-tokens, --context, --gen-tokens or --repeat"
             )
     return workloads
 

@@ -1,4 +1,4 @@
-"""The command line. Modules here import what is heavy inside the command that needs it: `karat --help` stays quick."""
+"""The command line. A heavy module is imported inside the command that needs it, so `karat --help` is quick."""
 
 import errno
 import gc
@@ -20,8 +20,8 @@ from karat.config import Settings, numpy_on_one_thread
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command (`sys.argv` unless `args` are given) and returns its exit code; see `karat help exit-codes`.
 
-    Takes SIGTERM over for the rest of the process, SIGHUP too unless it is ignored (`nohup`), and makes stdout and
-    stderr UTF-8.
+    Handles SIGTERM for the rest of the process, and SIGHUP unless it is ignored (`nohup`). Makes stdout and stderr
+    UTF-8.
     """
     _prepare_streams()
     numpy_on_one_thread()
@@ -33,7 +33,7 @@ def main(args: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGHUP, _terminate)
         try:
             _run(args, invocation)
-            emit("")  # or say that what is buffered cannot be written
+            emit("")  # or fail, if the buffered output cannot be written
             code = OK
         except BaseException as error:  # noqa: BLE001 - the outermost frame: everything ends in a line and a code
             code = report(error, debug=invocation.debug)
@@ -57,7 +57,7 @@ def _run(args: Sequence[str], invocation: Invocation) -> None:
 
 
 class _Closed(io.TextIOBase):
-    """Stdout that was closed: whatever is to be written there fails, as it does on a full disk."""
+    """A stdout that the caller closed: every write fails, as on a full disk."""
 
     def __init__(self, instead: TextIO) -> None:
         """`instead` has stdout's number as long as this object is there."""
@@ -84,7 +84,7 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _flush_or_discard() -> None:
-    """Lets vanish what cannot be written: Python would complain of it at exit, with a code of its own."""
+    """Discard output that cannot be written. Otherwise Python complains at exit, with an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

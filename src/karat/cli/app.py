@@ -28,7 +28,9 @@ Examples
 
 
 class _Plainer:
-    """Before a command of typer's: plain values are read plainly, and the help fails as all other output does."""
+    """Comes before typer's classes of commands: plain values are read without pydantic, and a failure to write the
+    help is that of other output.
+    """
 
     def get_params(self, ctx: typer.Context) -> Any:
         return read_plainly(super().get_params(ctx))  # type: ignore[misc]
@@ -40,11 +42,11 @@ class _Plainer:
 
 
 class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
-    """One of them."""
+    """One command."""
 
 
 class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]
-    """All of them."""
+    """The group of all commands."""
 
 
 def _show_no_value_of_flags(parameters: Iterable[object]) -> None:
@@ -55,7 +57,7 @@ def _show_no_value_of_flags(parameters: Iterable[object]) -> None:
 
 
 def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
-    """The command line as typer parses it: the whole, or only the command that is the first of `args`."""
+    """The command line as typer parses it: all commands, or only the one that `args` begins with."""
     app = typer.Typer(
         cls=_Group,
         add_completion=False,
@@ -64,12 +66,12 @@ def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
         epilog=_EXAMPLES,
     )
     app.callback(invoke_without_command=True, help=_flowing(_karat))(_karat)
-    alone = args[0] if args and args[0] in _COMMANDS and args[0] != "help" else None  # help is of all
+    alone = args[0] if args and args[0] in _COMMANDS and args[0] != "help" else None  # the help shows all commands
     for name in _COMMANDS if alone is None else [alone]:
         place, attribute = _COMMANDS[name]
         module = import_module(f"karat.cli.{place}")
         function: Callable[..., None] = getattr(module, attribute)
-        settings = {"allow_extra_args": name in ("run", "trace")}  # which count their words themselves, with a remedy
+        settings = {"allow_extra_args": name in ("run", "trace")}  # these two count words themselves
         flowing = _flowing(function)
         register = app.command(name, cls=_Command, help=flowing, epilog=module.EXAMPLES, context_settings=settings)
         register(unfolded(function))

@@ -33,7 +33,7 @@ def bench(
         typer.Option(metavar="NAME", help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, tiny."),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Of --shape: bf16 (default), f16, f32, q8_0 or q4_0.")
+        str | None, typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0 or q4_0.")
     ] = None,
     quantize: Annotated[str | None, typer.Option(metavar="TYPE", help="Run on weights as q8_0 or q4_0.")] = None,
     prompt_tokens: Annotated[
@@ -61,14 +61,14 @@ def bench(
         int | None,
         typer.Option(metavar="N", help="N ranks share the threads, in turns with one process that has all of them."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: the cores there are).")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: as many as cores).")] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a step, so the chunk of a prefill (default: 512).")
     ] = None,
     kv_dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Keep keys and values in float16, bfloat16 or float32.")
     ] = None,
-    executor: Annotated[str | None, typer.Option(metavar="NAME", help="One that `karat env` lists.")] = None,
+    executor: Annotated[str | None, typer.Option(metavar="NAME", help="An executor that `karat env` lists.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the roofline into FILE, an .svg.", dir_okay=False)
@@ -93,8 +93,8 @@ def bench(
             raise UsageError(f"{name} {value}: expected at least 1")
     if tensor_parallel_size is not None and (tensor_parallel_size not in (2, 4, 8) or peer is not None):
         raise UsageError(
-            f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: what is measured "
-            "beside the ranks is one process"
+            f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: the ranks are "
+            "measured against one process"
         )
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
@@ -134,7 +134,7 @@ def bench(
         progress.clear()
     result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": _machine(), **measured}
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
-    if plot is not None:  # last, as it may fail yet
+    if plot is not None:  # last, because it may still fail
         _write(plot, roofline(result))
 
 
@@ -194,7 +194,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
-    """The share of the limit that is the nearer one is marked."""
+    """A row of the table; a star marks the share of the nearer limit."""
     shares = [
         "–" if share is None else f"{'*' if row['bound'] == bound else ''}{share:.0%}"
         for bound, share in (("bandwidth", row["of_bandwidth"]), ("fma", row["of_fma_peak"]))

@@ -56,7 +56,7 @@ def chat(
     if model is not None and model_option is not None:
         raise UsageError(f"two models, {model!r} and {model_option!r}; give one")
     settings = sampling.given()
-    SamplingParams(**settings)  # what is wrong is said before a model is loaded
+    SamplingParams(**settings)  # wrong options are reported before a model is loaded
     name = model if model is not None else model_option
     llm = load(name, loading, quiet=quiet)
     interactive = is_interactive()
@@ -71,12 +71,12 @@ def chat(
 
 
 def _talk(session: Session, llm: "LLM", *, interactive: bool) -> None:
-    """Takes entries until the end of the input or /exit; errors end it too, unless interactive.
+    """Takes entries until the end of the input or /exit. An error ends it too, unless a person types.
 
-    The death of a rank is said soon, not when the next message is sent.
+    The death of a rank is reported soon, not when the next message is sent.
     """
     read_line = line_reader()
-    is_lost = False  # ranks have died: no answers any more
+    is_lost = False  # ranks have died: no more answers
     while True:
         try:
             with nullcontext() if is_lost else ranks_watched(llm):

@@ -1,4 +1,4 @@
-"""What the user of `karat chat` enters, from a terminal or from a pipe, put together to messages of several lines."""
+"""Input of `karat chat`, from a terminal or a pipe, joined to messages of several lines."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +17,8 @@ ReadLine = Callable[[str], str]  # shows its argument as the prompt; raises EOFE
 def read_entry(read_line: ReadLine) -> str:
     """The next entry that is not blank: one line; or lines that end in a backslash, and one more; or a block.
 
-    A block starts and ends with three quotes of one kind, and has any lines between. What was pasted into a terminal
-    counts as one line, whatever lines it has. Raises EOFError at the end of the input, UsageError if a block is open
+    A block starts and ends with three quotes of one kind, with any lines between them. A text pasted into a terminal
+    counts as one line, also if it has several. Raises EOFError at the end of the input, UsageError if a block is open
     there.
     """
     line = ""
@@ -49,10 +49,10 @@ def _read_block(line: str, fence: str, read_line: ReadLine) -> str:
 
 
 def typed_entry(read_line: ReadLine) -> str:
-    """The next entry from a terminal. Ctrl-C takes back what is typed.
+    """The next entry from a terminal. Ctrl-C takes back the typed text.
 
-    Where nothing is, the first Ctrl-C gives a hint, and the next one, if nothing was typed meanwhile, raises
-    KeyboardInterrupt.
+    With nothing typed, the first Ctrl-C gives a hint. The next one raises KeyboardInterrupt, if nothing was typed in
+    between.
     """
     hinted = False
     while True:
@@ -80,14 +80,14 @@ def typed_entry(read_line: ReadLine) -> str:
 
 
 def _unfinished_line() -> str:
-    """What was typed of a line that Ctrl-C cut off."""
+    """The part of a line that was typed before Ctrl-C."""
     readline = sys.modules.get("readline")
     return readline.get_line_buffer() if readline is not None else ""
 
 
 @contextmanager
 def echo_off() -> Iterator[None]:
-    """Inside, what is typed ahead is not shown, as it would stand within the answer: the next prompt shows it."""
+    """Inside, text that is typed ahead is not echoed into the answer; the next prompt shows it."""
     try:
         import termios
     except ImportError:  # no Unix
@@ -103,7 +103,7 @@ def echo_off() -> Iterator[None]:
 
 
 def is_interactive() -> bool:
-    """Whether a person types: only then are there prompts, and life after an error."""
+    """Whether a person types. Only then are prompts shown, and does the chat go on after an error."""
     return sys.stdin is not None and is_terminal(sys.stdin)
 
 
@@ -113,16 +113,16 @@ def line_reader() -> ReadLine:
         return _read_bare
     if not is_terminal(sys.stdout):
         return _read_prompted
-    with suppress(ImportError):  # some builds of Python have none; input() does without
+    with suppress(ImportError):  # some builds of Python lack it; input() works without
         import readline  # from now on input() edits lines and remembers them
 
-        if "libedit" not in (readline.__doc__ or ""):  # which has no such setting
+        if "libedit" not in (readline.__doc__ or ""):  # libedit has no such setting
             readline.parse_and_bind("set enable-bracketed-paste on")  # a pasted text is one line, line breaks and all
     return input
 
 
 def _read_prompted(prompt: str) -> str:
-    """With the prompt on stderr, as stdout goes elsewhere."""
+    """A line, with the prompt on stderr, because stdout goes elsewhere."""
     print(prompt, end="", file=sys.stderr, flush=True)
     return _read_bare(prompt)
 

@@ -1,4 +1,4 @@
-"""What happens to an entry of a chat: a message is answered, a command obeyed."""
+"""Entries of a chat: a message is answered, a command is obeyed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ _HELP = (
 
 
 class Session:
-    """A conversation with a model. `handle` takes one entry; everything it cannot do raises a KaratError.
+    """A conversation with a model. `handle` takes one entry, and raises a KaratError for anything that it cannot do.
 
     Raises TemplateError at once if the model has no chat template, or none for this system message.
     """
@@ -90,7 +90,7 @@ class Session:
         return True
 
     def _answer(self, question: str) -> bool:
-        """Answers; keeps question and answer, also if Ctrl-C cut it short. False if there was nothing to keep."""
+        """Answer; keep question and answer, also an answer that Ctrl-C cut short. False if there is nothing to keep."""
         task = self._task(question)
         meter = Meter(len(task.prompt_ids))
         scheduler = self._llm.engine.scheduler
@@ -122,12 +122,12 @@ class Session:
 
     @contextmanager
     def _interruptible(self) -> Iterator[Interrupt]:
-        """While an answer comes, Ctrl-C stops it, and what is typed ahead waits for the next prompt."""
+        """During an answer: Ctrl-C stops it, and text that is typed ahead waits for the next prompt."""
         with deferred_interrupt() as interrupt, echo_off():
             yield interrupt
 
     def _task(self, question: str) -> Task:
-        """The question after all before it, with room for an answer; CapacityError if there is none."""
+        """The task: the conversation with this question, with room for an answer. CapacityError if there is no room."""
         task = Task(
             self._llm,
             self._conversation.messages(question),

@@ -39,8 +39,8 @@ def check(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="reference (float64) only, hf or llama.cpp too (default: which applies, if installed), or a trace of "
-            "this model, which is then judged.",
+            help="reference (float64) only; hf or llama.cpp too (default: the one that fits, if installed); or a "
+            "trace of this model, which is then judged.",
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to compute.")] = None,
@@ -61,7 +61,7 @@ def check(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="The model that the file was made of: what no rounding makes, and how far tensors and logits are.",
+            help="The model that the file was made of: find values that no rounding gives, and measure the distance.",
         ),
     ] = None,
     hybrid: Annotated[
@@ -81,7 +81,7 @@ def check(
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words and ids again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all of it.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as a page.")] = None,
 ) -> None:
     """Prove that a model runs right: tokens, weights, every op, logits, generation, health, same bits.
 
@@ -102,7 +102,7 @@ def check(
     if is_trace and not Path(str(against)).is_file():
         raise UsageError(f"--against {against}: expected reference, hf, llama.cpp, or a trace that exists")
     if is_trace and (given := "--prompt" if prompt is not None else "--tokens" if tokens is not None else None):
-        raise UsageError(f"{given}: the tokens of {against} are computed, no others; leave it out")
+        raise UsageError(f"{given} cannot be combined with --against {against}: its tokens are computed; leave it out")
     for name, value, least in (("--tokens", tokens, 2), ("--stories", stories, 1)):
         if value is not None and value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
@@ -126,7 +126,7 @@ def check(
         }
         if ignored := next((name for name, value in others.items() if value is not None), None):
             alone = "--invariance" if size is None else "--tensor-parallel-size"
-            raise UsageError(f"{ignored} says nothing to {alone}, which compares bits over random tokens; leave it out")
+            raise UsageError(f"{ignored} cannot be combined with {alone}, which compares random tokens; leave it out")
     if size is not None:
         from karat.cli.check_ranks import show_ranks
 
@@ -217,7 +217,7 @@ def _layers(text: str, count: int) -> frozenset[int]:
 
 
 def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
-    """One line a setting; the exit code."""
+    """Print one line for each setting; return the exit code."""
     from karat.check.session.same_bits import invariance_of
     from karat.checkpoint import resolve
     from karat.config import embedded_model_path

@@ -1,4 +1,4 @@
-"""What `karat check` says to programs, and what its report shows of where and how it was made."""
+"""The facts that `karat check` gives to programs and to its report: the result, and where and how it was made."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from karat.check.session.session import Session
     from karat.check.session.stage import Stage
 
-# What else decides what is computed, or what it is compared with; those that are installed are told.
+# Packages that decide the computed numbers, or those that they are compared with. Installed ones are listed.
 _PACKAGES = ("tokenizers", "jinja2", "safetensors", "torch", "transformers", "llama_cpp_python", "gguf")
 
 
@@ -70,7 +70,7 @@ def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Se
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can say it: NaN and infinity, which it has no word for, are null."""
+    """`value` for JSON: NaN and infinity, which JSON does not have, become null."""
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
 
 
 def _options(session: "Session") -> dict[str, Any]:
-    """The plan as it was carried out, defaults among it."""
+    """The plan that was carried out, with its defaults."""
     plan = session.plan
     beside = [name for name, there in (("hf", plan.with_hf), ("llama.cpp", plan.with_llamacpp)) if there]
     return {

@@ -10,7 +10,7 @@ from karat.cli.terminal import emit
 def show_ranks(
     model: str | None, size: int, num_tokens: int, options: dict[str, Any], *, trace: Path | None, as_json: bool
 ) -> int:
-    """Show each stage as it is done; the exit code."""
+    """Show each stage when it is done; return the exit code."""
     from karat.check.model.checked import open_model
     from karat.check.ranks.stages import ParallelPlan, check_parallel, overall
 

@@ -1,4 +1,4 @@
-"""The state of a chat, without any input or output: who said what, and how answers are sampled."""
+"""The state of a chat, without input or output: the messages, and how answers are sampled."""
 
 import json
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from typing import Any, Self
 from karat.errors import UsageError
 from karat.request import SamplingParams, shown
 
-# One answer at a time, and shown as text: these have no place in a chat.
+# A chat gives one answer at a time, as text: these have no place in it.
 _NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs")
 SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.name not in _NOT_IN_CHAT)
 
 
 class Conversation:
-    """Messages that took part so far, and the sampling parameters that the user set.
+    """The messages so far, and the sampling parameters that the user set.
 
-    A user's message is in it only together with its answer: what was not answered was not said.
+    A user's message is here only together with its answer.
     """
 
     def __init__(self, system: str | None, settings: dict[str, Any]) -> None:
@@ -30,7 +30,7 @@ class Conversation:
         return len(self._turns)
 
     def messages(self, user: str | None = None) -> list[dict[str, str]]:
-        """All that a model is given, `user` being what it should answer."""
+        """All messages for the model; it answers `user`."""
         told = [] if self.system is None else [{"role": "system", "content": self.system}]
         for question, answer in self._turns:
             told += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -40,7 +40,7 @@ class Conversation:
         self._turns.append((user, answer))
 
     def clear(self) -> None:
-        """Forgets what was said; the system message and the settings stay."""
+        """Forget all messages; the system message and the settings stay."""
         self._turns.clear()
 
     def take_back(self) -> tuple[str, str]:
@@ -51,7 +51,7 @@ class Conversation:
 
     @classmethod
     def from_json(cls, content: object) -> Self:
-        """What /save wrote, as JSON has it; UsageError and RequestError for anything else."""
+        """A conversation from the JSON that /save wrote. UsageError and RequestError for anything else."""
         if not isinstance(content, Mapping) or not isinstance(content.get("messages"), list):
             raise UsageError("expected {'messages': […], 'settings': {…}}, as /save writes")
         messages, settings = list(content["messages"]), content.get("settings", {})
@@ -72,7 +72,7 @@ class Conversation:
         return talk
 
     def set(self, name: str, text: str) -> None:
-        """Sets a sampling parameter, or with `default` gives it back to the model. UsageError, RequestError."""
+        """Set a sampling parameter; `default` restores the model's. Raises UsageError, RequestError."""
         name = name.replace("-", "_")
         if name not in SETTINGS:
             close = get_close_matches(name, SETTINGS, 1)
@@ -86,7 +86,9 @@ class Conversation:
 
 
 def _value(name: str, text: str) -> Any:
-    """`text` as JSON if it is that, else as it stands: 0.5, true, ["a", "b"], and a stop string without quotes."""
+    """`text` read as JSON if it is JSON, else the text itself: 0.5, true, ["a", "b"], or a stop string without
+    quotes.
+    """
     try:
         value = json.loads(text)
     except ValueError:
@@ -97,7 +99,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value of JSON, whose objects have no integers as keys."""
+    """A value of JSON, with token ids as keys: objects of JSON have no integers as keys."""
     if name == "logit_bias" and isinstance(value, dict):
         return {int(key) if key.isdecimal() else key: bias for key, bias in value.items()}
     return value

@@ -37,7 +37,7 @@ def convert(
     quant: Annotated[str, typer.Option("--quant", metavar="TYPE", help=_TYPES)],
     pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
     requantize: Annotated[
-        bool, typer.Option("--requantize", help="Quantise again what is quantised already, which loses more.")
+        bool, typer.Option("--requantize", help="Quantise quantised tensors again; this loses more.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no report.")] = False,

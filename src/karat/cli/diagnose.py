@@ -48,14 +48,14 @@ def diagnose(
         Path | None, typer.Option(metavar="TRACE", help="A trace of the same tokens that is known to be right.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="At most so long for all searches for mistakes together.")
+        float, typer.Option(metavar="S", min=0, help="Time limit of all searches for mistakes together.")
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Find the op of a traced run that departs from the right computation of its own inputs, and name the bug.
 
     Each wrong op is run again from its recorded inputs with every known mistake. A bug is named only where its mistake
-    gives the recorded numbers to rounding; what gives them equally well is named with it.
+    gives the recorded numbers to rounding; mistakes that give them equally well are named with it.
     """
     from karat.check.diagnosis.diagnose import Diagnoser
     from karat.check.diagnosis.peers import graph_of, known_difference
@@ -130,7 +130,7 @@ def diagnose(
 
 
 def _end(path: Path, diagnosis: "Diagnosis", *, is_healthy: bool) -> Exception:
-    """What the command ends with: its verdict, or the question that keeps it from one."""
+    """The exit code of the verdict, or the open question that prevents one."""
     if is_healthy and diagnosis.is_undecided:
         return TraceError(
             f'{path}: no verdict: it does not say whether its engine rounds activations: state activations="ggml" if '
@@ -140,9 +140,9 @@ def _end(path: Path, diagnosis: "Diagnosis", *, is_healthy: bool) -> Exception:
 
 
 def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "CheckedModel | None":
-    """The model that was asked for; else the one that the traces name, if it is here; else the embedded one.
+    """The model of the command line; else the one that the traces name, if it is here; else the embedded one.
 
-    None where that is not the traces' either and there is a reference, which does without.
+    None if the traces are not of that one either and there is a reference: comparing traces needs no model.
     """
     from karat.check.model.checked import open_model
     from karat.check.model.weights import digest
@@ -164,14 +164,14 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
     except TraceError as fault:
         if reference is None:
             raise TraceError(f"{fault}; the trace does not fit the embedded model: give its own with --model") from None
-        note("no model that fits the traces is here: compared by the names of results; --model says more")
+        note("no model here fits the traces, so they are compared by the names of results; --model gives more")
         return None
     note("model: the embedded one; another is given with --model")
     return embedded
 
 
 def _show_alone(left: "Departure", trace: "Trace", reference: "Trace", *, as_json: bool) -> int:
-    """What two traces say without a model; the exit code."""
+    """Compare two traces without a model; return the exit code."""
     from karat.check.diagnosis.reference import departure_lines
 
     exact = all(drift.largest == 0 for drift in left.drift)
@@ -197,7 +197,7 @@ def _finite(x: float) -> float | None:
 
 
 def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
-    """The diagnosis as JSON has it; infinite ratios as null."""
+    """The diagnosis for JSON, infinite ratios as null."""
     verdict = "bug"
     if diagnosis.is_healthy:
         verdict = "exact" if all(finding.exact for finding in diagnosis.findings) else "numerics"

@@ -35,7 +35,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object in
 
 
 def gather() -> dict[str, Any]:
-    """All facts, as JSON has them."""
+    """All facts, for JSON."""
     from karat.ops import native
     from karat.ops.registry import EXECUTORS
 
@@ -70,7 +70,7 @@ def gather() -> dict[str, Any]:
 
 
 def _version_or_none(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version  # 20 ms that every command would take
+    from importlib.metadata import PackageNotFoundError, version  # takes 20 ms, which every command would pay
 
     try:
         return version(package)
@@ -98,7 +98,7 @@ def _embedded_model() -> dict[str, Any]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """Facts that `gather` gave, one a line."""
+    """The facts of `gather`, one a line."""
     cpu, native, model = facts["cpu"], facts["native"], facts["embedded_model"]
     limits = f"{cpu['cores']}, of which this process may use {cpu['usable_cores']}"
     if cpu["cgroup_cores"] is not None:

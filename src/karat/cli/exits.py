@@ -42,7 +42,7 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 class Terminated(BaseException):
-    """SIGTERM or SIGHUP arrived. No Exception, so that only clean-up sees it on its way to `main`."""
+    """SIGTERM or SIGHUP arrived. Not an Exception, so that only clean-up code sees it on its way to `main`."""
 
     def __init__(self, exit_code: int = TERMINATED) -> None:
         super().__init__(exit_code)
@@ -50,13 +50,14 @@ class Terminated(BaseException):
 
 
 class NoVerdictError(Exception):
-    """A command whose exit code is a verdict came to none: its cause says why."""
+    """A command whose exit code is a verdict reached none; the cause says why."""
 
 
 def ends_in_verdict(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, whose exit codes 0 and 1 are a verdict: what keeps it from one ends in USAGE, said as elsewhere.
+    """`command`, whose exit codes 0 and 1 are a verdict. An error that prevents the verdict ends in USAGE, with the
+    usual message.
 
-    So 1 never means anything else than a bug of what was judged, such as output that cannot be written.
+    So 1 always means a bug in the judged model, never a failure of the command such as output that cannot be written.
     """
 
     @wraps(command)
@@ -70,9 +71,9 @@ def ends_in_verdict(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Says on stderr what went wrong, in one line, with the traceback before it if `debug`; returns the exit code.
+    """Report an error on stderr in one line, with the traceback before it if `debug`; return the exit code.
 
-    Raises BrokenPipeError where stderr has no reader any more.
+    Raises BrokenPipeError if stderr has no reader any more.
     """
     match error:
         case typer.Exit():
@@ -80,7 +81,7 @@ def report(error: BaseException, *, debug: bool) -> int:
         case BrokenPipeError():
             return BROKEN_PIPE
         case SystemExit():  # not ours
-            if isinstance(error.__context__, BrokenPipeError):  # rich's way to end, in the middle of --help
+            if isinstance(error.__context__, BrokenPipeError):  # rich ends so, in the middle of --help
                 return BROKEN_PIPE
             raise error
         case NoVerdictError(__cause__=BaseException() as cause):
@@ -100,7 +101,7 @@ def report(error: BaseException, *, debug: bool) -> int:
             tell(f"karat: error: {one_line(error)}")
             return error.exit_code
         case OSError(errno=errno.EMFILE):
-            from karat.checkpoint.files import descriptor_limit  # loaded already by whatever opens files
+            from karat.checkpoint.files import descriptor_limit  # already imported by any module that opens files
 
             tell(
                 f"karat: error: too many open files: this process may have {descriptor_limit()}; raise it by ulimit -n"
@@ -115,7 +116,7 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error and its notes as one printable line; lines that were apart stay so by a semicolon."""
+    """The message of an error and its notes as one printable line; semicolons separate what were lines."""
     lines = [" ".join(line.split()) for line in str(error).splitlines()]
     text = ""
     for line in filter(None, lines):
@@ -125,7 +126,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _usage_message(error: typer.TyperException) -> str:
-    """What the option parser found wrong, and where to look it up."""
+    """The complaint of the option parser, and where to find help."""
     context = getattr(error, "ctx", None)  # set on the exceptions that know their command
     command = context.command_path if context is not None else "karat"
     message = printable(" ".join(error.format_message().split()).rstrip("."))

@@ -1,4 +1,4 @@
-"""What `run` and `chat` share: loading a model with its remarks, asking it, and measuring the answer."""
+"""Shared by `run` and `chat`: load a model, with remarks; ask it; measure the answer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,9 @@ Message = dict[str, str]
 
 
 def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str | None = None) -> "LLM":
-    """The model (None: the embedded one); an error of what it is also says `reading`, why a word was taken for it."""
+    """The model (None: the embedded one). An error of this model also shows `reading`, the reason why a word was
+    taken for a model.
+    """
     try:
         with without_collections():
             from karat.checkpoint import resolve
@@ -37,7 +39,7 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
 
 
 def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
-    """On stderr: which model answers, by which defaults, and what makes it slow if something does."""
+    """Write to stderr: the model, its defaults, and the reason if it is slow."""
     from karat.machine.cores import num_usable_cores
     from karat.ops import native
 
@@ -56,11 +58,11 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
 
 
 class Task:
-    """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is made.
+    """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is constructed.
 
-    A conversation is rendered here and not again: `prompt_ids` are what is answered. Where max_tokens is the model's
-    own default, which nobody asked for, the context is the limit if it leaves less. Raises RequestError, CapacityError
-    and TemplateError for what cannot be served.
+    A conversation is rendered here and not again: the model answers `prompt_ids`. If max_tokens is the model's own
+    default and the context leaves less, the context is the limit. Raises RequestError, CapacityError and TemplateError
+    for a prompt that cannot be served.
     """
 
     def __init__(
@@ -82,19 +84,19 @@ class Task:
 
 
 class Meter:
-    """Counts tokens, and the time that the model takes for them: not what the terminal takes, or the user."""
+    """Counts tokens, and the time that the model takes for them, without the time of the terminal and the user."""
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
-        self.num_found_tokens = 0  # of the prompt, in the cache from before; for the caller to set
+        self.num_found_tokens = 0  # of the prompt, found in the cache; the caller sets it
         self.num_tokens = 0
-        self.prefill_s = 0.0  # until the first token, which is therefore not decode's
+        self.prefill_s = 0.0  # until the first token, which does not count for decode
         self.decode_s = 0.0
         self._begun: set[int] = set()  # choices that have a token
         self._reasons: set[str] = set()
 
     def watch(self, chunks: Iterator[StreamChunk]) -> Iterator[StreamChunk]:
-        """The same chunks, measured."""
+        """Yield the chunks, and measure them."""
         while True:
             before = perf_counter()
             chunk = next(chunks, None)
@@ -149,6 +151,6 @@ def _rate_text(rate: float | None) -> str:
 
 
 def raise_if_failed(chunk: StreamChunk) -> None:
-    """NumericsError if the model's numbers went wrong in the middle of this answer."""
+    """NumericsError if NaN or infinity ended this answer."""
     if chunk.finish_reason == "error":
         raise NumericsError(chunk.error or "the answer ended in an error")

@@ -1,4 +1,4 @@
-"""`karat inspect`: what is in a model and what it takes to run it, from its configs and headers alone."""
+"""`karat inspect`: the contents of a model and the memory that it needs, from its configs and headers alone."""
 
 import json
 import math
@@ -51,7 +51,7 @@ def inspect(
 ) -> None:
     """Show a model's configuration, tensors, tokenizer, and the memory it needs.
 
-    Everything is checked as if to run it, but no weight is read: a model that cannot run ends in the same error.
+    Everything is checked as before a run, but no weight is read. A model that cannot run ends in the same error.
     """
     from karat.checkpoint import resolve
     from karat.cli.inspect_ranks import ranks_of, ranks_text
@@ -67,11 +67,11 @@ def inspect(
 
 
 def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
-    """All facts, as JSON has them. Raises the errors that running the model would raise before it loads weights."""
+    """All facts, for JSON. Raises the errors that running the model would raise before it loads weights."""
     from karat.models.registry import find_weights, read_config
 
     config = read_config(checkpoint.config)
-    needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied one once
+    needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied weight once
     num_parameters = sum(math.prod(weight.shape) for weight in needed.values())
     weights = [*checkpoint.weights.values(), *_others(checkpoint)]
     by_dtype: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
@@ -98,7 +98,7 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
 
 
 def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
-    """Tensors of a file that are no weights of the model."""
+    """Tensors of a file that the model does not use."""
     from karat.checkpoint import GgufCheckpoint
 
     factors = checkpoint.rope_factors if isinstance(checkpoint, GgufCheckpoint) else None
@@ -106,7 +106,7 @@ def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
 
 
 def _held_bytes(weight: "Weight") -> int:
-    """What a weight takes in memory: what it does in the file, but float32 where there are no kernels for its type."""
+    """Bytes of a weight in memory: as in the file, or of float32 if its type has no kernels."""
     from karat.ops.native_plan import native, unavailable_reason
 
     if unavailable_reason() is None and weight.dtype not in native().formats():
@@ -149,7 +149,9 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
 
 
 def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
-    """The length of the chat template and what it makes of a greeting, or why it makes nothing: text runs without."""
+    """The length of the chat template and its rendering of a greeting, or the reason why there is none; text needs
+    no template.
+    """
     source = tokenizer.template_source
     example, error = None, None
     try:
@@ -161,7 +163,7 @@ def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
 
 
 def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
-    """Bytes for one sequence of each length, by the type of the KV cache, with weights as they are stored."""
+    """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types."""
     longest = config.max_position_embeddings
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
     kv_bytes = {dtype: config.kv_bytes_per_token(dtype) for dtype in _KV_DTYPES}
@@ -204,7 +206,7 @@ def _one_line(value: object) -> str:
 
 
 def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """The resolved configuration without what is off, equal windows as one."""
+    """The resolved configuration, without settings that are off; equal windows are one entry."""
     rope = config["rope"]
     kind, factors = rope["rope_type"], rope["factors"]
     if kind == "factors":
@@ -262,6 +264,6 @@ def _memory_text(memory: dict[str, Any]) -> str:
     stored, all_float32 = (bytes_text(memory[key]) for key in ("weight_bytes", "float32_weight_bytes"))
     title = (
         f"memory: weights {stored}, as stored (types without kernels in float32; all on the reference executor: "
-        f"{all_float32}), and for one sequence of so many tokens"
+        f"{all_float32}), and for one sequence, by its tokens"
     )
     return f"{title}\n\n{columns([head, *rows], right='01234')}"

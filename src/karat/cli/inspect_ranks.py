@@ -1,4 +1,4 @@
-"""What each tensor-parallel rank would hold of a model, for `karat inspect --tensor-parallel-size N`."""
+"""The share of a model that each tensor-parallel rank would hold, for `karat inspect --tensor-parallel-size N`."""
 
 import re
 from collections import defaultdict
@@ -14,7 +14,7 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
-    """One object a rank, as JSON has it; UsageError, with the degrees that work, for one that does not."""
+    """One object for each rank, for JSON. An impossible degree is a UsageError that lists the possible ones."""
     from karat.checkpoint.slices import part_bytes, part_shape
     from karat.layers.shards import own_heads, own_kv_heads
     from karat.models.cut_units import cut_units

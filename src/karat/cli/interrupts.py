@@ -1,4 +1,4 @@
-"""Ctrl-C that stops an answer and not the program."""
+"""Ctrl-C stops an answer and not the program."""
 
 import signal
 from collections.abc import Iterator
@@ -15,9 +15,10 @@ class Interrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Inside, the first Ctrl-C is only noted, to be acted on between two tokens, where the engine's state is whole.
+    """Inside, the first Ctrl-C is only noted. The caller acts on it between two tokens, when the engine's state is
+    whole.
 
-    A second one raises KeyboardInterrupt, for when the first finds no such place.
+    A second one raises KeyboardInterrupt, in case there is no such moment.
     """
     interrupt = Interrupt()
 

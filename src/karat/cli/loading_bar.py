@@ -9,13 +9,13 @@ from karat.cli.terminal import is_terminal
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-LEAST_BYTES = 256 << 20  # what is smaller is loaded before anybody looks
+LEAST_BYTES = 256 << 20  # a smaller model is loaded before anybody looks
 
 
 class LoadingBar:
-    """Called with the bytes that are loaded and those of all weights; gone at the end of the `with`.
+    """A callback for the loaded bytes and the bytes of all weights; the bar is removed at the end of the `with`.
 
-    Shows nothing of a small model, and nothing where `stream` is no terminal.
+    Nothing is shown for a small model, or if `stream` is no terminal.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

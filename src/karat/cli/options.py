@@ -14,7 +14,7 @@ from karat.errors import UsageError
 
 @dataclass(slots=True)
 class Invocation:
-    """What holds for one whole invocation; typer hands it around as `ctx.obj`. args: the words behind `karat`."""
+    """Facts of one invocation; typer passes it on as `ctx.obj`. args: the words after `karat`."""
 
     debug: bool = False
     args: tuple[str, ...] = ()
@@ -49,27 +49,27 @@ SanitizeControlTokens = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """On every command, so that they may follow it; `--debug` has acted when it was parsed."""
+    """Options of every command, so that they may follow its name. `--debug` acts when it is parsed."""
 
     debug: Debug = False
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeOptions:
-    """What computes a model, and in which types: keyword arguments of `LLM`, None where it decides."""
+    """The executor and the types: keyword arguments of `LLM`; None leaves the choice to it."""
 
     dtype: Annotated[str | None, _option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
     kv_dtype: Annotated[
         str | None, _option("Model", "TYPE", "Keep keys and values in float16, bfloat16, float32 or float64.")
     ] = None
     executor: Annotated[
-        str | None, _option("Model", "NAME", "What computes: auto (default) or one that `karat env` lists.")
+        str | None, _option("Model", "NAME", "Executor: auto (default) or one that `karat env` lists.")
     ] = None
     threads: Annotated[
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
     tensor_parallel_size: Annotated[
-        int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8 where it can be.")
+        int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8.")
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions(ComputeOptions):
-    """How a model is loaded: keyword arguments of `LLM`, None where it decides."""
+    """How a model is loaded: keyword arguments of `LLM`; None leaves the choice to it."""
 
     quantize: Annotated[str | None, _option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
     guard: Annotated[
@@ -92,7 +92,7 @@ class LoadOptions(ComputeOptions):
 
     no_enable_prefix_caching: Annotated[
         bool | None,
-        _flag("Model", "--no-enable-prefix-caching", "Compute again what prompts have in common with earlier ones."),
+        _flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -105,25 +105,23 @@ class LoadOptions(ComputeOptions):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Fields of SamplingParams; None where it was not given and the model's default holds."""
+    """Fields of SamplingParams; None for an option that was not given, where the model's default holds."""
 
     temperature: Annotated[float | None, _option("Sampling", "X", "0 takes the likeliest token; larger is freer.")] = (
         None
     )
     top_k: Annotated[int | None, _option("Sampling", "N", "Draw from the N likeliest tokens; 0: all.")] = None
-    top_p: Annotated[float | None, _option("Sampling", "P", "Draw from the likeliest that make up P.")] = None
+    top_p: Annotated[float | None, _option("Sampling", "P", "Draw from the likeliest tokens that sum up to P.")] = None
     min_p: Annotated[float | None, _option("Sampling", "P", "Drop tokens less likely than P times the likeliest.")] = (
         None
     )
     repetition_penalty: Annotated[
-        float | None, _option("Sampling", "X", "Above 1: tokens of prompt and answer come again less.")
+        float | None, _option("Sampling", "X", "Above 1: tokens of prompt and answer are repeated less.")
     ] = None
     presence_penalty: Annotated[
-        float | None, _option("Sampling", "X", "Taken from the logits of tokens the answer has.")
+        float | None, _option("Sampling", "X", "Subtracted from the logits of tokens in the answer.")
     ] = None
-    frequency_penalty: Annotated[
-        float | None, _option("Sampling", "X", "The same, once for each time it has them.")
-    ] = None
+    frequency_penalty: Annotated[float | None, _option("Sampling", "X", "The same, once for each occurrence.")] = None
     logit_bias: Annotated[
         list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
     ] = None
@@ -157,7 +155,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """The other fields of SamplingParams, which say what is reported; None where nothing is."""
+    """The other fields of SamplingParams: they choose what is reported; None reports nothing."""
 
     n: Annotated[
         int | None,
@@ -237,9 +235,9 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def unfolded(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` as typer wants it: each parameter that is a dataclass of options becomes its fields.
+    """`command` as typer expects it: the fields of each dataclass of options are parameters of their own.
 
-    CommonOptions come on top.
+    CommonOptions are added.
     """
     groups: dict[str, type[Any]] = {}
     flat: list[inspect.Parameter] = []

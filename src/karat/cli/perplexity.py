@@ -86,7 +86,7 @@ def perplexity(
 
 
 def _read(file: Path) -> str:
-    """The text of a file, or of stdin for `-`, with a line feed for every line end."""
+    """The text of a file, or of stdin for `-`; every line end is a line feed."""
     if str(file) == "-":
         if sys.stdin is None:
             raise UsageError("no text: stdin is closed; pipe one in, or name a file")

@@ -1,4 +1,4 @@
-"""A long prompt that is computed while somebody waits: progress, and an end to it within about a second."""
+"""A long prompt, computed while somebody waits: its progress, and its end within about a second of Ctrl-C."""
 
 from time import perf_counter
 from types import TracebackType
@@ -14,7 +14,7 @@ _SHOWN_AFTER_S = 0.5
 
 
 class PromptWatch:
-    """Called with the progress of a prompt, shows it on a terminal; used with `with`, which clears it at the end.
+    """A callback that shows the progress of a prompt on a terminal; the end of its `with` clears the line.
 
     A Ctrl-C that `interrupt` noted raises KeyboardInterrupt, which ends the request.
     """

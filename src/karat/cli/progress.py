@@ -1,4 +1,4 @@
-"""What is going on, for somebody who waits at a terminal."""
+"""Progress, for somebody who waits at a terminal."""
 
 import shutil
 import sys
@@ -7,14 +7,14 @@ from karat.cli.terminal import is_terminal, note
 
 
 class Progress:
-    """What is going on, in one line of a terminal that the next one replaces; elsewhere nothing.
+    """Progress in one line of a terminal, which the next line replaces; nothing if there is no terminal.
 
-    `clear` before anything else is written.
+    Call `clear` before any other output.
     """
 
     def __init__(self, *, quiet: bool) -> None:
         self._shows = not quiet and is_terminal(sys.stderr)
-        self._line = ""  # that is there
+        self._line = ""  # on the screen now
 
     def __call__(self, text: str) -> None:
         line = f"{text} …"[: shutil.get_terminal_size().columns - 1] if self._shows else ""

@@ -1,4 +1,4 @@
-"""A rank of tensor parallelism that dies while nothing is asked of it, as its user thinks about the next message."""
+"""Notices the death of a tensor-parallel rank between requests, while the user thinks about the next message."""
 
 import signal
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ _LOOK_S = 0.5
 
 @contextmanager
 def ranks_watched(llm: "LLM") -> Iterator[None]:
-    """Inside, the death of a rank soon raises RankError, also where input is waited for. For the main thread only.
+    """Inside, the death of a rank soon raises RankError, also during a wait for input. For the main thread only.
 
-    By a timer: its signal interrupts the main thread, while SIGCHLD may go to any.
+    It works by a timer, whose signal interrupts the main thread; SIGCHLD may go to any thread.
     """
     llm.check_ranks()
     if llm.tensor_parallel_size == 1:
@@ -29,7 +29,7 @@ def ranks_watched(llm: "LLM") -> Iterator[None]:
             llm.check_ranks()
             signal.setitimer(signal.ITIMER_REAL, _LOOK_S)
 
-    signal.signal(signal.SIGALRM, look)  # and it stays, as a last signal may be on its way at the end
+    signal.signal(signal.SIGALRM, look)  # the handler stays, because a last signal may be on its way at the end
     signal.setitimer(signal.ITIMER_REAL, _LOOK_S)
     try:
         yield

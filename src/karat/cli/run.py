@@ -76,7 +76,7 @@ def run(
     if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
         raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
     given = sampling.given() | reports.given()
-    SamplingParams(**given)  # what is wrong is said before a model is loaded
+    SamplingParams(**given)  # wrong options are reported before a model is loaded
     words = [word for word in (first, second) if word is not None]
     source = resolve([*words, *ctx.args], model, prompt)
     before = perf_counter()
@@ -118,7 +118,7 @@ def _conversation(prompt: str, system: str | None) -> list[Message]:
 
 
 def _print_in_order(chunks: Iterator[StreamChunk]) -> None:
-    """One choice after the other, each with a line end; the first that is not complete as it grows."""
+    """Write one choice after the other, each with a line end. The first incomplete one is written as it grows."""
     current, held, ended = 0, defaultdict[int, str](str), set[int]()
     for chunk in chunks:
         if chunk.index == current:

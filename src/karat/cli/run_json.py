@@ -11,7 +11,7 @@ from karat.request import SamplingParams, StreamChunk, TokenLogprobs
 def as_object(
     task: Task, chunks: Sequence[StreamChunk], meter: Meter, given: set[str], load_s: float
 ) -> dict[str, Any]:
-    """All that is known of an answer whose stream has ended; `given` are the parameters that the user set."""
+    """All facts of an answer whose stream has ended; `given` are the parameters that the user set."""
     llm, params = task.llm, task.params
     usual = SamplingParams()
     defaults = {
@@ -65,7 +65,9 @@ def _choice(index: int, chunks: Sequence[StreamChunk]) -> dict[str, Any]:
 
 
 def _positions(token_ids: Sequence[int], logprobs: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """For each position its own token, and the likeliest ones from rank 1 on; None where nothing precedes."""
+    """For each position its own token, and the likeliest tokens from rank 1 on; None for a position that nothing
+    precedes.
+    """
     return [
         None
         if entry is None

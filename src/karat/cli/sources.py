@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from karat.cli.terminal import is_terminal
 from karat.errors import CapacityError, RequestError, UsageError
 
-# org/name, also with @revision and :TYPE. Only its look is judged here; whether there is such a model, the hub says.
+# org/name, also with @revision and :TYPE. Only the form is judged here; the hub knows whether there is such a model.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(:[\w.-]+)?", re.ASCII)
-MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has some 4
+MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has about 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
         from karat.checkpoint.locate import absent
 
         if model is not None and (fault := absent(model)) is not None:
-            raise fault  # rather than wait for a prompt that no model will read
+            raise fault  # do not wait for a prompt that no model will read
         try:
             prompt = _read_pipe(asked=prompt == "-")
         except UsageError as error:
@@ -83,7 +83,7 @@ def looks_like_model(word: str) -> str | None:
 
 
 def _as_utf8(prompt: str) -> str:
-    """The prompt, whatever the locale took its bytes for: without one (LC_ALL=C) Python reads letters as single bytes.
+    """The prompt as UTF-8, in any locale: without one (LC_ALL=C) Python reads each byte as a character.
 
     RequestError for what is not UTF-8.
     """

@@ -1,4 +1,4 @@
-"""What reaches the user's eyes: styles, notes on stderr, tables, and text made safe for a terminal.
+"""Output for people: styles, notes on stderr, tables, and text made safe for a terminal.
 
 Text that a model or a file made never reaches a terminal with its control characters: they could move the cursor,
 rename the window or forge what Karat says. Into a pipe or a file, generated text goes exactly as it is.
@@ -36,14 +36,14 @@ def is_terminal(stream: TextIO) -> bool:
 def _has_styles(stream: TextIO) -> bool:
     if not is_terminal(stream):
         return False
-    from rich.console import Console  # knows NO_COLOR, TERM and their kin; imported only where someone looks
+    from rich.console import Console  # knows NO_COLOR, TERM and the like; imported only for a terminal
 
     console = Console(file=stream)
     return not console.no_color and not console.is_dumb_terminal
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """`text` in one of the styles, if `stream` is a terminal that shows them and NO_COLOR is not set."""
+    """`text` in one of the styles, if `stream` is a terminal that shows styles and NO_COLOR is not set."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if text and _has_styles(stream) else text
 
 
@@ -53,7 +53,7 @@ def printable(text: str) -> str:
 
 
 def emit(text: str) -> None:
-    """Writes generated text to stdout at once: exactly as it is, or `printable` on a terminal.
+    """Write generated text to stdout at once: exactly as it is, or `printable` on a terminal.
 
     Raises BrokenPipeError when nobody reads any more, KaratError when it cannot be written.
     """
@@ -63,14 +63,14 @@ def emit(text: str) -> None:
 
 
 def require_folder_of(path: Path) -> None:
-    """OutputError unless the folder of a file to write is there: said before an hour of work, not after it."""
+    """OutputError unless the folder of a file to write exists. Call it before an hour of work, not after."""
     if not path.parent.is_dir():
         raise OutputError(f"{path}: there is no folder {path.parent}; make it, or choose another place")
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Around whatever writes to stdout: a failure becomes a KaratError, but BrokenPipeError stays what it is."""
+    """For code that writes to stdout: a failure becomes a KaratError, except BrokenPipeError."""
     try:
         yield
     except BrokenPipeError:

@@ -67,9 +67,7 @@ def trace(
     A trace can be compared and diagnosed (karat diagnose), wherever it was made.
     """
     if ctx.args:
-        raise UsageError(
-            f"{len(ctx.args) + 1} words where MODEL fits; a text to compute goes behind --prompt, in quotes"
-        )
+        raise UsageError(f"{len(ctx.args) + 1} words, expected MODEL alone; give a text with --prompt, in quotes")
     if validate is not None:
         _validate(model, validate)
         return
@@ -120,7 +118,7 @@ def _record(
         if opened.path.is_file():
             raise UsageError(f"--with hf: transformers needs a folder, and {opened.path} is a file")
         if kv_dtype is not None:
-            raise UsageError("--kv-dtype: transformers' cache has the type that is computed in")
+            raise UsageError("--kv-dtype: transformers' cache has the type of --dtype; leave it out")
         return record_hf(load_hf(str(opened.path), dtype), steps, selection=selection)
     if source == "llama.cpp":
         from karat.check.record.llamacpp import record_llamacpp
@@ -128,7 +126,9 @@ def _record(
         if not opened.path.is_file():
             raise UsageError(f"--with llama.cpp: it needs a GGUF file; make one of {opened.path} with karat convert")
         if dtype is not None or kv_dtype is not None:
-            raise UsageError("--dtype, --kv-dtype: llama.cpp computes as the file's types say, with a float32 cache")
+            raise UsageError(
+                "--dtype, --kv-dtype: llama.cpp computes in the types of the file, with a float32 cache; leave them out"
+            )
         return record_llamacpp(opened.path, opened.stored, steps, selection=selection)
     from karat.check.record.executors import record
     from karat.config import FLOAT_BYTES
@@ -141,7 +141,7 @@ def _record(
 
 
 def _signs(made: "Trace") -> Iterator[str]:
-    """What one looks at first: sums of attention weights, and the last token's logits over the whole vocabulary."""
+    """First checks of a trace: sums of attention weights, and the last token's logits over the whole vocabulary."""
     import numpy as np
 
     weights = [array for name, array in made.arrays.items() if name.endswith("self_attn.weights") and array.size]

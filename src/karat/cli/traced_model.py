@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def model_named_by(*traces: "Trace") -> "CheckedModel | None":
-    """The first model that a trace names, if it is here and has the weights that the first trace was made of."""
+    """The first model that a trace names, if it is here and has the weights of the first trace."""
     from karat.check.model.checked import open_model
     from karat.check.model.weights import digest
 

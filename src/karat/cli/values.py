@@ -1,7 +1,7 @@
-"""What words of the command line mean where that is plain, so that typer need not ask pydantic.
+"""Plain values of the command line, read without pydantic.
 
-Typer validates each parameter by a pydantic type adapter that it builds first, also where no value was given: with the
-import of pydantic, 0.1 s of each start. What is not plain, faults among it, goes that way still.
+Typer validates each parameter by a pydantic type adapter. It builds the adapter even if no value was given: with the
+import of pydantic, 0.1 s of each start. Values that are not plain, and wrong ones, still go that way.
 """
 
 import re
@@ -17,7 +17,7 @@ _FLOAT = re.compile(r"[0-9]{1,15}(\.[0-9]{1,15})?")
 
 
 class _Plain:
-    """Stands before a parameter's coercion."""
+    """Comes before a parameter's conversion by typer."""
 
     def __init__(self, other: Callable[[], Any]) -> None:
         self._other = other
@@ -47,7 +47,7 @@ class _Argument(TyperArgument):
 
 
 def read_plainly(parameters: Sequence[Any]) -> Sequence[Any]:
-    """The same parameters, which take plain values as they are from now on."""
+    """The same parameters, which from now on take plain values without typer."""
     for parameter in parameters:
         if type(parameter) is TyperOption:
             parameter.__class__ = _Option
@@ -57,7 +57,7 @@ def read_plainly(parameters: Sequence[Any]) -> Sequence[Any]:
 
 
 def _plain(annotation: Any, value: Any) -> Any:
-    """The value of a word that typer would read in the same way; None: ask it."""
+    """The value of a word, equal to the value that typer would read; None: typer must decide."""
     if type(value) is not str:
         return None
     if annotation is str:

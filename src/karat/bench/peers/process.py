@@ -70,7 +70,9 @@ class PeerProcess:
                 loaded = self._receive(Loaded)
         except OSError as fault:
             self._kill()
-            raise ExecutorError(f"a process for the peer cannot be started ({fault.strerror}); end others") from fault
+            raise ExecutorError(
+                f"a process for the peer cannot be started ({fault.strerror}); end other processes"
+            ) from fault
         except BaseException:
             self._kill()
             raise
