@@ -28,7 +28,7 @@ BESIDE_ROOMS = {
 
 
 # Rooms that are being built or moved.
-UNDER_WAY = ("karat.check.*", "karat.server.*", "karat.cli.serve", "karat.engine.async_*")
+UNDER_WAY = ("karat.server.*", "karat.cli.serve", "karat.engine.async_*")
 
 
 def modules_of(package: Path) -> set[str]:

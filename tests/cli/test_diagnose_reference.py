@@ -1,6 +1,6 @@
 """`karat diagnose --reference`: a right reference decides, with the model, with a wrong one, and without any.
 
-Covers: karat.cli.diagnose.
+Covers: karat.check.diagnosis.reference, karat.cli.diagnose.
 """
 
 import json

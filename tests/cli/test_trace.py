@@ -1,6 +1,6 @@
 """`karat trace` and `karat diagnose`, from the command line to the verdict.
 
-Covers: karat.cli.traced_model.
+Covers: karat.check.replay.validate, karat.cli.traced_model.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The engine on the fake model: what comes out of requests, however they are batched, cut and preempted.
 
-Covers: karat.engine.readers.
+Covers: karat.engine.readers, karat.engine.sizes.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""How far a prompt is, and what an output says of its seed and of what was found in the cache."""
+"""How far a prompt is, and what an output says of its seed and of what was found in the cache.
+
+Covers: karat.engine.updates.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""What a trace leaves out and an engine does all the same is no bug, and no name is further away than none."""
+"""What a trace leaves out and an engine does all the same is no bug, and no name is further away than none.
+
+Covers: karat.check.diagnosis.explain, karat.check.diagnosis.verdict.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,9 +28,13 @@ from tests.support.parallel import config_of, write
 
 IDS = (1, 403, 27, 88, 300, 12, 5, 77, 511, 3, 3, 60)
 CONFIG: dict[str, Any] = {
-    "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64,
-}  # fmt: skip
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 
@@ -120,9 +127,12 @@ def test_what_was_not_tried_is_said_when_the_time_is_up(tmp_path: Path) -> None:
     left_out = replace(trace.info, kv_dtype=None, executor="unknown")
     for info in (trace.info, left_out):
         diagnoser = Diagnoser(
-            model.graph, model.weights("float32"), Trace(info, layer_outputs(trace.arrays)),
-            budget=1e-9, say=lines.append,
-        )  # fmt: skip
+            model.graph,
+            model.weights("float32"),
+            Trace(info, layer_outputs(trace.arrays)),
+            budget=1e-9,
+            say=lines.append,
+        )
         diagnosis = diagnoser.run()
         text = "\n".join(diagnosis_lines(diagnosis, model.graph, trace.info))
         assert lines[0].startswith("located: model.layers.0") and "verdict: bug" in text

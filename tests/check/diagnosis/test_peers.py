@@ -63,8 +63,14 @@ def checked(
 
     patch.setattr(session, "record_llamacpp", recorded)
     patch.setattr(generation, "record_llamacpp", recorded)
-    plan = Plan(model=model, prompt=PROMPT, num_tokens=num_tokens, executor="reference", with_llamacpp=True,
-                stages=("layers", "logits", "generation"))  # fmt: skip
+    plan = Plan(
+        model=model,
+        prompt=PROMPT,
+        num_tokens=num_tokens,
+        executor="reference",
+        with_llamacpp=True,
+        stages=("layers", "logits", "generation"),
+    )
     return list(run_stages(Session(plan)))
 
 
@@ -167,11 +173,14 @@ def test_ids_that_llama_cpp_is_known_to_make_are_a_note(
 @needs_llama
 @pytest.mark.parametrize(
     ("name", "text", "said"),
-    [("qwen2", "cafe\u0301 e\u0301", "normal form C"), ("qwen35", "cafe\u0301 e\u0301", "normal form C"),
-     ("qwen2", "a</s>b", "takes </s> for one control token"),
-     ("phi-3", "<|user|>\nHi<|end|>\n<|assistant|>\n", "knows Phi-3 by name"),
-     ("deepseek-llm", "the  \u3000", "cuts spaces beside U+3000")],
-)  # fmt: skip
+    [
+        ("qwen2", "cafe\u0301 e\u0301", "normal form C"),
+        ("qwen35", "cafe\u0301 e\u0301", "normal form C"),
+        ("qwen2", "a</s>b", "takes </s> for one control token"),
+        ("phi-3", "<|user|>\nHi<|end|>\n<|assistant|>\n", "knows Phi-3 by name"),
+        ("deepseek-llm", "the  \u3000", "cuts spaces beside U+3000"),
+    ],
+)
 def test_live_llama_cpp_differs_as_the_table_says(
     name: str, text: str, said: str, mistral: CheckedModel, data_dir: Path
 ) -> None:
@@ -190,8 +199,13 @@ def test_live_llama_cpp_beyond_a_window(mistral: CheckedModel, tmp_path: Path) -
     """A prompt longer than the window, all stages that compare."""
     path = tmp_path / "model.gguf"
     convert(open_checkpoint(mistral.path), path, MIXES["F32"])
-    plan = Plan(model=open_model(str(path)), prompt=PROMPT, num_tokens=30, with_llamacpp=True,
-                stages=("tokens", "layers", "logits", "generation"))  # fmt: skip
+    plan = Plan(
+        model=open_model(str(path)),
+        prompt=PROMPT,
+        num_tokens=30,
+        with_llamacpp=True,
+        stages=("tokens", "layers", "logits", "generation"),
+    )
     stages = list(run_stages(Session(plan)))
     assert overall(stages) == "numerics", [stage.lines for stage in stages if stage.verdict == "bug"]
     assert all(any(WINDOW in line for line in stage.lines) for stage in stages if stage.name != "tokens")

@@ -17,8 +17,11 @@ from tools.zoo.models import draw
 from tools.zoo.placeholder_blocks import placeholder
 
 ROWS: dict[str, Mistakes] = {
-    "quant-nibbles": NIBBLES, "quant-zero": ZERO, "quant-min-sign": MINIMA, "quant-scale": SCALES,
-}  # fmt: skip
+    "quant-nibbles": NIBBLES,
+    "quant-zero": ZERO,
+    "quant-min-sign": MINIMA,
+    "quant-scale": SCALES,
+}
 READ_ONLY = [name for name, format_ in FORMATS.items() if format_.pack is None]
 
 

@@ -1,4 +1,7 @@
-"""Blocks beside their originals: no quantiser's own rounding is strange, and one wrong number, scale or block is."""
+"""Blocks beside their originals: no quantiser's own rounding is strange, and one wrong number, scale or block is.
+
+Covers: karat.check.files.block_levels, karat.check.files.quantised.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Blocks read wrongly: every mistake changes what is read, has a name, and is what another reader makes of it."""
+"""Blocks read wrongly: every mistake changes what is read, has a name, and is what another reader makes of it.
+
+Covers: karat.check.mistakes.six_bits.
+"""
 
 import os
 from pathlib import Path
@@ -35,11 +38,17 @@ HOW = {  # every mistake of the zoo, and what it is called here
     "Q3_K": [*_UPPER, ({"offset": 0}, "offset: 4"), ({"offset": 3}, "offset: 1"), *_SHIFTS, *_SIGNED_SIX],
     "Q4_K": [*_ORDERS, *_SIGNS, *_SHIFTS, *_SIX, ({"whole": False}, "six bits")],
     "Q5_K": [*_ORDERS, *_UPPER, *_SIGNS, *_SHIFTS, *_SIX, ({"whole": False}, "six bits")],
-    "Q6_K": [*_UPPER, ({"offset": 0}, "offset: 32"), ({"offset": 31}, "offset: 1"), *_SHIFTS, *_SUB_SHIFTS,
-             ({"signed": False}, "unsigned scales")],
+    "Q6_K": [
+        *_UPPER,
+        ({"offset": 0}, "offset: 32"),
+        ({"offset": 31}, "offset: 1"),
+        *_SHIFTS,
+        *_SUB_SHIFTS,
+        ({"signed": False}, "unsigned scales"),
+    ],
     "IQ4_NL": [*_ORDERS, *_SHIFTS],
     "IQ4_XS": [*_ORDERS, *_SHIFTS, *_SIGNED_SIX],
-}  # fmt: skip
+}
 
 
 def drawn(stored: str) -> Weight:

@@ -1,4 +1,7 @@
-"""`karat check --tensor-parallel-size`: right ranks are exact; wrong ones are found, and the right part is blamed."""
+"""`karat check --tensor-parallel-size`: right ranks are exact; wrong ones are found, and the right part is blamed.
+
+Covers: karat.check.ranks.rank, karat.check.ranks.stages.
+"""
 
 import json
 import os
@@ -30,9 +33,16 @@ if unavailable_reason():
 
 # Sizes that 4 ranks share unevenly: 14 heads, KV heads held twice; square weights, so that shapes hide little.
 CONFIG = parallel.config_of(
-    "llama", hidden_size=140, num_attention_heads=14, num_key_value_heads=2, head_dim=10, intermediate_size=77,
-    vocab_size=4096, num_hidden_layers=2, attention_bias=True,
-)  # fmt: skip
+    "llama",
+    hidden_size=140,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    head_dim=10,
+    intermediate_size=77,
+    vocab_size=4096,
+    num_hidden_layers=2,
+    attention_bias=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -253,9 +263,12 @@ def test_a_single_byte_of_a_shard_is_seen(model: CheckedModel, right: Right) -> 
     for index in (0, 5, len(held[1]) - 1):
         parts = list(held[1])
         parts[index] = HeldPart(
-            source=parts[index].source, axis=parts[index].axis, pieces=parts[index].pieces, dtype=parts[index].dtype,
+            source=parts[index].source,
+            axis=parts[index].axis,
+            pieces=parts[index].pieces,
+            dtype=parts[index].dtype,
             digest="another",
-        )  # fmt: skip
+        )
         (fault,) = shard_faults([held[0], parts], model.stored)
         assert fault.name == parts[index].source and "rank 1's" in fault.what
     missing = shard_faults([held[0], held[1][:-1]], model.stored)

@@ -1,4 +1,7 @@
-"""Layer by layer the bits are those of a whole run, and what is found is what is found in a whole trace."""
+"""Layer by layer the bits are those of a whole run, and what is found is what is found in a whole trace.
+
+Covers: karat.check.record.hf_layerwise.
+"""
 
 import json
 import os
@@ -130,8 +133,10 @@ def test_one_element_that_was_loaded_wrongly_is_found_and_its_tensor_named(
     weight = model.stored[name]
     values = weight.to_array(np.dtype(np.float32)).copy()
     used = subject.steps.prompt if "embed" in name else range(weight.shape[0])
-    index = (data.draw(st.sampled_from(sorted(set(used))), "row"),
-             *(data.draw(st.integers(0, n - 1), "column") for n in weight.shape[1:]))  # fmt: skip
+    index = (
+        data.draw(st.sampled_from(sorted(set(used))), "row"),
+        *(data.draw(st.integers(0, n - 1), "column") for n in weight.shape[1:]),
+    )
     values[index] += max(0.1, float(values.std()))
     changed = Weight(weight.name, "F32", weight.shape, values.reshape(-1).view(np.uint8), weight.file)
     ours = {n: changed if w is weight else w for n, w in model.stored.items()}

@@ -1,4 +1,7 @@
-"""llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right."""
+"""llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right.
+
+Covers: karat.check.replay.ggml_rounding.
+"""
 
 import ctypes
 import os

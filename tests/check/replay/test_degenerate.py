@@ -20,8 +20,9 @@ IDS = (5, 9, 300)
 
 
 def _run(model: CheckedModel) -> Trace:
-    return record_model(build(model.config, ReferenceOps("float64"), model.checkpoint, num_positions=3),
-                        Steps.chunked(IDS, None))  # fmt: skip
+    return record_model(
+        build(model.config, ReferenceOps("float64"), model.checkpoint, num_positions=3), Steps.chunked(IDS, None)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,15 @@ def test_partial_traces_say_from_where_and_how_far(num_layers: int, tmp_path: Pa
 
     Whatever can be tried is tried, on all ops: six layers, the embedded model's, take a minute.
     """
-    config = config_of("qwen2", vocab_size=512, hidden_size=64, num_attention_heads=4, head_dim=16,
-                       intermediate_size=128, num_hidden_layers=num_layers)  # fmt: skip
+    config = config_of(
+        "qwen2",
+        vocab_size=512,
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=16,
+        intermediate_size=128,
+        num_hidden_layers=num_layers,
+    )
     path = None if num_layers == 6 else str(write(tmp_path / "model", config, "F32"))
     right = _run(open_model(path))
     rng = np.random.default_rng(1)

@@ -1,4 +1,7 @@
-"""Our ops on another engine's inputs: right ones are at the floor whatever came before, wrong ones are found there."""
+"""Our ops on another engine's inputs: right ones are at the floor whatever came before, wrong ones are found there.
+
+Covers: karat.check.session.streamed.
+"""
 
 import os
 from collections.abc import Mapping

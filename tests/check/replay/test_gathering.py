@@ -71,8 +71,11 @@ def test_a_bias_added_on_every_rank_is_named() -> None:
 
 
 def test_ranks_that_differ_or_are_missing_are_told() -> None:
-    subject = draw(f"{SEED}-ranks-missing", family="qwen2", changes={"num_attention_heads": 4, "num_key_value_heads": 2,
-                                                                     "hidden_size": 48})  # fmt: skip
+    subject = draw(
+        f"{SEED}-ranks-missing",
+        family="qwen2",
+        changes={"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48},
+    )
     trace = _split(record_hf(subject.hf, subject.steps), 2, 2)
     arrays = dict(trace.arrays)
     arrays["model.layers.0@1"] = arrays["model.layers.0@1"] + 1

@@ -1,4 +1,10 @@
-"""Right runs stay within the noise floor, op by op, and a wrong one leaves it at the op that is wrong."""
+"""Right runs stay within the noise floor, op by op, and a wrong one leaves it at the op that is wrong.
+
+Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.ops, karat.check.model.roles,
+karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors, karat.check.record.hf,
+karat.check.replay.accumulation, karat.check.replay.align, karat.check.replay.distances, karat.check.replay.drift,
+karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.segments.
+"""
 
 import os
 import random
@@ -129,12 +135,16 @@ def test_one_changed_weight_is_seen_where_it_is_used(index: int) -> None:
 
 
 def test_a_selection_keeps_what_was_asked_for() -> None:
-    subject = draw(f"{SEED}-selection", changes={"num_hidden_layers": 3, "num_attention_heads": 6,
-                                                 "num_key_value_heads": 3, "hidden_size": 72})  # fmt: skip
+    subject = draw(
+        f"{SEED}-selection",
+        changes={"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 72},
+    )
     selection = Selection(frozenset({1}), heads=(0, 4), logit_rows=2)
     total = len(subject.steps.prompt)
-    for trace in (_karat(subject, ReferenceOps("float32"), selection=selection),
-                  record_hf(subject.hf, subject.steps, selection=selection)):  # fmt: skip
+    for trace in (
+        _karat(subject, ReferenceOps("float32"), selection=selection),
+        record_hf(subject.hf, subject.steps, selection=selection),
+    ):
         layers = {name.split(".")[2] for name in trace.arrays if name.startswith("model.layers.")}
         assert layers == {"1"}
         assert trace.arrays["model.layers.1.self_attn.scores"].shape == (2, total, total)
@@ -192,8 +202,7 @@ def test_numbers_that_a_narrow_cache_rounds_to_the_other_side_of_a_tie_are_no_bu
     for name, node in model.graph.nodes.items():
         values[name] = evaluate(node, [values[source] for source in node.inputs], context, np.dtype(np.float64))
     outputs = {
-        name: x.astype(np.float32) for name, x in values.items()
-        if name.count(".") == 2 or name == "model.embed_tokens"
-    }  # fmt: skip
+        name: x.astype(np.float32) for name, x in values.items() if name.count(".") == 2 or name == "model.embed_tokens"
+    }
     for finding in Replay(model.graph, weights, Trace(info, outputs)).findings():
         assert finding.ratio < LIMIT / 2, finding

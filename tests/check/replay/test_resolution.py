@@ -132,11 +132,17 @@ def doubled(subject: Subject) -> None:
         (Row("embed-scale", embed_scale, VISIBLE_EPS), "model.embed_tokens"),
         (Row("embed-scale", lambda subject, _: doubled(subject), VISIBLE_EPS), "model.embed_tokens"),  # or a residual
         # What none of a step's queries sees has been dropped from the cache, and is no row of nothing.
-        (Row("softmax-axis", partial(patch_attention, axis=-2),
-             {"family": "mistral", "steps": "chunks", "changes": {"sliding_window": 7}}), ".weights"),
+        (
+            Row(
+                "softmax-axis",
+                partial(patch_attention, axis=-2),
+                {"family": "mistral", "steps": "chunks", "changes": {"sliding_window": 7}},
+            ),
+            ".weights",
+        ),
     ],
     ids=lambda x: x.bug if isinstance(x, Row) else "",
-)  # fmt: skip
+)
 def test_what_is_not_recorded_has_its_name(row: Row, without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def less(trace: Trace, _: str) -> Trace:
         return Trace(trace.info, {name: x for name, x in trace.arrays.items() if not name.endswith(without)})

@@ -1,4 +1,7 @@
-"""The report of a check: right figures, every picture inside the page, nothing that a browser would fetch."""
+"""The report of a check: right figures, every picture inside the page, nothing that a browser would fetch.
+
+Covers: karat.check.report.pictures.
+"""
 
 import base64
 import re
@@ -118,9 +121,17 @@ def test_it_tells_what_was_asked_of_what_and_where(monkeypatch: pytest.MonkeyPat
     ids = " ".join(map(str, token_ids))
     chat = Tokenizer.from_folder(embedded_model_path()).render_chat(CHATS["chat"])
     for expected in (
-        shlex.join(["karat", *args]), LILY, ids, chat, "A Fast One", "avx2 f16c", "transformers 5.0; torch 2.9",
-        "stages tokens layers", "against reference", f"steps 0 {len(token_ids) * 2 // 3}",
-    ):  # fmt: skip
+        shlex.join(["karat", *args]),
+        LILY,
+        ids,
+        chat,
+        "A Fast One",
+        "avx2 f16c",
+        "transformers 5.0; torch 2.9",
+        "stages tokens layers",
+        "against reference",
+        f"steps 0 {len(token_ids) * 2 // 3}",
+    ):
         assert expected in words, expected
 
 
@@ -158,9 +169,10 @@ def test_ops_that_were_fed_have_a_table(monkeypatch: pytest.MonkeyPatch) -> None
     done = list(run_stages(session))
     assert session.results is not None
     session.results.forced["transformers"] = [
-        Local("model.layers.2.mlp.act", 3.0, 0.25), Local("model.layers.4.mlp.act", 7.5, 0.125),
+        Local("model.layers.2.mlp.act", 3.0, 0.25),
+        Local("model.layers.4.mlp.act", 7.5, 0.125),
         Local("lm_head", 1.0, 0.5),
-    ]  # fmt: skip
+    ]
     text = page(session, done, gather(session, done, "numerics", ("check",)))
     assert "Each op on the inputs that transformers had" in text
     assert "<td>mlp.act</td><td class=n>4</td><td class=n>0.125</td><td class=n>7.5 ×</td>" in text

@@ -1,4 +1,7 @@
-"""Two sets of logits compared: NaN and infinity never pass for agreement, wherever they are."""
+"""Two sets of logits compared: NaN and infinity never pass for agreement, wherever they are.
+
+Covers: karat.check.session.session.
+"""
 
 import numpy as np
 import pytest

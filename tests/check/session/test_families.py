@@ -61,8 +61,14 @@ def test_a_token_that_the_rounding_of_the_cache_decides_is_no_bug(tmp_path: Path
 def test_what_the_rounding_of_the_cache_does_to_a_layer_is_no_bug(tmp_path: Path) -> None:
     """In this model it moves weights of attention by more than a thousand times the spread that noise shows."""
     folder = folder_of(tmp_path / "model", 14, num_hidden_layers=6, **FAMILIES["linear"])
-    plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=30, stages=("layers",), kv_dtype="bfloat16",
-                with_hf=True)  # fmt: skip
+    plan = Plan(
+        model=open_model(str(folder)),
+        prompt=PROMPT,
+        num_tokens=30,
+        stages=("layers",),
+        kv_dtype="bfloat16",
+        with_hf=True,
+    )
     (stage,) = run_stages(Session(plan))
     assert stage.verdict == "numerics", stage.lines
     assert stage.facts["against_transformers"] < 1000 or "; on a float32 cache, as transformers" in stage.lines[2]
@@ -84,8 +90,14 @@ def test_chunks_change_what_rounding_does_and_no_more(
             return super().logits(*args) * np.float32(1.05 if self.is_wrong else 1)
 
     monkeypatch.setattr("karat.check.session.session.LLM", Disturbed)
-    plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=14, stages=("invariance",),
-                executor="reference", kv_dtype="bfloat16")  # fmt: skip
+    plan = Plan(
+        model=open_model(str(folder)),
+        prompt=PROMPT,
+        num_tokens=14,
+        stages=("invariance",),
+        executor="reference",
+        kv_dtype="bfloat16",
+    )
     (stage,) = run_stages(Session(plan))
     assert stage.verdict == ("numerics" if chunk is None else "bug"), f"KARAT_SEED={SEED}: {stage.lines}"
 

@@ -60,10 +60,11 @@ def test_rows_that_come_again_are_counted_once() -> None:
 
     ids = list(range(20))
     found = {
-        list(perplexity(lambda ids, target, again=again: write(ids, target, again=again), ids, window=20, stride=9))
-        [-1].nats
+        list(perplexity(lambda ids, target, again=again: write(ids, target, again=again), ids, window=20, stride=9))[
+            -1
+        ].nats
         for again in (False, True)
-    }  # fmt: skip
+    }
     assert len(found) == 1 and np.isfinite(found.pop())
 
 

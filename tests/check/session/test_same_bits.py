@@ -58,9 +58,12 @@ def test_random_models(family: str, stored: str) -> None:
     if config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
     model = build(
-        read_config(config), NativeOps(), forward.ArrayCheckpoint(tensors), num_positions=512,
+        read_config(config),
+        NativeOps(),
+        forward.ArrayCheckpoint(tensors),
+        num_positions=512,
         prepare=Stored(stored),
-    )  # fmt: skip
+    )
     texts = [[rng.randrange(config["vocab_size"]) for _ in range(n)] for n in (300, 1, 29, 64)]
     check(model, texts)
 

@@ -27,9 +27,14 @@ if unavailable_reason():
 
 # Rows of 256 and, in down_proj, of three blocks of 256 for eight leaves; five heads of 64 make o_proj's rows ten of 32.
 SIZE = {
-    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 5,
-    "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 77,
-}  # fmt: skip
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 77,
+}
 ALREADY_TRIED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 

@@ -1,4 +1,7 @@
-"""`karat check` beside a trace or llama.cpp: every stage has its word, and a wrong run is a bug where it is wrong."""
+"""`karat check` beside a trace or llama.cpp: every stage has its word, and a wrong run is a bug where it is wrong.
+
+Covers: karat.check.session.other_side.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,8 +48,14 @@ def test_a_right_trace_is_compared_in_every_stage(tmp_path: Path) -> None:
     done = checked(recorded(), tmp_path / "x.trace")
     assert list(done) == [*COMPARED, "trace"]
     assert {name: stage.verdict for name, stage in done.items()} == {
-        "tokens": "exact", "weights": "exact", "layers": "numerics", "logits": "numerics", "generation": "exact",
-        "health": "exact", "trace": "numerics"}  # fmt: skip
+        "tokens": "exact",
+        "weights": "exact",
+        "layers": "numerics",
+        "logits": "numerics",
+        "generation": "exact",
+        "health": "exact",
+        "trace": "numerics",
+    }
     assert done["weights"].lines[-1] == "the trace states the digest of these weights"
     assert 0 < done["layers"].facts["against_trace"] < 10
     assert any(line.startswith("against the trace: at most ") for line in done["layers"].lines)

@@ -1,4 +1,7 @@
-"""Garbage does not pass: loops, one word over and over, echoes, words thrown about. Healthy texts do."""
+"""Garbage does not pass: loops, one word over and over, echoes, words thrown about. Healthy texts do.
+
+Covers: karat.check.session.stage.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The files of a model held against each other: released ones are right, and each fault built into a copy is named."""
+"""The files of a model held against each other: released ones are right, and each fault built into a copy is named.
+
+Covers: karat.check.text.chat_audit.
+"""
 
 import json
 import shutil
@@ -97,9 +100,14 @@ class TestReleased:
 
     @pytest.mark.parametrize(
         ("vocabulary", "template"),
-        [("qwen2", "Qwen-Qwen2.5-7B-Instruct"), ("qwen2", "Qwen-QwQ-32B"), ("qwen2", "Qwen3-Coder"),
-         ("llama-bpe", "meta-llama-Llama-3.2-3B-Instruct"), ("llama-bpe", "meta-llama-Llama-3.3-70B-Instruct")],
-    )  # fmt: skip
+        [
+            ("qwen2", "Qwen-Qwen2.5-7B-Instruct"),
+            ("qwen2", "Qwen-QwQ-32B"),
+            ("qwen2", "Qwen3-Coder"),
+            ("llama-bpe", "meta-llama-Llama-3.2-3B-Instruct"),
+            ("llama-bpe", "meta-llama-Llama-3.3-70B-Instruct"),
+        ],
+    )
     def test_templates_on_their_own_vocabularies(self, data_dir: Path, vocabulary: str, template: str) -> None:
         path = data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf"
         metadata = read_header(path).metadata
@@ -138,9 +146,11 @@ def bos(files: Files, *tokens: str, **flags: object) -> None:
     special = {token: {"id": token, "ids": [0], "tokens": [token]} for token in tokens}
     text = {"Sequence": {"id": "A", "type_id": 0}}
     files["tokenizer"]["post_processor"] = {
-        "type": "TemplateProcessing", "single": [*parts, text], "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "type": "TemplateProcessing",
+        "single": [*parts, text],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": special,
-    }  # fmt: skip
+    }
     files["tokenizer_config"] |= {"bos_token": "<|endoftext|>", **flags}
 
 
@@ -175,33 +185,57 @@ BUGS: dict[str, tuple[Callable[[Files], None], str, str]] = {
     "an end token that is a word": (ends_at([2, 300]), "eos", "an ordinary piece of text"),
     "no end token that there is": (ends_at_none_there_is, "eos", "ends texts at 4104; the tokenizer has 4096 tokens"),
     "BOS is wanted and not added": (
-        lambda f: bos(f, add_bos_token=True), "bos", "bos_token is 0 '<|endoftext|>'; put before a text: none"),
+        lambda f: bos(f, add_bos_token=True),
+        "bos",
+        "bos_token is 0 '<|endoftext|>'; put before a text: none",
+    ),
     "BOS twice before a text": (lambda f: bos(f, "<|endoftext|>", "<|endoftext|>"), "bos", "'Hello' becomes [0, 0, "),
     "BOS twice in the template": (two_bos_in_template, "bos", "the prompt of a chat begins [0, 0, 1"),
     "a mark that is not declared": (undeclared, "special-tokens", "writes '<|im_start|>', which is token 1, and"),
     "special tokens are split": (
-        lambda f: f["tokenizer_config"].update(split_special_tokens=True), "special-tokens", "'<|im_end|>' is 2, and"),
+        lambda f: f["tokenizer_config"].update(split_special_tokens=True),
+        "special-tokens",
+        "'<|im_end|>' is 2, and",
+    ),
     "no generation prompt": (
-        template(TEMPLATE.partition("{% if")[0]), "template", r"'<|im_start|>assistant\n' comes before an answer"),
+        template(TEMPLATE.partition("{% if")[0]),
+        "template",
+        r"'<|im_start|>assistant\n' comes before an answer",
+    ),
     "the last message is left out": (
-        template(TEMPLATE.replace("in messages", "in messages[:-1]")), "template", "is 0 times in the prompt"),
+        template(TEMPLATE.replace("in messages", "in messages[:-1]")),
+        "template",
+        "is 0 times in the prompt",
+    ),
     "the message comes twice": (
-        template(TEMPLATE.replace("m.content", "m.content + m.content")), "template", "is 2 times in the prompt"),
+        template(TEMPLATE.replace("m.content", "m.content + m.content")),
+        "template",
+        "is 2 times in the prompt",
+    ),
     "answers are left out": (
-        template(TEMPLATE.replace("messages %", "messages if m.role != 'assistant' %")), "template", "the answer is"),
+        template(TEMPLATE.replace("messages %", "messages if m.role != 'assistant' %")),
+        "template",
+        "the answer is",
+    ),
     "a piece beyond the embedding": (more_pieces, "token-range", "1 pieces of text from 4096 'ĠKarat' on"),
     "BOS beyond the embedding": (bos_beyond, "token-range", "bos_token: 4096 '<|begin|>'; the embedding has 4096 rows"),
-}  # fmt: skip
+}
 FLAGS: dict[str, tuple[Callable[[Files], None], str]] = {
     "one end token of several is none": (ends_at([2, 4104]), "it is never generated"),
     "BOS is not wanted and added": (
-        lambda f: bos(f, "<|endoftext|>", add_bos_token=False), "add_bos_token is false, and tokenizer.json begins"),
+        lambda f: bos(f, "<|endoftext|>", add_bos_token=False),
+        "add_bos_token is false, and tokenizer.json begins",
+    ),
     "a closing mark that is no token": (
-        template(TEMPLATE.replace("im_end", "turn_end")), "nothing ends an answer there, unless"),
+        template(TEMPLATE.replace("im_end", "turn_end")),
+        "nothing ends an answer there, unless",
+    ),
     "a template that refuses": (template("{{ raise_exception('never') }}"), "a single message of a user is not"),
     "an added token beyond the embedding": (
-        lambda f: f["tokenizer_config"].update(extra_special_tokens=["<|more|>"]), "the added token 4096 '<|more|>'"),
-}  # fmt: skip
+        lambda f: f["tokenizer_config"].update(extra_special_tokens=["<|more|>"]),
+        "the added token 4096 '<|more|>'",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", BUGS)

@@ -1,4 +1,7 @@
-"""Traces are read back as they were written, by whomever, and refused where they are not what they say."""
+"""Traces are read back as they were written, by whomever, and refused where they are not what they say.
+
+Covers: karat.check.trace.format, karat.check.trace.reading, karat.check.trace.selection, karat.check.trace.writing.
+"""
 
 import json
 import os
