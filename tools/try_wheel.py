@@ -1,10 +1,10 @@
-"""Try an installed Karat as somebody does who has neither its sources nor a compiler.
+"""Try an installed Karat as a user does, without its sources and without a compiler.
 
     python tools/try_wheel.py WHEEL    in an empty environment, with its dependencies from the package index
     python tools/try_wheel.py          in this environment, where it is installed (cibuildwheel does so in its own)
 
-Every command runs in an empty folder with an empty PATH. What is seen: all kernel builds of this kind of machine are in
-the wheel, those that run here tell the same story, and `karat check` finds it right. Needs nothing but Python.
+Every command runs in an empty folder with an empty PATH. The checks: all kernel builds of this kind of machine are in
+the wheel; the builds that run here tell the same story; `karat check` calls the model right. Needs only Python.
 """
 
 import json
@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> None:
 
 
 def try_command(karat: Path, *, builds: list[str] | None = None) -> None:
-    """Ends the program with a sentence where the command `karat` is not what a wheel should give.
+    """Ends the program with a sentence if the command `karat` does not behave as one from a wheel must.
 
-    builds: the kernel builds that must be in it; None for those of this kind of machine.
+    builds: the kernel builds that must be in the wheel; None: those of this kind of machine.
     """
     expected = BUILDS[platform.machine()] if builds is None else builds
     facts = json.loads(run(karat, "env", "--json"))
@@ -61,7 +61,7 @@ def try_command(karat: Path, *, builds: list[str] | None = None) -> None:
 
 
 def run(karat: Path, *arguments: str, **environment: str) -> str:
-    """What the command prints, run where it finds nothing: neither a compiler nor the sources."""
+    """The output of the command, run in a place without a compiler and without the sources."""
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
             [str(karat), *arguments],

@@ -1,4 +1,4 @@
-"""What a piece of Python costs, counted instead of timed: the same on every machine."""
+"""The cost of a piece of Python, counted and not timed: the same on every machine."""
 
 import sys
 from collections.abc import Callable

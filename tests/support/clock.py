@@ -1,4 +1,4 @@
-"""Time as this machine lets it pass: seconds in which a process of ours got no core do not count."""
+"""Time without the seconds in which a process of ours got no core."""
 
 import threading
 import time
@@ -8,9 +8,9 @@ _TICK_S = 0.01
 
 
 class FairClock:
-    """While it is open, `seconds` grows by what passes, but by two ticks at most for each tick that a thread waited.
+    """While it is open, `seconds` grows with time, but by at most two ticks for each tick that a thread waited.
 
-    On an idle machine that is the time; where a thread that wants to wake every 10 ms wakes late, less.
+    On an idle machine it is the time. It is less if a thread that sleeps for 10 ms at a time wakes late.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Runs transformers wholly in float64: its float32 islands (RMSNorm, softmax, rotary) patched out.
 
-Every float32 that its code asks for becomes float64. RoPE's frequencies and angles stay float32, because they define
-the model (it was trained with them) and are no rounding of it; their cosine and sine are float64. torch's float32
-power is not always rounded correctly, so the caller gives the frequencies, which are checked against torch's.
+Every float32 in its code becomes float64. RoPE's frequencies and angles stay float32: the model was trained with
+them, so they define it and are no rounding. Their cosine and sine are float64. torch's float32 power is not always
+rounded correctly, so the caller gives the frequencies, which are checked against torch's.
 """
 
 from types import TracebackType

@@ -1,7 +1,7 @@
 """Golden digests: SHA-256 of the logits of fixed models, so that a change of code that changes one bit is seen.
 
-`python -m tests.support.golden` prints what tests/data/golden_logits.json holds. It is made anew only where the numeric
-contract changes (docs/determinism.md).
+`python -m tests.support.golden` prints the contents of tests/data/golden_logits.json. The file is made anew only when
+the numeric contract changes (docs/determinism.md).
 """
 
 import hashlib
@@ -60,7 +60,7 @@ PROMPT_LENS = (70, 9, 1)
 
 
 def cases() -> Iterator[tuple[str, str]]:
-    """(family, stored type): each family as it is stored most, and each stored type in one family."""
+    """(family, stored type): each family in its most common type, and each stored type in one family."""
     for family in FAMILIES:
         for stored in ("F32", "Q4_0"):
             yield family, stored

@@ -48,7 +48,7 @@ _SCALES_AT = {
 
 
 def config_of(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json with sizes that any power of two up to 8 divides the tree by, in any stored type."""
+    """A config.json whose tree can be shared out over 2, 4 and 8 ranks in any stored type."""
     config = {
         "model_type": family,
         "architectures": [ARCHITECTURES[family]],

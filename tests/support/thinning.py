@@ -1,4 +1,4 @@
-"""Traces with less in them, as engines write them: some results, some tokens, some heads, some layers."""
+"""Partial traces, as engines write them: some results, some tokens, some heads, some layers."""
 
 import random
 from collections.abc import Collection
@@ -14,7 +14,7 @@ WAYS = ("results", "tokens", "rows", "heads", "layers", "layers and outputs")
 
 
 def thinned(trace: Trace, rng: random.Random, way: str, *, keep: Collection[int] = ()) -> Trace:
-    """A part of a full trace of one sequence; of the layers in `keep` all that it has, in any way but "tokens"."""
+    """A part of a full trace of one sequence. Layers in `keep` stay complete, in any way but "tokens"."""
     total = trace.info.num_tokens
     chosen = _some(rng, total)
     share = rng.choice((0.1, 0.5, 0.8))

@@ -34,7 +34,7 @@ class ThreadGroup:
 
 
 def on_all_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
-    """What `work` returns on each rank. The first error that is not of a barrier is raised."""
+    """The result of `work` on each rank. Raises the first error that is not of a barrier."""
     everyone: list[Any] = [None] * size
     barrier = threading.Barrier(size, timeout=300)
     results: list[Any] = [None] * size

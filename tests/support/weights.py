@@ -1,4 +1,4 @@
-"""Matrices in every stored type, for tests of what computes on them."""
+"""Matrices in every stored type, for tests of executors."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ from karat.models.opening import open_model
 from tools.peers.llama import VERSION, LlamaCpp, quantise
 from tools.peers.models import FAMILIES, MEDIUM, make_folder, prompt
 
-# What llama.cpp's quantiser makes without an importance matrix, by its numbers of file types.
+# The types that llama.cpp's quantiser writes without an importance matrix, with its numbers of file types.
 FILE_TYPES: Mapping[str, int] = {
     "F32": 0,
     "F16": 1,

@@ -16,7 +16,7 @@ _FLASH_ATTENTION_OFF = 0
 
 @llama_cpp.llama_log_callback
 def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """It would write about everything it does to stderr."""
+    """Silences llama.cpp, which would log everything to stderr."""
 
 
 llama_cpp.llama_log_set(_silent, ctypes.c_void_p(0))
@@ -25,7 +25,7 @@ VERSION = f"llama-cpp-python {llama_cpp.__version__}"
 
 
 def quantise(source: Path, target: Path, file_type: int, *, pure: bool = False) -> None:
-    """What `llama-quantize [--pure] source target TYPE` does, on one thread."""
+    """Does the work of `llama-quantize [--pure] source target TYPE`, on one thread."""
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype, options.nthread, options.pure = file_type, 1, pure
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options))

@@ -1,7 +1,7 @@
 """Small random models of the families that GGUF holds, as Hugging Face folders: the same bits on every machine.
 
-So a test can make again the model that llama.cpp once quantised. Nothing is drawn by a library's logarithm or by a
-stream that NumPy may change: weights are sums of integers from NumPy's frozen generator, scaled with one rounding.
+So a test can repeat the model that llama.cpp once quantised. No draw depends on a library's logarithm or on a stream
+that NumPy may change: weights are sums of integers from NumPy's frozen generator, scaled with one rounding.
 """
 
 import json

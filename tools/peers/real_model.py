@@ -1,11 +1,11 @@
-"""What llama.cpp computes of the real model of the tests, kept for the tests of machines that have no llama.cpp.
+"""Results of llama.cpp on the real model of the tests, for test runs on machines without llama.cpp.
 
     python -m tools.real_model          # fetches the model
     python -m tools.peers.real_model
 
 writes tests/data/smollm2_llama_cpp.json anew. llama.cpp has one thread, a float32 cache and no flash attention. It
-rounds the inputs of every product to 8 bits in blocks, Karat does not; so what the reference executor computes in
-float64 stands beside it, and says how far llama.cpp itself is from the exact numbers.
+rounds the inputs of every product to 8 bits in blocks; Karat does not. So the results of the reference executor in
+float64 are kept too: they show how far llama.cpp itself is from the exact numbers.
 
 - texts: the token ids of each text, without BOS.
 - chats: a conversation of one message, as Karat renders it; its ids; the tokens with which llama.cpp answers greedily,

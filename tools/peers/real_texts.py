@@ -1,4 +1,4 @@
-"""What llama.cpp is asked about the real model of the tests (tools/peers/real_model.py), and where the answers lie."""
+"""The texts for llama.cpp with the real model of the tests (tools/peers/real_model.py), and the file of its answers."""
 
 from pathlib import Path
 

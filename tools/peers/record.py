@@ -1,4 +1,4 @@
-"""What llama.cpp makes of Karat's files, kept for the tests of machines that have no llama.cpp.
+"""Results of llama.cpp on Karat's files, for test runs on machines without llama.cpp.
 
     python -m tools.peers.record
 
@@ -9,7 +9,8 @@ writes tests/data/llama_cpp/ anew (and tests/data/ggml_blocks.npz, see tests/qua
 - results.npz: for each of these files and for each family in F32, F16 and BF16, the logits [tokens, vocab] that
   llama.cpp computes of `prompt()` with a float32 cache; for F32 also the tokens with which it goes on greedily; and for
   F16 and BF16 the SHA-256 of all tensors that its quantiser makes.
-- mixes.json: which type its quantiser gives to each tensor of models of many shapes, for every mix that Karat writes.
+- mixes.json: the type that its quantiser gives to each tensor of models of many shapes, for every mix that Karat
+writes.
 """
 
 import json

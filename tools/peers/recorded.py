@@ -1,4 +1,4 @@
-"""What tests/data/llama_cpp holds (tools/peers/record.py wrote it), and how it is written down. Needs no llama.cpp."""
+"""The contents of tests/data/llama_cpp, which tools/peers/record.py wrote, and their form. Needs no llama.cpp."""
 
 import hashlib
 from collections import defaultdict
@@ -10,9 +10,9 @@ import gguf
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "llama_cpp"
 NUM_GREEDY = 24
-PREFIX_LEN = 8  # of the prompt, from which it goes on greedily
+PREFIX_LEN = 8  # of the prompt, which it continues greedily
 PLAIN = ("F16", "BF16")
-# The qwen2 model is the largest, so it is there in fewer types.
+# The qwen2 model is the largest, so fewer types of it are kept.
 STORED: Mapping[str, tuple[str, ...]] = {
     "qwen2": ("Q4_K_M", "Q4_0"),
     "qwen3": ("Q5_K_M", "Q2_K", "IQ4_XS", "Q8_0"),

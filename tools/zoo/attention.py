@@ -1,4 +1,4 @@
-"""An attention of the zoo's own, in torch, with the ways to get it wrong; and faulty caches."""
+"""An attention of the zoo's own, in torch, with its mistakes; and faulty caches."""
 
 import sys
 from contextlib import ExitStack
@@ -66,7 +66,7 @@ def patch_attention(
             seen = torch.ones_like(seen)
         if size is not None:
             seen = seen & (j > i - size)
-        if hidden == "alone":  # who sees nothing sees itself
+        if hidden == "alone":  # a token that sees nothing sees itself
             seen = seen | ((j == i) & ~seen.any(-1, keepdim=True))
         scores = query @ key.transpose(2, 3) * scaling
         if cap is not None:
@@ -86,7 +86,7 @@ def patch_attention(
 
 
 class FaultyCache(DynamicCache):
-    """A cache that loses or misplaces what it is given after the first step."""
+    """A cache that loses or misplaces the keys and values of later steps."""
 
     def __init__(self, fault: str) -> None:
         super().__init__()

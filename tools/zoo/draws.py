@@ -1,4 +1,4 @@
-"""Which cases are counted: of each bug, and of pairs of them, until enough can be observed."""
+"""Draws of cases, of single bugs and of pairs, until enough of them can be observed."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tools.zoo.faults import ROWS
 from tools.zoo.run import Case, run_case
 
-TRIES = 20  # draws for each case that is wanted
+TRIES = 20  # draws for each wanted case
 _BY_BUG = {row.bug: row for row in ROWS}
 # Two faults of one op that do not undo each other and do not patch the same function.
 ONE_OP = (
@@ -42,14 +42,14 @@ _ATTENTION = {
 _ROTARY = {"rope-pairing", "rope-missing-k", "rope-twice", "rope-partial", "qk-norm-missing"}
 _SHARDS = {"shard-dim", "reduce-missing"}
 _REPLACING = (_ATTENTION, _ROTARY, _SHARDS)
-# Faults that put something else in the place of a part that others reach for: these come second.
+# Faults that replace a part of the model that other faults patch: these come second.
 _LAST = _SHARDS | {"norm-missing", "rope-partial", "rope-on-v"}
 
 
 def cases_of(count: int, run: Callable[[str], Case | None], seed: str) -> list[Case]:
-    """Cases until `count` of them can be observed, those that cannot among them; fewer after many draws.
+    """Cases until `count` of them can be observed, with the cases that cannot; fewer after many draws.
 
-    Not every model that is drawn can have every bug, and then run(seed) gives None.
+    run(seed) gives None if the drawn model cannot have the bug.
     """
     found: list[Case] = []
     for index in range(TRIES * count):
@@ -61,7 +61,7 @@ def cases_of(count: int, run: Callable[[str], Case | None], seed: str) -> list[C
 
 
 def a_pair(rng: random.Random, *, within: bool) -> tuple[str, str]:
-    """Two bugs of one op, or two from anywhere: not such a pair, and not replacing the same part of the model."""
+    """Two bugs of one op; or any two others that do not replace the same part of the model."""
     if within:
         return rng.choice(ONE_OP)
     plain = [row.bug for row in ROWS if row.bug not in _ALONE and not row.bug.startswith("quant-")]

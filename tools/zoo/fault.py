@@ -1,4 +1,4 @@
-"""What a fault is, and the parts of a transformers model that faults reach for."""
+"""The type of a fault, and the parts of a transformers model that faults patch."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Fault = Callable[[Subject, ExitStack], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the catalogue: the fault, and what a model must be like for it."""
+    """A row of the catalogue: the fault, and the settings that a model needs for it."""
 
     bug: str
     fault: Fault

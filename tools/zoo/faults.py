@@ -1,5 +1,5 @@
-"""Transformers models broken on purpose, one function a bug. Nothing here comes from karat.check: what the diagnosis
-names has to be found in numbers that other code made.
+"""Transformers models broken on purpose, one function a bug. Nothing here comes from karat.check, so the diagnosis must
+find its names in numbers of other code.
 
 A fault gets a subject and a stack that undoes what it patches outside the model; it returns False where the model
 cannot have the bug. Models are thrown away afterwards.

@@ -1,7 +1,7 @@
 """Engines that read or write the wrong tokens: transformers' tokenizer used wrongly, and loops that choose badly.
 
-The arithmetic is transformers' own and right; what is wrong is what comes before and after it. Nothing of karat.text or
-of karat.check.text.prompt is used to make a mistake.
+The arithmetic is transformers' own and right; the mistakes come before and after it. No mistake uses karat.text or
+karat.check.text.prompt.
 """
 
 import json
@@ -91,7 +91,7 @@ TOKEN_BUGS = (*READERS, *WRITERS)
 
 @dataclass(frozen=True, slots=True)
 class TokenRun:
-    """What was said of the tokens of one engine, and of its arithmetic: wrong results, largest ratio to the floor.
+    """The findings on the tokens of one engine, and on its arithmetic: wrong results, largest ratio to the floor.
 
     changed: whether the mistake changed a token.
     """
@@ -103,7 +103,7 @@ class TokenRun:
 
 
 def token_run(bug: str | None, seed: str) -> TokenRun | None:
-    """An engine with this bug (None: without) and what is said of it; None where it cannot have the bug."""
+    """An engine with this bug (None: without) and the findings; None if it cannot have the bug."""
     rng = random.Random(seed)
     with TemporaryDirectory(prefix="karat-zoo-") as name:
         model = _write(Path(name), rng)
@@ -149,7 +149,7 @@ def token_case(bug: str, seed: str) -> Case | None:
 
 
 def _written(model: Any, prompt: Ids, rng: random.Random, bug: str | None) -> tuple[Ids | None, list[int]]:
-    """What an engine generates at temperature 0, and the end tokens of the model."""
+    """The tokens that an engine generates at temperature 0, and the end tokens of the model."""
     best = _continued(model, prompt, 8, lambda logits: int(logits.argmax()))
     ends = [_other_than(best)]
     if bug == "eos":  # of several end tokens, one is not known to the engine

@@ -1,6 +1,7 @@
-"""What the diagnosis has to reach in the zoo, and whether a count reached it.
+"""The goals of the diagnosis in the zoo, and whether a count reached them.
 
-A goal is reached, missed, or cannot be judged for want of cases; a wrong name misses its goal whatever the number.
+A goal is reached, missed, or cannot be judged because there are too few cases. A wrong name misses its goal at any
+number of cases.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ EXIT_CODES: Mapping[State, int] = {"reached": 0, "missed": 1, "too few cases": 2
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One goal in words, and what was counted."""
+    """One goal in words, and its count."""
 
     what: str
     counted: str

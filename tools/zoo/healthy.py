@@ -1,4 +1,4 @@
-"""Runs without a fault, of everything that may round otherwise: none of them may get a name.
+"""Runs without a fault, of everything that may round differently: the diagnosis may name none of them.
 
 `python -m tools.zoo healthy --cases 1000` draws a model and a way to run it for each. Kinds take turns: transformers in
 float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format (random
@@ -110,7 +110,9 @@ def shard(subject: Subject) -> None:
 
 
 def in_ranks(trace: Trace, subject: Subject) -> Trace:
-    """The same run as two ranks would have written it: heads and inner features split, the rest whole on each."""
+    """The same run as two ranks would have written it: heads and inner features are split, and each rank has all the
+    rest.
+    """
     split_by_columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "act")
     split_by_heads = ("q_norm", "k_norm", "q_rope", "k_rope", "attention")
     axes = dict.fromkeys((*split_by_columns, *split_by_heads), 1) | {"scores": 0, "weights": 0}
@@ -136,7 +138,7 @@ def in_ranks(trace: Trace, subject: Subject) -> Trace:
 
 
 def one_run(kind: str, seed: str) -> tuple[float, list[str]]:
-    """A right run: its largest ratio to the floor, and whatever was called wrong."""
+    """A right run: its largest ratio to the floor, and the results that were called wrong."""
     if kind == "prompt and generation":
         run = token_run(None, seed)
         assert run is not None
@@ -148,7 +150,7 @@ def one_run(kind: str, seed: str) -> tuple[float, list[str]]:
 
 
 def healthy(cases: int, seed: str) -> int:
-    """Print what was said of each kind; the number of runs that were called wrong."""
+    """Print the findings of each kind; return the number of runs that were called wrong."""
     kinds = list(KINDS)
     random.Random(seed).shuffle(kinds)
     runs: Counter[str] = Counter()

@@ -52,7 +52,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subject:
-    """One random model, as transformers runs it and as the diagnosis knows it, and what is computed with it."""
+    """One random model, as transformers runs it and as the diagnosis knows it, and the tokens and steps of its run."""
 
     raw: Mapping[str, Any]
     hf: Any

@@ -110,7 +110,7 @@ def q4_k(
 ) -> Values:
     """Eight sub-blocks of 32; sub-blocks 2j and 2j + 1 are the low and the high nibbles of 32 bytes.
 
-    upper: whether fifth bits, bit j of 32 bytes from byte 16 on, are heeded; None: there are none.
+    upper: whether fifth bits (bit j of 32 bytes from byte 16 on) are used; None: there are none.
     """
     d, low = (np.roll(_half(b, place), shift, axis=0)[:, 0] for place in (0, 2))
     packed = b[:, 4:16].astype(np.int64)

@@ -1,4 +1,4 @@
-"""One case of the zoo: a broken engine, traced by hooks, and what the diagnosis says of it."""
+"""One case of the zoo: a broken engine, traced by hooks, and its diagnosis."""
 
 import copy
 import sys
@@ -23,7 +23,7 @@ from tools.zoo.models import Subject, draw
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What was said of one bug, or of several at once.
+    """The diagnosis of one bug, or of several at once.
 
     outcome: right; class (right, among others); wrong (a name that it is not); silent (called wrong, but not by all its
     names); missed (nothing said); unseen (no recorded result moves by ten times its floor, and no wrong name is given).
@@ -44,7 +44,7 @@ class Case:
 
 
 def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: float = 10.0) -> Case | None:
-    """Break a model in each of these ways and diagnose it; None where it cannot be broken so."""
+    """Break a model in each of these ways and diagnose it; None if it cannot be broken so."""
     rows = list(rows)
     options: dict[str, Any] = {}
     for row in rows:

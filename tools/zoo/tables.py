@@ -10,7 +10,7 @@ _ODD = ("wrong", "silent", "missed")
 
 
 def rows_table(results: Iterable[tuple[str, list[Case]]]) -> dict[str, Counter[str]]:
-    """Print a row for each bug as soon as it is there; the outcomes of each."""
+    """Print a row for each bug as soon as it is counted; return the outcomes of each."""
     print("| bug | cases | named | in a class | no observable difference | otherwise said | nothing said |")
     print("|---|---|---|---|---|---|---|", flush=True)
     rows: dict[str, Counter[str]] = {}
@@ -39,7 +39,7 @@ def rows_table(results: Iterable[tuple[str, list[Case]]]) -> dict[str, Counter[s
 
 
 def pairs_table(cases: list[Case], within: Collection[str]) -> tuple[Counter[str], Counter[str]]:
-    """Print two rows: pairs within one op (called as in `within`), and from anywhere; the outcomes of both."""
+    """Print two rows: pairs within one op (called as in `within`), and from anywhere; return the outcomes of both."""
     print("| pairs | cases | both named | of these in a class | one, or neither, and nothing wrong | wrongly |")
     print("|---|---|---|---|---|---|", flush=True)
     found = []
@@ -54,7 +54,7 @@ def pairs_table(cases: list[Case], within: Collection[str]) -> tuple[Counter[str
 
 
 def _remark(cases: Iterable[Case]) -> None:
-    """What it takes to look at the cases that went wrong, in comments."""
+    """The data to repeat the cases that went wrong, as comments."""
     print()
     for case in cases:
         print(f"<!-- {case.outcome}: {case.bug}, {case.seed}, said {case.said} unexplained {case.unexplained[:3]} -->")
