@@ -66,11 +66,11 @@ class CapacityError(RequestError):
 
 
 class OverloadedError(CapacityError):
-    """More requests than may wait, or one that has waited for too long: nothing is wrong with it, so try it later."""
+    """Too many requests wait, or one has waited too long. The request itself is valid: try it again later."""
 
 
 class SlowReaderError(RequestError):
-    """Who asked does not read: the request was ended rather than its answer kept without bound."""
+    """The caller does not read its answer. The request was ended, so that unread text does not grow without bound."""
 
 
 class ExecutorError(KaratError):

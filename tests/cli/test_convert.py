@@ -87,7 +87,7 @@ def test_nothing_is_overwritten(q8: Path, karat: Karat) -> None:
     before = q8.read_bytes()
     done = karat("convert", str(embedded_model_path()), str(q8), "--quant", "F32")
     assert done.returncode == 1
-    assert "is there already, and nothing is overwritten" in done.stderr
+    assert "exists already, and nothing is overwritten" in done.stderr
     assert q8.read_bytes() == before
 
 

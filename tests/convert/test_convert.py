@@ -329,7 +329,7 @@ class TestFailures:
 
     def test_an_existing_file_is_kept(self, tmp_path: Path) -> None:
         (tmp_path / "a.gguf").write_bytes(b"mine")
-        with pytest.raises(OutputError, match="is there already, and nothing is overwritten"):
+        with pytest.raises(OutputError, match="exists already, and nothing is overwritten"):
             convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"])
         assert (tmp_path / "a.gguf").read_bytes() == b"mine"
 

@@ -115,7 +115,7 @@ def _gguf_files(folder: Path, repo: str, tag: str, force: bool) -> list[str]:
 
 
 def _explain(fault: BaseException, model: str, repo: str, revision: str) -> str:
-    """What happened, and what to do about it; `model` is the name as it was given, with its revision and type."""
+    """The cause of a failed fetch and what to do. `model` is the name as given, with revision and type."""
     hub = constants.ENDPOINT
     uncached = ""
     if isinstance(fault, LocalEntryNotFoundError):

@@ -58,7 +58,8 @@ class Guard(Tap):
         factor = float(np.median(ratios[seen])) if seen.any() else 1.0  # yarn multiplies all lengths by one factor
         wrong = seen & (np.abs(ratios - factor) > SLACK * factor)
         if wrong.any():
-            self._stop(name, ratios, wrong, f"times the length before; others {factor:.6g} times, and RoPE turns only")
+            why = f"times its length before RoPE, others {factor:.6g} times; RoPE must keep lengths"
+            self._stop(name, ratios, wrong, why)
         return result
 
     def paged_attention(
@@ -99,7 +100,7 @@ class Guard(Tap):
             position = self._batch.positions[self._batch.query_starts[sequence] + row]
             least, total = weights[head, row].min(), sums[head, row]
             raise NumericsError(
-                f"{name}[{head}, {row}]: weights from {least:.6g} that sum to {total:.6g}, not from 0 and to 1, at "
+                f"{name}[{head}, {row}]: weights of at least {least:.6g} with sum {total:.6g}, expected 0 and 1, at "
                 f"position {position} of sequence {sequence} of the step, head {head} (--guard)"
             )
 

@@ -38,7 +38,7 @@ class CosSin:
 
 
 def table_bytes(head_dim: int, num_positions: int, itemsize: int) -> int:
-    """What the table takes in memory at the most: cosine and sine, and the copy that an executor makes of them."""
+    """The most bytes of memory that a table takes: cosine and sine, and an executor's copy of both."""
     return 2 * 2 * num_positions * (head_dim // 2) * itemsize
 
 

@@ -29,7 +29,7 @@ _KILLED_S = 0.5  # for the system to end a killed rank; it may delay that for a 
 _SLOWER = 4  # a rank may take this many times as long as any other: parts and cores differ, but not so much
 _ADVICE: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
-    signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
+    signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: check that it is complete",
 }
 _REPORT = "please report this as a bug of Karat"
 
@@ -52,7 +52,7 @@ PATIENCE = Patience()
 
 
 class Signs(Protocol):
-    """What ranks report of themselves while they work."""
+    """Signs of life that ranks report while they work."""
 
     def is_waiting(self, rank: int) -> bool:
         """Whether the rank sleeps until another rank has done its part."""
@@ -185,7 +185,7 @@ class Ranks:
             if vital.stopped_s > patience.stopped_s:
                 self._fail(rank, "is stopped (SIGSTOP or a debugger)", "load the model again")
             if signs and vital.vain_s > patience.vain_s:
-                self._fail(rank, f"has had {patience.vain_s:g} s of processor time and got nowhere", _REPORT)
+                self._fail(rank, f"used {patience.vain_s:g} s of processor time without progress", _REPORT)
             if vital.idle_s > patience.idle_s:
                 idle.append(rank)
         if signs is None:
@@ -198,7 +198,7 @@ class Ranks:
             (rank,) = at_work
             usual_s = max(vital.longest_vain_s for other, vital in enumerate(vitals) if other != rank)
             if (limit_s := max(patience.behind_s, _SLOWER * usual_s)) < vitals[rank].vain_s:
-                what = f"has had {limit_s:.3g} s of processor time and got nowhere, while all others wait for it"
+                what = f"used {limit_s:.3g} s of processor time without progress, while all others wait for it"
                 self._fail(rank, what, _REPORT)
         if idle and len(idle) == len(pending) == self.size:
             self._fail(idle[0], "and all others wait for each other", _REPORT)
@@ -210,9 +210,9 @@ class Ranks:
         except subprocess.TimeoutExpired:
             self._fail(rank, "closed its connection", _REPORT)
         if code >= 0:
-            self._fail(rank, f"ended with exit code {code}", "its last words are above")
+            self._fail(rank, f"ended with exit code {code}", "its error output is above")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        advice = _ADVICE.get(-code, "see whether another program ended it; if not, please report it")
+        advice = _ADVICE.get(-code, "check whether another program ended it; if not, please report it")
         self._fail(rank, f"was killed ({name})", advice)
 
     def _fail(self, rank: int, what: str, advice: str) -> NoReturn:

@@ -56,7 +56,7 @@ class SharedMemoryGroup:
     def __init__(
         self, descriptor: int, rank: int, size: int, *, slot_bytes: int, whole_bytes: int, spins: bool
     ) -> None:
-        assert _CHANNEL is not None, "who starts ranks has looked"
+        assert _CHANNEL is not None, "unavailable_reason() is to be checked first"
         try:
             self.channel = _CHANNEL.SharedMemory(descriptor, rank, size, slot_bytes, whole_bytes, spins)
         except RuntimeError as refusal:
@@ -104,7 +104,7 @@ class Watcher:
     """The starting process's view of a group: it numbers steps, may abandon one, and reads the gathered columns."""
 
     def __init__(self, descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
-        assert _CHANNEL is not None, "who starts ranks has looked"
+        assert _CHANNEL is not None, "unavailable_reason() is to be checked first"
         self._channel = _CHANNEL.SharedMemory(descriptor, -1, size, slot_bytes, whole_bytes, False)
         self._next = NUMBERS_OF_A_STEP
 
@@ -174,7 +174,7 @@ def make_room(descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int, 
 
     Raises CapacityError if they are more than `available` bytes, or if the system refuses them.
     """
-    assert _CHANNEL is not None, "who created the file has looked"
+    assert _CHANNEL is not None, "create_file checks that"
     num_bytes = _CHANNEL.SharedMemory.num_bytes(size, slot_bytes, whole_bytes)
     advice = "lower max_num_batched_tokens or max_num_seqs, or use one rank"
     os.ftruncate(descriptor, 0)

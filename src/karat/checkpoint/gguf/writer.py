@@ -69,7 +69,7 @@ def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence
     be written. Errors of a tensor's chunks pass through.
     """
     if path.exists() or path.is_symlink():
-        raise OutputError(f"{path}: is there already, and nothing is overwritten; give another name, or remove it")
+        raise OutputError(f"{path}: exists already, and nothing is overwritten; give another name, or remove it")
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         file = part.open("xb")  # fails for another process's file of this name, which then stays
