@@ -79,9 +79,9 @@ std::size_t SharedMemory::bytes(int size, std::size_t slot_bytes, std::size_t wh
         throw std::invalid_argument("shared memory for " + std::to_string(size) + " ranks of " +
                                     std::to_string(slot_bytes) + " bytes and a whole of " +
                                     std::to_string(whole_bytes));
-    // The end of the page is karat.ranks.shared_memory.Tally's.
-    static_assert(sizeof(Control) + 8 * kMaxRanks <= kPage);
-    return kPage + 2 * static_cast<std::size_t>(size) * pages(slot_bytes) + pages(whole_bytes);
+    // The end of the control page is karat.ranks.shared_memory.Tally's.
+    static_assert(sizeof(Control) + 8 * kMaxRanks <= kControlBytes && kControlBytes % kPage == 0);
+    return kControlBytes + 2 * static_cast<std::size_t>(size) * pages(slot_bytes) + pages(whole_bytes);
 }
 
 SharedMemory::SharedMemory(int descriptor, int rank, int size, std::size_t slot_bytes, std::size_t whole_bytes,
@@ -127,11 +127,11 @@ std::uint32_t SharedMemory::reserve(std::uint32_t count) {
 
 std::uint8_t* SharedMemory::slot(int rank, std::uint32_t number) const {
     const std::size_t index = 2 * static_cast<std::size_t>(rank) + number % 2;
-    return memory_ + kPage + index * pages(slot_bytes_);
+    return memory_ + kControlBytes + index * pages(slot_bytes_);
 }
 
 std::uint8_t* SharedMemory::whole() const {
-    return memory_ + kPage + 2 * static_cast<std::size_t>(size_) * pages(slot_bytes_);
+    return memory_ + kControlBytes + 2 * static_cast<std::size_t>(size_) * pages(slot_bytes_);
 }
 
 void SharedMemory::publish(std::uint32_t number) {

@@ -47,6 +47,7 @@ using TransportRef = std::shared_ptr<const Transport>;
 class SharedMemory {
 public:
     static constexpr int kMaxRanks = 8;
+    static constexpr std::size_t kControlBytes = 4096;  // before the slots; the end is for a number of each rank
 
     // Bytes of the file. Slots and the whole are rounded up to pages.
     static std::size_t bytes(int size, std::size_t slot_bytes, std::size_t whole_bytes);

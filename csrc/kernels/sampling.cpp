@@ -152,13 +152,12 @@ template void exp_weights(const float*, std::size_t, double, double, double*);
 template void exp_weights(const double*, std::size_t, double, double, double*);
 
 double exp_sum(const float* x, std::size_t n, double top) {
-    constexpr std::size_t kSums = 8;
-    double sums[kSums] = {};
+    double sums[kExpSums] = {};
     std::size_t i = 0;
-    for (; i + kSums <= n; i += kSums)
-        for (std::size_t j = 0; j < kSums; ++j) sums[j] += exp_of(static_cast<double>(x[i + j]) - top);
+    for (; i + kExpSums <= n; i += kExpSums)
+        for (std::size_t j = 0; j < kExpSums; ++j) sums[j] += exp_of(static_cast<double>(x[i + j]) - top);
     for (std::size_t j = 0; i + j < n; ++j) sums[j] += exp_of(static_cast<double>(x[i + j]) - top);
-    for (std::size_t half = kSums / 2; half > 0; half /= 2)
+    for (std::size_t half = kExpSums / 2; half > 0; half /= 2)
         for (std::size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
     return sums[0];
 }

@@ -24,6 +24,7 @@ template <class T>
 void exp_weights(const T* x, std::size_t n, double top, double temperature, double* out);
 
 // The sum of exp(x[i] - top): eight partial sums of every eighth value, folded in halves.
+inline constexpr std::size_t kExpSums = 8;
 double exp_sum(const float* x, std::size_t n, double top);
 
 }  // namespace karat

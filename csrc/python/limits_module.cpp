@@ -20,6 +20,7 @@
 
 #include "measure/limits.h"
 #include "runtime/isa.h"
+#include "runtime/pool.h"
 
 namespace nb = nanobind;
 
@@ -27,7 +28,7 @@ namespace karat {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kMaxThreads = 1024, kMaxStreams = 64;
+constexpr std::size_t kMaxThreads = Pool::kMaxThreads, kMaxStreams = 64;
 
 // Runs work(thread) on every thread at the same time; seconds from the first start to the last end.
 template <class Work>
@@ -60,7 +61,8 @@ class Limits {
 public:
     // A buffer of at least `num_bytes` that each thread fills in part (and so has near, where memory has places).
     Limits(std::size_t num_bytes, std::size_t num_threads) : num_threads_(num_threads) {
-        if (num_threads == 0 || num_threads > kMaxThreads) throw std::invalid_argument("from 1 to 1024 threads");
+        if (num_threads == 0 || num_threads > kMaxThreads)
+            throw std::invalid_argument("from 1 to " + std::to_string(kMaxThreads) + " threads");
         const std::size_t unit = num_threads * kHugePage;
         if (num_bytes == 0 || num_bytes > SIZE_MAX - unit) throw std::invalid_argument("a buffer of at least a byte");
         num_bytes_ = (num_bytes + unit - 1) / unit * unit;

@@ -17,6 +17,7 @@
 
 #include "group/collective.h"
 #include "plan/plan.h"
+#include "python/constants_module.h"
 #include "python/gil.h"
 #include "python/k_fit_module.h"
 #include "python/limits_module.h"
@@ -251,6 +252,7 @@ NB_MODULE(_native, m) {
              nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
              nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
              nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+    bind_constants(m);
     bind_k_fit(m);
     bind_sampling(m);
     bind_limits(m);

@@ -16,6 +16,15 @@ Floats = NDArray[np.floating]
 def compiled_isas() -> list[str]: ...
 def supported_isas() -> list[str]: ...
 def formats() -> list[str]: ...
+def format_blocks() -> dict[str, tuple[int, int]]: ...
+
+GROUP_ROWS: int
+PANEL_ROWS: int
+NUM_LEAVES: int
+EXP_SUMS: int
+MAX_THREADS: int
+MAX_RANKS: int
+CONTROL_BYTES: int
 
 class Matrix:
     @property

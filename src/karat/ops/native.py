@@ -20,14 +20,13 @@ from karat.config import FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
-from karat.ops.native_plan import MAX_THREADS, Handle, PlanRecorder, native, unavailable_reason
+from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
 from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 
 _PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a second
-GROUP_ROWS = 16  # rows that are packed together (csrc/contract/packed.h)
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +70,12 @@ class NativeOps:
         runnable = supported_isas()
         if isa is not None and isa not in runnable:
             raise ExecutorError(_cannot_run(isa, runnable))
-        if threads is not None and not 1 <= threads <= MAX_THREADS:
-            raise ExecutorError(f"threads={threads}: expected from 1 to {MAX_THREADS}")
+        most = native().MAX_THREADS
+        if threads is not None and not 1 <= threads <= most:
+            raise ExecutorError(f"threads={threads}: expected from 1 to {most}")
         self._held_as_float32: set[str] = set()
         self.isa = isa or runnable[-1]
-        self.threads = min(num_physical_cores(), MAX_THREADS) if threads is None else threads
+        self.threads = min(num_physical_cores(), most) if threads is None else threads
         self._packer = native().Packer(self.threads)
 
     @property
@@ -93,7 +93,7 @@ class NativeOps:
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) == 1 or dtype not in native().formats():
             return 4 * prod(shape)
-        rows = -(-shape[0] // GROUP_ROWS) * GROUP_ROWS
+        rows = -(-shape[0] // native().GROUP_ROWS) * native().GROUP_ROWS
         return num_stored_bytes(dtype, (rows, *shape[1:]))
 
     def load(self, weight: Weight, *, later: bool = False) -> Loaded:

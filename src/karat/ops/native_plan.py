@@ -27,9 +27,6 @@ else:
     _UNAVAILABLE = None
 
 
-MAX_THREADS = 1024  # of a pool (csrc/runtime/pool.h)
-
-
 def unavailable_reason() -> str | None:
     """Why the native executor cannot run here, with the remedy; None where it can."""
     return _UNAVAILABLE

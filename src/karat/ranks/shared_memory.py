@@ -36,8 +36,6 @@ else:
 
 # Collectives that a step may number. Numbers go on from step to step and may wrap around.
 NUMBERS_OF_A_STEP = 1 << 12
-MAX_RANKS = 8  # csrc/group/collective.h
-_CONTROL_BYTES = 4096
 _PIECE = 1 << 20
 _HEADER = np.dtype([("dtype", "S8"), ("shape", "<i8", 6), ("ndim", "<i8")])
 
@@ -135,8 +133,9 @@ class Tally:
     """A progress number of each rank in the file's first page, which the starting process can read at any time."""
 
     def __init__(self, descriptor: int) -> None:
-        page = np.frombuffer(mmap.mmap(descriptor, _CONTROL_BYTES), np.uint64)
-        self._numbers = page[-MAX_RANKS:]
+        assert _CHANNEL is not None, "the descriptor is of a file from create_file"
+        page = np.frombuffer(mmap.mmap(descriptor, _CHANNEL.CONTROL_BYTES), np.uint64)
+        self._numbers = page[-_CHANNEL.MAX_RANKS :]
 
     def write(self, rank: int, number: int) -> None:
         self._numbers[rank] = number
