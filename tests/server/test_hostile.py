@@ -139,6 +139,14 @@ def test_bodies_have_a_limit(strict: Running) -> None:
     assert strict.ask(TEXT, {"prompt": "a", "max_tokens": 1}).status == 200
 
 
+@pytest.mark.parametrize("num_bytes", [1000, 33_000, 65_000, 70_000, 300_000])
+def test_bodies_within_the_limit_are_read_in_whatever_pieces_they_come(server: Running, num_bytes: int) -> None:
+    """A body is none of the bytes of a head, whose limit is smaller."""
+    asked = request_bytes(TOKENIZE, {"prompt": "a", "cache_salt": "b" * num_bytes})
+    status, error = error_of(everything(connected(server, asked)))
+    assert status == 400 and error["param"] == "cache_salt"
+
+
 def test_a_thousand_connections(strict: Running) -> None:
     """As many as the limit are admitted, the others refused at once, and who is in is served."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -50,6 +50,7 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
         _timer: asyncio.TimerHandle | None = None
         _linger: asyncio.TimerHandle | None = None
         _has_ended = False
+        _has_message = False  # whether the end of one was in the data that came last
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -69,8 +70,11 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
                 return
             if self._in_head:
                 self._watch_head()
+            self._has_message = False
             super().data_received(data)
-            if self._in_head and not self._has_ended and not self.transport.is_closing():
+            if self._has_message or self._has_ended or self.transport.is_closing():
+                return
+            if self._in_head:  # all of the data was of a head that has not come to its end
                 self._head_bytes += len(data)
                 self._check_head()
 
@@ -96,7 +100,7 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
         def on_message_complete(self) -> None:
             super().on_message_complete()
             self._stop_lingering()
-            self._in_head, self._head_bytes = True, 0
+            self._in_head, self._head_bytes, self._has_message = True, 0, True
 
         def on_response_complete(self) -> None:
             """A client reads no answer before it has sent its body: that may take a little, and is not kept."""
