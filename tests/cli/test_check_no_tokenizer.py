@@ -32,7 +32,7 @@ def gguf_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def nothing(*args: Any) -> Any:
         return [], []
 
-    monkeypatch.setattr("karat.convert.job.tokenizer_pairs", nothing)
+    monkeypatch.setattr("karat.convert.conversion.tokenizer_pairs", nothing)
     convert(open_model(None).checkpoint, path, MIXES["Q8_0"])
     return path
 

@@ -1,6 +1,6 @@
 """What `convert` writes: the gguf package reads it, it is the same model, and a failure leaves nothing.
 
-Covers: karat.checkpoint.gguf.writer, karat.convert.job, karat.convert.metadata, karat.convert.tokenizer.
+Covers: karat.checkpoint.gguf.writer, karat.convert.conversion, karat.convert.metadata, karat.convert.tokenizer.
 """
 
 import json

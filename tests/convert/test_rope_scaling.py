@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from karat.checkpoint.gguf.rope import read_rope_factors
 from karat.convert import MIXES, convert
-from karat.convert.job import rope_factors
+from karat.convert.conversion import rope_factors
 from karat.engine.llm import LLM
 from karat.models.opening import open_model
 from karat.models.registry import read_config

@@ -21,7 +21,7 @@ from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
 from karat.ops.native import unavailable_reason
 from karat.ops.reference import ReferenceOps
-from karat.ranks.group import Seat
+from karat.ranks.group import PlannedRank
 from tests.support import parallel
 
 if unavailable_reason():
@@ -136,7 +136,7 @@ ALONE = """
 import sys
 from pathlib import Path
 from karat.models.opening import open_model
-from karat.ranks.group import Seat
+from karat.ranks.group import PlannedRank
 from karat.models.registry import build, read_config
 from karat.ops.native import NativeOps
 
@@ -146,7 +146,7 @@ def fetched():
 
 checkpoint = open_model(Path(sys.argv[1]))
 config, ops, before = read_config(checkpoint.config), NativeOps(threads=1), fetched()
-model = build(config, ops, checkpoint, num_positions=8, group=Seat(int(sys.argv[2]), int(sys.argv[3])))
+model = build(config, ops, checkpoint, num_positions=8, group=PlannedRank(int(sys.argv[2]), int(sys.argv[3])))
 print(f"[{model.bytes_read}, {fetched() - before}]")
 """
 
@@ -192,7 +192,7 @@ def test_a_rank_has_each_kv_head_that_it_reads_once(
     for size in sizes:
         every_head: list[int] = []
         for rank in range(size):
-            model = build(config, ReferenceOps(), checkpoint, num_positions=8, group=Seat(rank, size))
+            model = build(config, ReferenceOps(), checkpoint, num_positions=8, group=PlannedRank(rank, size))
             parts = {spec.source.rpartition("self_attn.")[2]: spec for spec in model.parts}
             own = [row // head_dim for piece in parts["q_proj.weight"].pieces or () for row in range(*piece)]
             read = sorted({head * kv_heads // heads for head in own})

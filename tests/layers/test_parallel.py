@@ -32,7 +32,7 @@ from karat.models.registry import read_config
 from karat.ops.api import CacheSpec, Ops, Tensor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
-from karat.ranks.group import SINGLE, Group, Seat, tree_sum
+from karat.ranks.group import SINGLE, Group, PlannedRank, tree_sum
 from tests.support import parallel
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
@@ -235,7 +235,7 @@ def test_parts_cover_the_axis_and_leaves_are_those_of_the_tree(columns: int, uni
     joined: list[int] = []
     end = 0
     for rank in range(size):
-        group = Seat(rank, size)
+        group = PlannedRank(rank, size)
         start, stop = shards.part(shards.tree_ends(columns, unit, group), group)
         assert start == end and start % unit == 0
         joined += [start + leaf for leaf in shards.own_leaves(columns, unit, group)]
@@ -253,7 +253,7 @@ def test_every_query_head_reads_its_own_kv_head(kv_heads: int, per_kv: int, unit
     heads = kv_heads * per_kv
     unit = math.gcd(heads, unit)
     for rank in range(size):
-        group = Seat(rank, size)
+        group = PlannedRank(rank, size)
         start, stop = shards.own_heads(heads, unit, group)
         if start == stop:
             continue

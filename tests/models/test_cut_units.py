@@ -18,7 +18,7 @@ from karat.models.cut_units import cut_units
 from karat.models.decoder import rank_specs, weight_specs
 from karat.models.degrees import working_degrees
 from karat.models.registry import read_config
-from karat.ranks.group import Seat
+from karat.ranks.group import PlannedRank
 from tests.support.parallel import config_of
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4", "NVFP4", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0")
@@ -72,7 +72,7 @@ def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: i
         assert unit == legal[0], "the smallest piece that cuts nothing"
     for size in working_degrees(config, units):
         for rank in range(size):
-            for spec in rank_specs(config, units, Seat(rank, size)):
+            for spec in rank_specs(config, units, PlannedRank(rank, size)):
                 assert cut_block(weights[spec.source], spec) is None
                 if spec.pieces and "self_attn" in spec.source:
                     assert all(end % head_dim == 0 for piece in spec.pieces for end in piece)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from karat.errors import CapacityError, RankError
-from karat.ranks.group import Seat, Share, SingleGroup, tree_sum
+from karat.ranks.group import PlannedRank, Share, SingleGroup, tree_sum
 from karat.ranks.processes import Ranks
 from karat.ranks.shared_memory import (
     NUMBERS_OF_A_STEP,
@@ -231,4 +231,4 @@ def test_sums_follow_the_tree() -> None:
     assert tree_sum(parts)[0] != ((parts[0] + parts[2]) + (parts[1] + parts[3]))[0]
     single = SingleGroup()
     assert single.all_gather(parts[0]) == [parts[0]]
-    assert Share(Seat(1, 2), (3, 9)).first == 3 and Share(single, (9,)).total == 9
+    assert Share(PlannedRank(1, 2), (3, 9)).first == 3 and Share(single, (9,)).total == 9

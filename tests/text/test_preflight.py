@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
-from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, stderr_kept
+from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, stderr_held_back
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
@@ -95,11 +95,11 @@ def test_a_merge_without_the_prefix_is_found() -> None:
 
 
 def test_stderr_is_kept_and_lost_only_where_something_raises(capfd: pytest.CaptureFixture[str]) -> None:
-    with stderr_kept():
+    with stderr_held_back():
         os.write(2, b"a warning\n")
         assert capfd.readouterr().err == ""
     assert capfd.readouterr().err == "a warning\n"
-    with pytest.raises(BaseException, match="retry-limit") as caught, stderr_kept():
+    with pytest.raises(BaseException, match="retry-limit") as caught, stderr_held_back():
         pre_tokenizers.Split(Regex("(a+)+$"), "isolated").pre_tokenize_str("a" * 50 + " !")
     assert type(caught.value).__name__ == "PanicException"
     assert capfd.readouterr().err == ""
@@ -112,5 +112,5 @@ def test_a_closed_stderr_stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(9, "Bad file descriptor")
 
     monkeypatch.setattr(os, "dup", closed)
-    with stderr_kept(), tempfile.TemporaryFile() as file:
+    with stderr_held_back(), tempfile.TemporaryFile() as file:
         assert file.fileno() > 2

@@ -17,7 +17,7 @@ import pytest
 
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
-from karat.text.tokenizer_limits import MAX_STRING_BYTES, check_text, panics_told
+from karat.text.tokenizer_limits import MAX_STRING_BYTES, check_text, panics_as_errors
 
 MAX_SECONDS, MAX_BYTES = 15, 1 << 30  # of a child, its start included; of processor time, as the machine may be busy
 PROGRAM = """
@@ -174,5 +174,5 @@ def test_strings_are_measured_quickly_and_escapes_are_no_ends() -> None:
 
 def test_only_what_the_library_gives_up_on_is_told() -> None:
     for error in (KeyboardInterrupt, ValueError, MemoryError):
-        with pytest.raises(error), panics_told("a text"):
+        with pytest.raises(error), panics_as_errors("a text"):
             raise error

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.convert.job import rope_factors, stored_tensor
+from karat.convert.conversion import rope_factors, stored_tensor
 from karat.convert.metadata import model_pairs
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs

@@ -21,7 +21,7 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     from karat.models.decoder import rank_specs
     from karat.models.degrees import check_degree
     from karat.models.registry import find_weights, read_config
-    from karat.ranks.group import Seat
+    from karat.ranks.group import PlannedRank
 
     config = read_config(checkpoint.config)
     weights = find_weights(config, checkpoint)
@@ -29,7 +29,7 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     check_degree(config, units, size)
     ranks = []
     for rank in range(size):
-        seat = Seat(rank, size)
+        planned = PlannedRank(rank, size)
         tensors: list[dict[str, Any]] = [
             {
                 "name": spec.source,
@@ -39,13 +39,13 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
                 "shape": part_shape(weights[spec.source], spec),
                 "bytes": part_bytes(weights[spec.source], spec),
             }
-            for spec in rank_specs(config, units, seat)
+            for spec in rank_specs(config, units, planned)
         ]
-        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, seat))
+        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, planned))
         ranks.append(
             {
                 "rank": rank,
-                "heads": own_heads(config.num_heads, units.heads, seat),
+                "heads": own_heads(config.num_heads, units.heads, planned),
                 "kv_heads": list(kv_heads),
                 "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
                 "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),

@@ -5,7 +5,7 @@ from karat.errors import UsageError
 from karat.layers.shards import CutUnits, own_kv_heads
 from karat.models.decoder import rank_specs
 from karat.ops.leaves import NUM_LEAVES
-from karat.ranks.group import Seat
+from karat.ranks.group import PlannedRank
 
 DEGREES = tuple(2**k for k in range(NUM_LEAVES.bit_length()))  # 1, 2, 4, 8: subtrees of the tree of leaves
 
@@ -15,7 +15,7 @@ def obstacle(config: ModelConfig, units: CutUnits, size: int) -> str | None:
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
     for rank in range(size if size > 1 else 0):
-        for spec in rank_specs(config, units, Seat(rank, size)):
+        for spec in rank_specs(config, units, PlannedRank(rank, size)):
             axis, pieces = spec.shard_axis, spec.pieces
             if axis is not None and pieces is not None and not all(start < stop for start, stop in pieces):
                 return (
@@ -40,7 +40,10 @@ def check_degree(config: ModelConfig, units: CutUnits, size: int) -> None:
 
 def num_kv_heads_held(config: ModelConfig, units: CutUnits, size: int) -> int:
     """KV heads of a layer, summed over `size` ranks: a KV head that two ranks hold counts twice."""
-    held = (own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, Seat(rank, size)) for rank in range(size))
+    held = (
+        own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, PlannedRank(rank, size))
+        for rank in range(size)
+    )
     return sum(stop - start for start, stop in held)
 
 

@@ -53,7 +53,7 @@ SINGLE: Group = SingleGroup()
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PlannedRank:
     """A rank of a planned group, to compute what the rank would hold. It cannot exchange results."""
 
     rank: int

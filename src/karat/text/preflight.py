@@ -101,7 +101,7 @@ def may_give_up(pattern: str) -> bool:
 
 
 @contextmanager
-def stderr_kept() -> Iterator[None]:
+def stderr_held_back() -> Iterator[None]:
     """Output to descriptor 2 inside is written at the end, or dropped if a BaseException passes.
 
     That includes lines of other threads, so it is used only for the few tokenizers that may panic.

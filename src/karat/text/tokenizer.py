@@ -16,7 +16,7 @@ from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from karat.text.tokenizer_limits import may_panic, panics_told
+from karat.text.tokenizer_limits import may_panic, panics_as_errors
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
@@ -106,13 +106,13 @@ class Tokenizer:
                 f"character {found.start()} of the text is half a surrogate pair ({found[0]!r}); expected valid "
                 "Unicode; decode the text correctly or take it out"
             )
-        with panics_told(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
+        with panics_as_errors(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
         if self._verbatim.isdisjoint(ids):
-            with panics_told(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
+            with panics_as_errors(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
                 return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
@@ -289,7 +289,7 @@ class Tokenizer:
     def _encode_as_text(self, text: str) -> list[int]:
         """Ids of `text` with added tokens treated as ordinary text."""
         backend = self._backend
-        with panics_told(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
+        with panics_as_errors(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
             if backend.normalizer is not None:
                 text = backend.normalizer.normalize_str(text)
             words = [text]

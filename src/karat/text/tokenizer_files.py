@@ -18,7 +18,7 @@ from karat.checkpoint import read_json
 from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
-from karat.text.tokenizer_limits import check_added, check_limits, check_text, panics_told
+from karat.text.tokenizer_limits import check_added, check_limits, check_text, panics_as_errors
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
 MAX_TEMPLATE_BYTES = 16 * 1024**2
@@ -84,7 +84,7 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     data = _read_bytes(path, MAX_TOKENIZER_BYTES)
     check_text(data, str(path))
     try:
-        with panics_told(str(path)):
+        with panics_as_errors(str(path)):
             backend = Backend.from_buffer(data)
     except ValueError as error:
         raise TokenizerError(f"{path} is corrupt or of an unknown kind: {_cut(error)}; fetch it again") from error

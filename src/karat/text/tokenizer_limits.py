@@ -1,8 +1,8 @@
 """Limits of a tokenizer.json: without them, a file of a few hundred bytes could take all memory or end the process.
 
 The `tokenizers` library has no limits of its own. These checks bound how much a file's steps may grow a text, and the
-work at each token. karat.text.preflight finds the known causes of panics of the library. `panics_told` turns any other
-Rust panic, which is no Exception, into a TokenizerError.
+work at each token. karat.text.preflight finds the known causes of panics of the library. `panics_as_errors` turns any
+other Rust panic, which is no Exception, into a TokenizerError.
 """
 
 import base64
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint.wording import shown
 from karat.errors import TokenizerError
-from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, patterns, stderr_kept
+from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, patterns, stderr_held_back
 from karat.text.token_length import steps
 
 MAX_GROWTH = 256  # of a text; SentencePiece's NFKC alone may make 18 characters of one
@@ -30,13 +30,13 @@ _SAMPLE = "The quick brown fox, 123 \n\t" + "".join(map(chr, [*range(0x21, 0x180
 
 
 @contextmanager
-def panics_told(what: str, *, quietly: bool = False) -> Iterator[None]:
+def panics_as_errors(what: str, *, quietly: bool = False) -> Iterator[None]:
     """Raise a TokenizerError that begins with `what` for a panic of the library, and for its untyped errors.
 
     A panic writes to stderr, unless `quietly`, which is for tokenizers that may panic (karat.text.preflight).
     """
     try:
-        with stderr_kept() if quietly else nullcontext():
+        with stderr_held_back() if quietly else nullcontext():
             yield
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
@@ -108,7 +108,7 @@ def check_limits(backend: Backend, place: str) -> None:
     for token in backend.get_added_tokens_decoder().values():
         check_added(token.content, place)
     with (
-        panics_told(place, quietly=may_panic(backend.normalizer, backend.pre_tokenizer)),
+        panics_as_errors(place, quietly=may_panic(backend.normalizer, backend.pre_tokenizer)),
         suppress(Exception),
     ):  # a tokenizer for some texts only may raise here, and is allowed
         backend.encode(_SAMPLE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from karat.bench.peers.api import PeerModel
 from karat.checkpoint import requantized_type
 from karat.checkpoint.gguf.writer import NewTensor, numbers, scalar, string, strings, write_gguf
-from karat.convert.job import rope_factors, stored_tensor
+from karat.convert.conversion import rope_factors, stored_tensor
 from karat.convert.metadata import Pairs, model_pairs
 from karat.convert.mix import MIXES
 from karat.errors import UsageError

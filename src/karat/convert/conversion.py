@@ -98,7 +98,7 @@ def convert(
     total = sum(report.num_bytes for report in reports)
     done = 0
     for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
-        tensors[number] = replace(tensor, chunks=partial(_told, tensor.chunks, progress, report, done, total))
+        tensors[number] = replace(tensor, chunks=partial(_with_progress, tensor.chunks, progress, report, done, total))
         done += report.num_bytes
     if config.rope.rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
@@ -214,7 +214,7 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return result
 
 
-def _told(
+def _with_progress(
     chunks: Callable[[], Iterable[NDArray[np.uint8]]],
     progress: Callable[[TensorReport, int, int], None],
     report: TensorReport,
