@@ -63,7 +63,7 @@ def diagnose(
     from karat.check.diagnosis.wording import diagnosis_lines
     from karat.check.replay.gathering import gathered
     from karat.check.replay.replay import Replay
-    from karat.check.replay.resolution import reach
+    from karat.check.replay.resolution import resolution
     from karat.check.replay.validate import misnamed_of
     from karat.check.text.prompt import findings_of_model, token_lines
     from karat.check.trace.reading import read_trace
@@ -110,7 +110,7 @@ def diagnose(
         left = departure(diagnoser.replay, Replay(graph, opened.weights(right.info.dtype), right))
     is_healthy = diagnosis.is_healthy and not tokens and not (left is not None and left.leaves)
     if as_json:
-        facts = as_facts(diagnosis) | {"reach": reach(diagnoser.replay), "different_on_ranks": differing}
+        facts = as_facts(diagnosis) | {"reach": resolution(diagnoser.replay), "different_on_ranks": differing}
         facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}

@@ -209,7 +209,7 @@ def _validate(model: str | None, path: Path) -> None:
     made = read_trace(path)
     opened = (model_named_by(made) if model is None else None) or open_model(model)
     found = validate(opened.graph, opened.weights(made.info.dtype), made)
-    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.reach]
+    lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.resolution]
     for misnamed in found.misnamed:
         meant = f"; is it {misnamed.meant}?" if misnamed.meant else ""
         lines.append(f"misnamed: {shown(misnamed.name)}: {misnamed.why}{meant}")

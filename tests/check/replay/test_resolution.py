@@ -14,7 +14,7 @@ from karat.check.diagnosis.wording import diagnosis_lines  # noqa: E402
 from karat.check.model.graph import Graph  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
-from karat.check.replay.resolution import reach  # noqa: E402
+from karat.check.replay.resolution import resolution  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tests.support.thinning import WAYS, thinned  # noqa: E402
@@ -45,7 +45,7 @@ def _outputs(*layers: int) -> list[str]:
 def _reach(subject: Subject, kept: Iterable[str]) -> str:
     whole = record_hf(subject.hf, subject.steps)
     arrays = {name: x for name, x in whole.arrays.items() if name in set(kept)}
-    return reach(Replay(subject.graph, subject.weights, Trace(whole.info, arrays)))
+    return resolution(Replay(subject.graph, subject.weights, Trace(whole.info, arrays)))
 
 
 def test_each_layer_is_used_as_far_as_it_allows(subject: Subject) -> None:
@@ -82,7 +82,7 @@ def test_what_has_only_some_tokens_or_heads_is_named(subject: Subject) -> None:
     whole = record_hf(subject.hf, subject.steps)
     rows = {"model.layers.1.mlp.act": (1, 4), "lm_head": (5,), "model.norm": (3, 5)}
     arrays = {name: np.asarray(x)[list(rows.get(name, range(len(x))))] for name, x in whole.arrays.items()}
-    said = reach(Replay(subject.graph, subject.weights, Trace(replace(whole.info, rows=rows), arrays)))
+    said = resolution(Replay(subject.graph, subject.weights, Trace(replace(whole.info, rows=rows), arrays)))
     # Logits of one token are all that there are; down_proj of the others is made of what comes before mlp.act.
     assert said == (
         "complete: a bug is located to the op; only some tokens or heads are there of mlp.act in layer 1, and no "

@@ -1,7 +1,7 @@
-"""What a trace leaves out and an engine does all the same: its cache rounds, its products round activations.
+"""Roundings that a trace does not state: of a narrower cache, and of activations before a product.
 
-Neither is a mistake, and both look like one where the trace does not say so. They are tried before any mistake is: what
-is explained by them is rounding, and the diagnosis says what it took for granted.
+Neither is a mistake, and both look like one. They are tried before any mistake. A result that they explain is rounding,
+and the diagnosis says what it took for granted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ from karat.config import FloatName
 from karat.quant import FORMATS
 
 _CACHES: tuple[FloatName, ...] = ("float16", "bfloat16")
-_SCREENED = 3  # wrong results that are looked at before all are
-# A cache's rounding is reproduced, up to the numbers that fall to the other side of a tie.
+_SCREENED = 3  # wrong results that are tried first; the rest are tried only if one of these is explained
+# A cache's rounding is reproduced, but for numbers that fall to the other side of a tie: half of the error may be left.
 _LEFT_BY_CACHE = 0.5
-# Rounded activations are a floor and nothing that could be reproduced: the errors have to be as large as they make
-# them, and all results that hold such a product have to be off.
+# Rounded activations cannot be reproduced, and only raise the floor. So the errors must be as large as such rounding
+# makes them, and all results behind such a product must be off.
 _LEAST_OF_ACTIVATIONS, _MANY = 0.05, 4
 _STATE_ALL = ("karat ", "transformers ")  # executors whose traces leave nothing out
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What is taken for granted."""
+    """Roundings that are taken for granted; None: none of that kind."""
 
     kv_dtype: FloatName | None = None
     activations: str | None = None
@@ -42,7 +42,7 @@ class Assumed:
         return " and ".join(parts)
 
     def text(self, *, alone: bool = True) -> str:
-        """What it is explained by, and what to state; not alone: beside something that is wrong all the same."""
+        """What explains the results, and what the trace should state. alone: no mistake is left beside it."""
         stated = [] if self.kv_dtype is None else [f'kv_dtype="{self.kv_dtype}"']
         stated += [] if self.activations is None else [f'activations="{self.activations}"']
         if not alone:
@@ -57,7 +57,7 @@ class Assumed:
 
 
 def assumptions(replay: Replay) -> Iterator[Assumed]:
-    """What could be taken for granted of this trace, the likeliest first."""
+    """The roundings that this trace may leave out, the likeliest first."""
     info = replay.trace.info
     if info.executor.startswith(_STATE_ALL):
         return
@@ -68,16 +68,16 @@ def assumptions(replay: Replay) -> Iterator[Assumed]:
 
 
 def info_with(info: TraceInfo, assumed: Assumed) -> TraceInfo:
-    """The description of a trace that states what is assumed."""
+    """The trace's description with the assumed roundings stated."""
     return replace(
         info, kv_dtype=assumed.kv_dtype or info.kv_dtype, activations=assumed.activations or info.activations
     )
 
 
 def explains(replay: Replay, assumed: Assumed, findings: Sequence[Finding]) -> bool:
-    """Whether results that are wrong in `findings` are right under `assumed`, which `replay` has.
+    """Whether results that are wrong in `findings` are right in `replay`, which has the roundings of `assumed`.
 
-    Of a cache some of them are enough: a mistake may be there as well. Of activations it takes all.
+    For a cache some of the wrong results are enough, as a mistake may be there too. For activations it takes all.
     """
     wrong = [finding for finding in findings if finding.is_wrong]
     if assumed.activations is None and not any(_is_closer(replay, finding) for finding in wrong[:_SCREENED]):
@@ -95,7 +95,7 @@ def explains(replay: Replay, assumed: Assumed, findings: Sequence[Finding]) -> b
 
 
 def _is_closer(replay: Replay, finding: Finding) -> bool:
-    """Whether a wrong result is closer to what is computed now; before its floor is measured."""
+    """Whether the error of a wrong result is at most half of what it was; its floor is not measured for this."""
     recorded = replay.recorded[finding.name]
     error = distance(recorded.values, replay.run(finding.segment))
     if recorded.present is not None:
@@ -104,7 +104,7 @@ def _is_closer(replay: Replay, finding: Finding) -> bool:
 
 
 def is_throughout(replay: Replay, findings: Sequence[Finding]) -> bool:
-    """Whether nearly all results that hold a product with blocks are wrong, and they are many: not at one place."""
+    """Whether nine of ten results behind a product with blocks are wrong, and there are at least four such results."""
     held = [finding for finding in findings if any(_has_blocks(replay, name) for name in finding.segment)]
     return len(held) >= _MANY and sum(finding.is_wrong for finding in held) >= 0.9 * len(held)
 

@@ -1,10 +1,10 @@
-"""How long a search may go on."""
+"""The time that a search may take."""
 
 import time
 
 
 class Budget:
-    """Seconds from the moment on at which they are first asked about; None: without end."""
+    """Seconds, counted from the first question whether they are spent; None: no bound."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""Naming a bug: an op that departs from the right computation of its own inputs, re-run with every known mistake.
+"""Naming a bug: an op whose result is not the right one of its own inputs is run again with every known mistake.
 
 Every recorded result is judged first, which takes one pass. Then the first wrong one is searched for mistakes
 (karat.check.diagnosis.explain). Where results are computed over several ops, the explanation of one is tried first at
@@ -22,15 +22,17 @@ from karat.check.model.weights import CheckpointWeights
 from karat.check.replay.degenerate import emptiness
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
-from karat.check.replay.resolution import reach
+from karat.check.replay.resolution import resolution
 from karat.check.trace.format import Trace
 
 
 class Diagnoser:
-    """Works on one trace and its model.
+    """The diagnosis of one trace beside its model.
 
-    `seconds` bounds each search for two mistakes at one place, `budget` all searches for names together (None: without
-    end). `progress` is told in a few words what is being done, `say` what is known before the diagnosis is complete.
+    seconds   bounds each search for two mistakes at one place
+    budget    seconds for all searches together; None: no bound
+    progress  is called with what is being done, in a few words
+    say       is called with what is known before the diagnosis is complete
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Diagnoser:
         missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
         found = diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
         is_partial = any(self.replay.is_partial(name) for name in self.replay.recorded)
-        return replace(found, assumed=assumed, reach=reach(self.replay) if missing or is_partial else "")
+        return replace(found, assumed=assumed, resolution=resolution(self.replay) if missing or is_partial else "")
 
     def look(self, among: Collection[str] | None = None) -> tuple[list[Finding], list[Wrong]]:
         """Findings of the recorded results (of `among`), and those that are wrong with what explains them."""
@@ -87,8 +89,8 @@ class Diagnoser:
         return findings
 
     def _supposed(self, findings: list[Finding]) -> tuple[list[Finding], Assumed | None, Assumed | None]:
-        """Findings under what the trace leaves out and explains them; that; and what may explain the rest, if no
-        mistake does."""
+        """Findings under roundings that the trace does not state; those roundings; and roundings that may explain the
+        rest if no mistake does."""
         taken, cache = None, None
         for assumed in assumptions(self.replay):
             if assumed.activations is None and self._explains(assumed, findings):
@@ -104,7 +106,7 @@ class Diagnoser:
         return *self._beside_cache(findings, taken), None
 
     def _beside_cache(self, findings: list[Finding], taken: Assumed | None) -> tuple[list[Finding], Assumed | None]:
-        """The same where the first wrong result is explained by a mistake and a cache that is not stated, together."""
+        """The same, if a mistake and a cache that is not stated explain the first wrong result together."""
         first = next((f for f in findings if f.is_wrong and len(f.segment) > 1), None)
         through = set() if first is None else {self.graph.nodes[name].kind for name in first.segment}
         caches = [assumed for assumed in assumptions(self.replay) if assumed.activations is None]
@@ -125,7 +127,7 @@ class Diagnoser:
         return explains(self._replay_under(assumed), assumed, findings)
 
     def _under(self, assumed: Assumed, *, alone: bool = True) -> list[Finding]:
-        """From now on this is taken for granted; the findings under it."""
+        """Take `assumed` for granted from now on; the findings under it."""
         self.replay = self._replay_under(assumed)
         self._explainer = self._explainer_of(self.replay)
         self._say(assumed.text(alone=alone))
@@ -155,7 +157,7 @@ class Diagnoser:
             if item.empty is None:
                 self._explain(item)
             elif len(item.finding.segment) == 1:
-                # One known mistake of this very op may be said, such as a head of zeros.
+                # A single known mistake of this op, such as a head of zeros, explains even an empty result.
                 singles = self._explainer.singles(item.finding.segment, item.finding.name)
                 found = (self._explainer.attempt(item.finding, (single,)) for single in singles if not single.fitted)
                 item.explanations = [explanation for explanation in found if explanation]
@@ -165,7 +167,7 @@ class Diagnoser:
         return wrong
 
     def _explain(self, item: Wrong) -> None:
-        """What explains a result; over several ops, where each try takes a while, what explains others comes first."""
+        """Search for what explains a result. Over several ops a try is slow, so others' mistakes come first."""
         if len(item.finding.segment) > 1:
             self._progress(f"{item.finding.name}: what explains others is tried")
             item.explanations = self._explainer.with_known(item.finding, self._theory.known.values())
@@ -173,9 +175,9 @@ class Diagnoser:
             item.explanations, item.not_tried = self._explainer.explain(item.finding)
 
     def _follows(self, item: Wrong) -> bool:
-        """Whether a result is wrong as those are that it is computed through, of which only some rows are recorded.
+        """Whether a result is wrong because it is computed through wrong results of which only some rows are recorded.
 
-        What one mistake that is known makes of them is an explanation, and counts as a place of that mistake.
+        If one known mistake gives the result, it is an explanation, and the result is one of the mistake's places.
         """
         finding, attempt = item.finding, self._explainer.attempt
         through = [name for name in finding.segment[:-1] if name in self.replay.recorded]

@@ -1,8 +1,8 @@
-"""What other engines are known to do otherwise than a model's files say: data, of which a verdict speaks.
+"""Known differences: what other engines do by design that a model's files do not say.
 
-A difference that is known is no bug of Karat's. What it does not touch is compared as strictly as anything else: the
-tokens before it, and the engine's ops on their own inputs, held against what it is known to compute. A new one is an
-entry in COMPUTED or TOKENISED. (That ggml rounds the inputs of products is stated by a trace: `activations`.)
+A known difference is no bug of Karat's. Everything that it does not touch is compared as strictly as ever: the tokens
+before it, and the engine's ops on their own inputs, against the model that it is known to compute. A new difference is
+a row of COMPUTED or TOKENISED. (That ggml rounds the inputs of products is stated by a trace: `activations`.)
 """
 
 import re
@@ -24,10 +24,12 @@ from karat.text import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """Arithmetic of a peer that is another than the model's, from some token on.
+    """Arithmetic of a peer that differs from the model's, from some token on.
 
-    peer: how its traces' `executor` begins. first_token: the first token whose results may differ; None where the model
-    is not concerned. as_computed: the configuration that it does compute. says: with `{first}` for that token.
+    peer         the beginning of `executor` in its traces
+    first_token  the first token whose results may differ; None for a model that is not concerned
+    as_computed  the configuration that the peer computes instead
+    says         the difference in words; `{first}` stands for that token
     """
 
     peer: str
@@ -38,10 +40,11 @@ class Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenised:
-    """Texts of which a peer makes other ids than the model's own tokenizer, and Karat with it.
+    """Texts to which a peer gives other ids than the model's own tokenizer and Karat.
 
-    concerns: the vocabulary, by `tokenizer.ggml.pre` and `general.name`. explains: whether the difference applies to a
-    text, and makes it to what the peer's ids spell: what is lost or changed otherwise is never excused.
+    concerns  whether a vocabulary is concerned, by `tokenizer.ggml.pre` and `general.name`
+    explains  whether the difference applies to a text, and turns it into what the peer's ids spell; any other loss or
+              change stays a bug
     """
 
     peer: str
@@ -51,7 +54,7 @@ class Tokenised:
 
 
 def _window(config: ModelConfig) -> int | None:
-    """The first token that does not see all before it."""
+    """The first token that does not see all tokens before it."""
     return min((window for window in config.layer_windows if window is not None), default=None)
 
 
@@ -76,7 +79,7 @@ def _is_phi3(_pre: str, name: str) -> bool:
 
 
 def _without_spaces_after(text: str, spelt: str, tokenizer: Tokenizer) -> bool:
-    """Spaces that follow an added token are dropped, and one comes before the next word."""
+    """Spaces after an added token are dropped, and one space comes before the next word."""
     kept = ("<unk>", "<s>", "<|endoftext|>")
     tokens = [token for token in tokenizer.added_tokens.values() if token not in kept]
     applies = any(text.partition(token)[2][:1].isspace() for token in tokens)
@@ -128,20 +131,20 @@ TOKENISED: Sequence[Tokenised] = (
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A difference of arithmetic that concerns this model: from token `first` on the peer computes `config`."""
+    """A known difference that concerns this model: from token `first` on the peer computes `config`."""
 
     first: int
     config: ModelConfig
     text: str
 
     def shared(self, replay: Replay, name: str) -> NDArray[np.bool_]:
-        """The rows of a result that it does not touch: of tokens before it."""
+        """The rows of a result that the difference does not touch: those of tokens before `first`."""
         positions = np.asarray(replay.trace.info.positions)[replay.domain(replay.graph.nodes[name])]
         return positions < self.first
 
 
 def known_difference(executor: str, config: ModelConfig, num_tokens: int) -> Known | None:
-    """What the engine that calls itself `executor` computes otherwise within so many tokens of this model."""
+    """The known difference of the engine `executor` within the first `num_tokens` tokens of this model, if any."""
     for entry in COMPUTED:
         first = entry.first_token(config) if executor.startswith(entry.peer) else None
         if first is not None and first < num_tokens:
@@ -150,13 +153,13 @@ def known_difference(executor: str, config: ModelConfig, num_tokens: int) -> Kno
 
 
 def graph_of(info: TraceInfo, model: CheckedModel) -> Graph:
-    """What the engine of a trace is known to compute of this model: the model's own graph, but for a difference."""
+    """The graph that the engine of a trace computes: the model's own, unless a known difference changes it."""
     known = known_difference(info.executor, model.config, max(info.positions) + 1)
     return model.graph if known is None else build_graph(known.config)
 
 
 def known_ids(peer: str, model: CheckedModel, tokenizer: Tokenizer, text: str, theirs: Sequence[int]) -> str | None:
-    """The known difference by which a peer gives a text these ids; None where none does."""
+    """The known difference that explains the ids that a peer gives to a text, in words; None if none does."""
     checkpoint = model.checkpoint
     if not isinstance(checkpoint, GgufCheckpoint):
         return None

@@ -1,7 +1,7 @@
-"""A trace beside one that is known to be right: where it first leaves it further than rounding goes.
+"""A trace beside a right one, the reference: the first result that differs by more than rounding.
 
 With the model, the floor is that of a whole run under disturbance (karat.check.replay.drift). Without it nothing can be
-computed, so results are compared by name, and what rounding may do is a rule of thumb for each type.
+computed: results are compared by name, and the limit of rounding is a rule of thumb for each type.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from karat.config import FloatName
 from karat.errors import TraceError
 
 _MILESTONES = ("model.embed_tokens", "layer", "lm_head")
-# The root mean square of a difference, relative to that of the result, that no healthy run of a type reaches.
+# The RMS of a difference, relative to the RMS of the result, that no healthy run of a type reaches.
 _STRAYS: Mapping[FloatName, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}
 _ORDER = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
@@ -31,12 +31,12 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How far each result that both traces have is from the reference, in order; `first` leaves it beyond rounding.
+    """The distance from the reference of each result that both traces have, in order.
 
-    limit: what a ratio may be. Without the model, a ratio is a relative difference in multiples of its rule of thumb.
-    known: by which design the reference's engine, or the trace's, differs: they are compared before that.
-    other: the first result of the reference that is not what the model's weights give, each op on its own inputs: then
-    the two are of different weights, however little the results differ.
+    limit  the largest ratio that rounding explains; without the model, a ratio is in multiples of the rule of thumb
+    known  a known difference of either engine; the two are compared up to its first token
+    other  the first result of the reference that the model's weights do not give from its own inputs: then the two
+           traces have different weights, however close their results are
     """
 
     drift: Sequence[Drift]
@@ -51,15 +51,15 @@ class Departure:
 
     @property
     def leaves(self) -> bool:
-        """Whether the run is not the reference's."""
+        """Whether the run differs from the reference by more than rounding, or has other weights."""
         return self.first is not None or self.other is not None
 
 
 def departure(replay: Replay, right: Replay) -> Departure:
     """The replay's trace against that of `right`, in multiples of what rounding does to a whole run.
 
-    The floor is that of the coarser of the two. What is further away by less may still be another model's, which each
-    op of the reference shows on its own inputs. Raises TraceError for other tokens, or where no result is in both.
+    The floor is that of the coarser of the two. A small distance may still be another model's: each op of the reference
+    is judged on its own inputs too. Raises TraceError for other tokens, or if no result is in both traces.
     """
     reference = right.trace
     theirs = aligned(replay, reference)
@@ -107,7 +107,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
             same_rows = np.array_equal(trace.rows_of(name), reference.rows_of(name))
             same_heads = trace.info.heads.get(name) == reference.info.heads.get(name)
             if ours.shape != theirs.shape or not (same_rows and same_heads):
-                continue  # padded in ways of their own, or of other tokens
+                continue  # the two are padded differently, or have other tokens
             ours, theirs = (np.where(x <= MASKED, -np.inf, x) for x in (ours, theirs))
         else:
             rows = [t.rows_of(name) for t in (trace, reference)]
@@ -134,7 +134,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
 
 
 def departure_lines(found: Departure, trace: Trace, reference: Trace, *, every_op_right: bool) -> list[str]:
-    """What was found, in words: where the reference is left, then the embedding, each layer and the logits."""
+    """The departure in words: the first result beyond rounding, then the embedding, each layer and the logits."""
     lines, first = [] if found.known is None else [found.known.text, ""], found.first
     what = "what rounding does to a whole run" if found.has_model else "what rounding may do, by rule of thumb"
     if first is not None:
@@ -178,7 +178,7 @@ def _role(name: str) -> str:
 
 
 def _place(name: str) -> tuple[float, int, str]:
-    """Where a result stands in the order of computation, as far as its name says."""
+    """The place of a result in the order of computation, by its name."""
     parts, role = name.split(".", 3), _role(name)
     if role != name and len(parts) > 2 and parts[2].isdigit():
         return float(parts[2]), _ORDER.index(role) if role in _ORDER else len(_ORDER), name

@@ -1,7 +1,7 @@
-"""Free numbers of ops that are not recorded themselves: searched for, so that the next recorded result comes out.
+"""Free numbers of mistakes in ops that are not recorded: a search for the number that gives the next recorded result.
 
-The first tokens are looked at first: they depend on nothing after them, and a wrong base of RoPE turns them least, so
-the search does not end in a false valley.
+The search begins with the first tokens. They depend on no token after them, and a wrong base of RoPE turns them least,
+so the search does not end in a false minimum.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ _REACHES = (4, 12, 40, 1 << 20)
 
 
 def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Variant]:
-    """Variants of a segment of several nodes with a number that was searched for. Proposals, as all fits are.
+    """Mistakes in a segment of several nodes, each with a number found by search. They are proposals, as all fits are.
 
     Stops when the time is up.
     """
@@ -68,9 +68,9 @@ def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Varia
 
 
 def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:
-    """The embedding with the factor that does what these mistakes do to what reads it, where it is not recorded.
+    """Factors of an embedding that is not recorded which have the same effect as these mistakes of its readers.
 
-    Another eps of a norm does what a factor before the norm does, and so does a residual that counts twice.
+    Another eps of a norm has the effect of a factor before the norm, and so has a residual that counts twice.
     """
     inside = {name for name in finding.segment if replay.graph.nodes[name].kind == "embedding"}
     for mistake in mistakes:
@@ -97,7 +97,7 @@ def _minimum(
     high: float,
     num_points: int,
 ) -> float:
-    """The number between low and high, on a logarithmic scale, that leaves the least error, as far as there is time."""
+    """The number between low and high, searched on a logarithmic scale, that leaves the least error within the time."""
     recorded = replay.recorded[finding.name]
     there: Any = True if recorded.present is None else recorded.present
     node = replay.graph.nodes[finding.name]
@@ -122,12 +122,12 @@ def _minimum(
                 (best - width, best - width / 2, best, best + width / 2, best + width), key=lambda log: left(log, reach)
             )
             width *= 0.55
-        width *= 16  # the wider reach may lead back some of the way
+        width *= 16  # with more tokens the minimum may lie some way back
     return float(np.exp(best))
 
 
 def _rounded(value: float, right: float) -> Iterator[float]:
-    """The number as somebody may have written it, then more and more exactly."""
+    """The number with few digits, as a person may have written it, then with more and more."""
     seen = {right}
     for digits in (1, 2, 3, 4, 6, 9):
         near = float(f"{value:.{digits}g}")

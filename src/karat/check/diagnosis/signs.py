@@ -1,4 +1,4 @@
-"""Good signs and red flags, read from a trace: what a person would look for by eye."""
+"""Good signs and red flags of a run, as a person would look for them by eye."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _ALIKE = 0.999
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """One thing looked at. good is False for a red flag; some flags a healthy model may raise, too (is_decisive)."""
+    """One sign. good: False for a red flag. A healthy model may raise some flags too (see is_decisive)."""
 
     name: str
     good: bool
@@ -36,7 +36,7 @@ def signs(graph: Graph, trace: Trace, precision: float) -> list[Sign]:
 
 
 class Health:
-    """Collects what there is to see, from a whole trace or from one part of a model after the other.
+    """Collects signs, from a whole trace or from one part of a model after the other.
 
     `flagged` maps names of attention weights to heads that look at one position only.
     """
@@ -54,7 +54,7 @@ class Health:
         self._likeliest: NDArray[np.int64] | None = None
 
     def look(self, arrays: Mapping[str, Array]) -> None:
-        """See arrays of the trace; what goes together (q and q after RoPE) has to come at once."""
+        """Look at arrays of the trace; arrays that belong together (q, and q after RoPE) must come in one call."""
         for name, array in arrays.items():
             wrong = np.isnan(array) | np.isposinf(array) | (np.isneginf(array) & (not name.endswith(".scores")))
             if wrong.any():
@@ -76,7 +76,7 @@ class Health:
                 self._likeliest = np.asarray(array).reshape(-1, array.shape[-1]).argmax(axis=-1)
 
     def signs(self) -> list[Sign]:
-        """Every sign, of all that was seen."""
+        """Every sign of the arrays seen so far."""
         bad = self._bad
         found = [Sign("no NaN and no infinity", not bad, f"first at {bad[0]}, in {len(bad)} results" if bad else "")]
         if self._num_weights:

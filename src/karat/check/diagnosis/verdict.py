@@ -1,4 +1,4 @@
-"""What a diagnosis says: which places are wrong, what explains each of them, and the fewest bugs that explain all."""
+"""The verdict of a diagnosis: which places are wrong, what explains each, and the fewest bugs that explain all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from karat.check.replay.finding import Finding
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A mistake, or two, that give the recorded result: `ratio` is what is left, in multiples of the floor."""
+    """One or two mistakes that give the recorded result; ratio: the error that is left, in multiples of the floor."""
 
     variants: tuple[Variant, ...]
     ratio: float
@@ -22,7 +22,7 @@ class Explanation:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The results that the mistakes are made in."""
+        """The nodes in which the mistakes are made."""
         return tuple(dict.fromkeys(name for variant in self.variants for name in variant.edits))
 
     @property
@@ -32,12 +32,12 @@ class Explanation:
 
 @dataclass(slots=True)
 class Wrong:
-    """A recorded result that is not what its recorded inputs give, and what reproduces it, best first.
+    """A recorded result that its recorded inputs do not give, and its explanations, the best first.
 
     empty      what the result is, if it holds too little for a name ("all zero"; see karat.check.replay.degenerate)
-    follows    it is computed through wrong results, and is as wrong as they make it, or that cannot be told
-    hint       what more of a trace would tell
-    not_tried  the mistakes that there was no time for
+    follows    it is computed through wrong results, and is as wrong as they make it, or this cannot be decided
+    hint       what a larger trace would decide
+    not_tried  the mistakes that were not tried because the time was up
     """
 
     finding: Finding
@@ -52,10 +52,13 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One bug, or a class of bugs that this trace cannot tell apart, with everywhere it shows.
+    """One bug, or a class of bugs that this trace cannot tell apart, and all places where it shows.
 
-    classes: each member is the set of bug ids of one explanation. details: one line for each explanation. places: names
-    of results, in order; `first` is the evidence at the first of them. elsewhere: what holds only at others.
+    classes    the sets of bug ids, one for each explanation
+    details    a line for each explanation
+    places     names of results, in order
+    first      the evidence at the first place
+    elsewhere  details that hold only at other places
     """
 
     classes: tuple[frozenset[str], ...]
@@ -72,11 +75,15 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """findings: every recorded result against its recorded inputs; named and unexplained: those beyond the floor.
+    """All that is said of a trace.
 
-    beyond_judging: results that have NaN or infinity among their inputs. missing: results that are not in the trace.
-    follows: results that are wrong because others are of which the trace has only some tokens or heads. reach: how
-    exactly a bug can be located, where the trace is not complete.
+    findings        every recorded result against its recorded inputs
+    named           the bugs that explain wrong results
+    unexplained     wrong results that no known mistake gives
+    beyond_judging  results with NaN or infinity among their inputs
+    missing         results that are not in the trace
+    follows         results that are wrong because results before them are, of which only a part is recorded
+    resolution      how exactly a bug can be located; "" for a complete trace
     """
 
     findings: Sequence[Finding]
@@ -85,12 +92,12 @@ class Diagnosis:
     beyond_judging: Sequence[str]
     missing: Sequence[str]
     follows: Sequence[str] = ()
-    reach: str = ""
+    resolution: str = ""
     assumed: Assumed | None = None
 
     @property
     def not_finite(self) -> list[Finding]:
-        """Results with NaN or infinity that the model's own weights give from the recorded inputs."""
+        """Results with NaN or infinity where the model's own weights give the same from the recorded inputs."""
         return [finding for finding in self.findings if finding.odd and not finding.is_wrong]
 
     @property
@@ -99,24 +106,24 @@ class Diagnosis:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it is healthy only of an engine that rounds activations, which the trace does not say."""
+        """Whether the run is healthy only if its engine rounds activations, which the trace does not state."""
         return self.is_healthy and self.assumed is not None and self.assumed.activations is not None
 
 
 def diagnosis_of(
     findings: Sequence[Finding], wrong: Sequence[Wrong], beyond_judging: Sequence[str], missing: Sequence[str]
 ) -> Diagnosis:
-    """What was found in all parts of a run, with one name for what is wrong in several of them."""
+    """The diagnosis of all parts of a run; a bug that shows in several parts is named once."""
     unexplained = [item for item in wrong if not item.explanations and not item.follows]
     follows = [item.finding.name for item in wrong if item.follows]
     return Diagnosis(findings, _merge(wrong), unexplained, beyond_judging, missing, follows)
 
 
 def _merge(wrong: Sequence[Wrong]) -> list[Named]:
-    """Places with a common explanation belong to one bug; the fewest bugs that explain all places are named.
+    """The fewest bugs that explain all places. Places with a common explanation belong to one bug.
 
-    Within a layer two mistakes may give the same numbers at one place and not at the next, so an explanation that
-    covers more places stands before one that covers fewer.
+    Two mistakes may give the same numbers at one place of a layer and different ones at the next. So an explanation
+    that covers more places wins.
     """
     explained = [item for item in wrong if item.explanations]
     rest = list(explained)

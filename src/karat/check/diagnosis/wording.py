@@ -1,4 +1,4 @@
-"""What a diagnosis says to people, in plain lines."""
+"""A diagnosis in plain lines for people."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ _SHOWN = 8
 
 
 def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list[str]:
-    """The verdict first, then each bug with its evidence, then what cannot be said."""
+    """The verdict first, then each bug with its evidence, then what was not judged, or is not in the trace."""
     judged = len(diagnosis.findings)
     lines = [
         f"{info.executor}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
@@ -64,13 +64,13 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
         lines += ["", f"follows from the above: {shortened(diagnosis.follows, graph)}, computed through what is wrong"]
     if diagnosis.missing:
         lines += ["", f"not in the trace: {shortened(diagnosis.missing, graph)}"]
-    if diagnosis.reach:
-        lines.append(diagnosis.reach)
+    if diagnosis.resolution:
+        lines.append(diagnosis.resolution)
     return lines
 
 
 def located(finding: Finding, graph: Graph) -> str:
-    """Where a run goes wrong first, before anything is known of why."""
+    """The first wrong result in words, before its cause is searched for."""
     node = graph.nodes[finding.name]
     where = "" if node.layer is None else f", layer {node.layer} of {graph.config.num_layers}"
     inside = len({graph.nodes[name].layer for name in finding.segment} - {None})
@@ -133,7 +133,7 @@ def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]
 
 
 def _path(finding: Finding, graph: Graph) -> str:
-    """From what a result was computed that is recorded, and over what."""
+    """The recorded results that a result was computed from, and the ops between."""
     inside = set(finding.segment)
     sources = dict.fromkeys(s for name in finding.segment for s in graph.nodes[name].inputs if s not in inside)
     begin = f"from the recorded {shortened(list(sources), graph)}" if sources else "from the token ids"
@@ -141,7 +141,7 @@ def _path(finding: Finding, graph: Graph) -> str:
 
 
 def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
-    """The token, and the head where there is one, at which a result is furthest off."""
+    """The token, and the head if there is one, at which a result is furthest off."""
     if not finding.where:
         return ""
     node = graph.nodes[finding.name]
@@ -157,7 +157,7 @@ def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio for people: 0.8 ×, 12 ×, 4.1e6 ×; ∞ for NaN and infinity where there should be none."""
+    """A ratio for people: 0.8 ×, 12 ×, 4.1e6 ×; ∞ for unexpected NaN or infinity."""
     if math.isinf(ratio):
         return "∞ ×"
     return (

@@ -19,33 +19,33 @@ Array = NDArray[np.float64]
 Blocks = NDArray[np.uint8]
 
 _PART = 1 << 18  # values that are compared at a time
-# Half a step, and a tenth for ties that another order of float32 operations turns, and for a file that was float16 on
-# the way to blocks (a number of Q8_0 is then off by 127 * 2**-11 at most).
+# Half a step, and a tenth of a step more: another order of float32 operations turns ties, and a file may have been
+# float16 on the way to blocks (a number of Q8_0 is then off by up to 127 * 2**-11).
 NEAREST = 0.6
-# With an importance matrix ggml fits the scales of Q4_0, Q4_1, Q5_0 and Q5_1 after it has chosen the numbers. Where
-# importances differ by factors of exp(N(0, 1)), values are up to 0.93 steps away; where they differ more, at least
-# 0.5 % of the blocks (and more than a few) are not nearest.
+# With an importance matrix ggml fits the scales of Q4_0, Q4_1, Q5_0 and Q5_1 after it has chosen the numbers. If
+# importances differ by factors of exp(N(0, 1)), values are up to 0.93 steps away. If they differ more, at least 0.5 %
+# of the blocks (and more than 5) are not nearest.
 FITTED, WEIGHED_SHARE, WEIGHED_BLOCKS = 1.25, 0.005, 5
-# Then at most 0.9 steps from what the best scale gives, 3.3 where a minimum is fitted too; that scale is 0.7 to 4.5
-# times the stored one.
+# After such a fit, values are at most 0.9 steps from what the best scale gives, 3.3 where a minimum is fitted too. The
+# best scale is 0.7 to 4.5 times the stored one.
 AFTER_FIT, FIT_RATIO = 4.0, 16.0
-# Whoever does not round to nearest does so everywhere: the limit is then this many times the median of blocks.
+# A quantiser that does not round to nearest does so in every block: the limit is this many times the blocks' median.
 OTHER_ROUNDING = 3.0
 # How far an original may lie outside of the levels, in multiples of their range: 1.1 has been seen (Q2_K).
 BEYOND = 4.0
-# Formats with codebooks: the error of a whole block over its size, and in multiples of what 98 % of the tensor's blocks
-# stay below (0.5 for trained weights in IQ1_S). Another block is 1.4 away.
+# Formats with codebooks: the limit of a block's error over its size, and the limit in multiples of the error that 98 %
+# of the tensor's blocks stay below (0.5 for trained weights in IQ1_S). A block of another place is 1.4 away.
 RELATIVE, USUAL, USUAL_SHARE = 1.25, 2.0, 0.98
-# What the smallest float16 factor makes of the largest number of theirs (IQ3_XXS) is no error, nor what ggml leaves in
-# groups of zeros.
+# Two things are no error in formats with codebooks: a value up to the smallest float16 factor times the largest number
+# (IQ3_XXS), and whatever ggml leaves in a group of 16 zeros.
 _LEAST_VALUE, _GROUP = 480 * 2.0**-24, 16
-# Steps that an original may be off by which is quantised itself: a whole one where Q4_0 cuts.
+# If the original is quantised itself, its values may be off by this many of its steps: Q4_0 cuts by up to a whole one.
 ORIGINAL = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Blocks [n, block_bytes], the originals of their values [n, block_size], and how far those may be off."""
+    """Blocks [n, block_bytes], the originals of their values [n, block_size], and how far each original may be off."""
 
     blocks: Blocks
     right: Array
@@ -53,15 +53,15 @@ class _Part:
 
 
 def judges_values(stored: str) -> bool:
-    """Whether single values of a block format are judged; else whole blocks only (the codebooks of IQ1, IQ2, IQ3)."""
+    """Whether single values of a block format are judged. With codebooks (IQ1, IQ2, IQ3) only whole blocks are."""
     return stored in LAYOUTS
 
 
 def strange_block(weight: Weight, original: Weight, *, weighed: bool) -> str | None:
-    """In words, the worst block of a quantised tensor that no rounding of the original's makes; None: there is none.
+    """The worst block of a quantised tensor that no rounding of the original makes, in words; None: there is none.
 
-    Both have two axes of the same lengths. weighed: the file says that an importance matrix was used. Takes 8 bytes of
-    memory for each block, and those of a part.
+    Both tensors have two axes of the same lengths. weighed: the file states that an importance matrix was used. Memory:
+    8 bytes a block, and one part of the tensors.
     """
     parts = _Parts(weight, original)
     found = [_of_blocks(weight.dtype, part) for part in parts]
@@ -126,7 +126,7 @@ class _Parts:
 
 
 def _of_blocks(stored: str, part: _Part) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Of each block the largest steps and beyond; of codebooks, beyond is the relative error."""
+    """For each block its largest `steps` and `beyond`; with codebooks, `beyond` is the block's relative error."""
     if stored in LAYOUTS:
         found = misses(stored, part.blocks, part.right, part.room)
         return found.steps.max(axis=1).astype(np.float32), found.beyond.max(axis=1).astype(np.float32)
@@ -137,7 +137,7 @@ def _of_blocks(stored: str, part: _Part) -> tuple[NDArray[np.float32], NDArray[n
 
 
 def _errors(stored: str, part: _Part) -> tuple[Array, Array]:
-    """Root sums of squares [n] of what blocks are off by, and of their originals; a block of zeros is off by double."""
+    """Root sums of squares [n]: of the blocks' errors (doubled for a block of zeros), and of their originals."""
     values = FORMATS[stored].dequantize(part.blocks).astype(np.float64)
     off = np.maximum(np.abs(values - part.right) - part.room - _LEAST_VALUE, 0)
     off *= np.repeat(part.right.reshape(len(off), -1, _GROUP).any(axis=2), _GROUP, axis=1)
@@ -146,7 +146,7 @@ def _errors(stored: str, part: _Part) -> tuple[Array, Array]:
 
 
 def _limit(stored: str, steps: NDArray[np.float32], weighed: bool) -> tuple[float, bool]:
-    """How many steps rounding may take the values of this tensor, and whether scales were fitted after the numbers."""
+    """How many steps rounding may move a value of this tensor, and whether scales were fitted after the numbers."""
     if stored in LAYOUTS and LAYOUTS[stored].chosen == "fitted":
         num_far = int(np.count_nonzero(steps > NEAREST))
         return FITTED, weighed or num_far > max(WEIGHED_BLOCKS, WEIGHED_SHARE * len(steps))
@@ -155,7 +155,7 @@ def _limit(stored: str, steps: NDArray[np.float32], weighed: bool) -> tuple[floa
 
 
 def _limit_beyond(stored: str, beyond: NDArray[np.float32]) -> float:
-    """How far rounding may leave originals outside of the levels; of codebooks, its largest relative error."""
+    """How far an original may lie outside of the levels; with codebooks, the largest relative error of rounding."""
     if stored in LAYOUTS:
         return BEYOND
     return max(RELATIVE, USUAL * float(np.quantile(beyond, USUAL_SHARE, method="lower")))
@@ -168,7 +168,7 @@ def _is_certain(stored: str, part: _Part, limit: float, weighed: bool) -> NDArra
     found = misses(stored, part.blocks, part.right, part.room)
     steps, beyond = found.steps.max(axis=1), found.beyond.max(axis=1)
     values = FORMATS[stored].dequantize(part.blocks)
-    is_one = values.min(axis=1) == values.max(axis=1)  # such a block says nothing of its original
+    is_one = values.min(axis=1) == values.max(axis=1)  # a block of one value fits any original
     certain: NDArray[np.bool_] = (steps > limit) | (beyond > BEYOND) & (is_one | (not weighed))
     if LAYOUTS[stored].chosen == "fitted":
         left, ratio = after_fit(stored, part.blocks, part.right)

@@ -1,8 +1,8 @@
 """The levels that a block of quantised weights offers, and how far its values lie from those of an original.
 
-Of a format it is said here where the numbers lie, which levels they stand for and where the float16 scales are; what
-they make is karat.quant's reading of other bytes, as in quant_mistakes. So a new format is a line in the table. The
-formats of codebooks (IQ1, IQ2, IQ3) are not in it: there a number stands for several values at once.
+A row of LAYOUTS says where a format's numbers lie, which levels they stand for and where its float16 scales are. The
+values of the levels come from karat.quant, which reads the block with its numbers replaced. So a new format is a row.
+Formats with codebooks (IQ1, IQ2, IQ3) have none: there a number stands for several values at once.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,16 @@ Blocks = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """numbers: first and last byte of the numbers; lowest, highest: a byte of them that makes the first or last level.
+    """Where a block format keeps what its levels are made of.
 
-    levels: rising, in steps of the block's scale. halves: (byte, times) of each float16 factor, and how many of it a
-    value may be; quanta: how many of it the smallest change of a sub-block's scale or minimum may change a value by.
-    chosen: the scale that ggml chooses the numbers for: as it is "stored", or "before" float16 rounds it, or (with an
-    importance matrix) the one tried before the scale was "fitted" to the numbers.
+    numbers          first byte of the numbers, and the byte after the last
+    levels           rising, in steps of the block's scale
+    halves           (byte, times): a float16 factor at `byte`; a value is up to `times` of it
+    quanta           (byte, times): the smallest change of a sub-block's scale or minimum changes a value by up to
+                     `times` of the factor at `byte`
+    lowest, highest  the byte of numbers that stands for the first level, and for the last
+    chosen           for which scale ggml chooses the numbers: the "stored" one; the one "before" float16 rounds it; or,
+                     with an importance matrix, one that is "fitted" again after the numbers are chosen
     """
 
     numbers: tuple[int, int]
@@ -41,11 +45,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """Of each value [n, size]: how far it is from the original.
+    """How far each value [n, size] is from its original, beyond what the rounding of the block's factors explains.
 
-    steps: within the levels of its block, in steps to the next level towards the original; beyond: how far the original
-    lies outside of all levels, in multiples of their range, infinite where there is no range. Both after taking off
-    what is explained by the rounding of float16 factors and, beyond, of the sub-blocks' small integers.
+    steps   within the levels: the distance in steps, a step leading to the next level towards the original
+    beyond  how far the original lies outside of all levels, in multiples of their range (infinite: one level only)
     """
 
     steps: Array
@@ -80,7 +83,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 
 def misses(stored: str, blocks: Blocks, right: Array, room: Array) -> Misses:
-    """Of blocks [n, block_bytes] whose originals are `right` [n, block_size]; `room`, broadcast, is also allowed."""
+    """Misses of blocks [n, block_bytes] beside their originals `right` [n, block_size]; up to `room` is no miss."""
     layout = LAYOUTS[stored]
     levels = layout.levels
     values, first, last = (_read(stored, blocks, fill) for fill in (None, layout.lowest, layout.highest))

@@ -76,7 +76,7 @@ def distances(model: CheckedModel, original: CheckedModel) -> Distances:
 
 
 def _states_importance(model: CheckedModel) -> bool:
-    """Whether a GGUF file says that an importance matrix weighed its roundings, as llama.cpp's quantiser writes it."""
+    """Whether a GGUF file states, as llama.cpp's quantiser does, that an importance matrix weighed its roundings."""
     checkpoint = model.checkpoint
     return isinstance(checkpoint, GgufCheckpoint) and any(
         key.startswith("quantize.imatrix.") for key in checkpoint.metadata.values
@@ -100,10 +100,10 @@ def _how_sharp(types: Collection[str]) -> list[str]:
 def _relative(
     name: str, weight: Weight, ours: CheckpointWeights, theirs: CheckpointWeights
 ) -> tuple[float, str | None]:
-    """RMS of the difference over RMS of the original, a part of the rows at a time; and an element that is not its own.
+    """RMS of the difference over RMS of the original; and, in words, the element furthest beyond one unit in the last
+    place (None: no element is, or the format has blocks, where an element depends on the rest of its block).
 
-    The element is the one that is furthest beyond a unit in the last place; None for a block format, where each element
-    depends on the rest of its block.
+    Reads a part of the rows at a time.
     """
     rows = weight.shape[0]
     step = max(1, _PART // max(1, int(np.prod(weight.shape[1:]))))

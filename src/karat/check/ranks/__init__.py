@@ -1,1 +1,1 @@
-"""Tensor parallelism checked: what each rank holds and computes, against one process."""
+"""Tensor parallelism: the weights and results of each rank against one process."""

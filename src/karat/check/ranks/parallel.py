@@ -1,7 +1,6 @@
-"""Tensor parallelism checked: what ranks hold, the bits of their logits, and their traces, against one process.
+"""Ranks against one process, the control: their weights, and the first result of their traces that differs.
 
-One process is the control: a difference is of loading, of a layer, or of the exchange between ranks, and the first op
-that differs says which.
+The first op that differs tells whether loading, a layer, or the exchange between ranks is wrong.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ Kind = Literal["loading", "layer", "exchange"]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Where ranks first differ from one process, and what is to blame: loading, a layer, or the exchange of results."""
+    """The first difference between ranks and one process, and what is wrong: loading, a layer, or the exchange."""
 
     kind: Kind
     name: str
@@ -41,14 +40,14 @@ class Blame:
 
 
 def shards_of(ranks: ParallelModel) -> list[tuple[HeldPart, ...]]:
-    """What each rank holds, read back from its executor."""
+    """The parts of tensors that each rank holds, read back from its executor."""
     return [holds.parts for holds in ranks.command(lambda number: Hold(), Holds)]
 
 
 def shard_faults(held: Sequence[Sequence[HeldPart]], weights: Mapping[str, Weight]) -> list[Blame]:
-    """Gather the shards and compare them with the checkpoint, byte by byte: what is wrong, missing or left over.
+    """Compare the shards with the checkpoint, byte by byte; a Blame for each that is wrong or missing.
 
-    The checkpoint's bytes are cut here by what the ranks say they hold, without the code that ranks cut by.
+    The checkpoint's bytes are cut here by the pieces that ranks report, without the code by which ranks cut.
     """
     faults = []
     for source, weight in weights.items():
@@ -56,7 +55,7 @@ def shard_faults(held: Sequence[Sequence[HeldPart]], weights: Mapping[str, Weigh
         for rank, parts in enumerate(held):
             own = [part for part in parts if part.source == source]
             if not own:
-                if weight.name == source:  # else a tied head, which is held under another name
+                if weight.name == source:  # else it is a tied head, held under the embedding's name
                     faults.append(Blame("loading", source, f"rank {rank} holds nothing of it"))
                 continue
             for part in own:
@@ -72,7 +71,7 @@ def shard_faults(held: Sequence[Sequence[HeldPart]], weights: Mapping[str, Weigh
 
 
 def _digest(weight: Weight, part: HeldPart) -> str:
-    """Of the checkpoint's bytes, in the part's type."""
+    """SHA-256 of the checkpoint's bytes of this part, in the part's type."""
     if part.dtype == weight.dtype:
         dtype, data = weight.dtype, weight.data
     else:
@@ -100,7 +99,7 @@ def _place(part: HeldPart) -> str:
 
 
 def _uncovered(pieces: Sequence[tuple[int, int]], length: int) -> int | None:
-    """The first index that no piece has; None if there is none."""
+    """The first index that is in no piece; None if all are in one."""
     end = 0
     for start, stop in sorted(pieces):
         if start > end:
@@ -110,7 +109,7 @@ def _uncovered(pieces: Sequence[tuple[int, int]], length: int) -> int | None:
 
 
 def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, attention: bool = False) -> Trace:
-    """The traces of all ranks over a text, in one: the arrays of rank r are called `name@r`."""
+    """One trace of all ranks over a text; the arrays of rank r are called `name@r`."""
     with ExitStack() as stack:
         files = _files(ranks.size, stack)
         ranks.command(
@@ -133,7 +132,7 @@ def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, att
 def _files(count: int, stack: ExitStack) -> tuple[str, ...]:
     """New files that other processes of this user can write to, until the stack ends.
 
-    On Linux they have no name but that of this process' descriptor, so that nothing is left of them if it is killed.
+    On Linux they have no name, only this process' descriptors. So nothing is left of them if it is killed.
     """
     if Path("/proc/self/fd").exists():
         opened = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]  # noqa: SIM115
@@ -143,9 +142,9 @@ def _files(count: int, stack: ExitStack) -> tuple[str, ...]:
 
 
 def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping[str, Array]) -> Blame | None:
-    """The first result of the ranks that has other bits than the control's, and what is to blame; None: all are equal.
+    """The first result of the ranks whose bits differ from the control's, and what is wrong; None: all are equal.
 
-    `biases` has the bias of each row-parallel layer that has one, by the layer's name, in the compute dtype.
+    biases: the bias of each row-parallel layer that has one, by the layer's name, in the compute dtype.
     """
     whole, differing = gathered(graph, trace)
     for name, node in graph.nodes.items():

@@ -1,4 +1,4 @@
-"""A rank that can also be checked: it tells what it holds, and records what it computes."""
+"""A rank with two more commands: it reports the weights that it holds, and records its results."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from karat.engine.rank_messages import Done, Load, Step
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Tell what is held; answered by Holds."""
+    """Report the parts of tensors that the rank holds; answered by Holds."""
 
 
 class HeldPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's part of a tensor: the pieces [start, stop) of an axis (none: all of it), read back from the executor.
+    """A rank's part of a tensor, read back from the executor: pieces [start, stop) of an axis (axis None: all of it).
 
-    digest is the SHA-256 of its bytes, which are of stored type `dtype`.
+    digest: SHA-256 of the part's bytes in the stored type `dtype`.
     """
 
     source: str
@@ -48,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As karat.engine.rank's."""
+    """The entry point of the process, with the arguments of karat.engine.rank's."""
     serve(arguments, CheckedRank)
 
 

@@ -1,4 +1,4 @@
-"""`karat check --tensor-parallel-size`: the stages of checking ranks against one process."""
+"""The stages of `karat check --tensor-parallel-size`: shards, logits and trace, against one process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from karat.text.placeholder import placeholder_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ParallelStage:
-    """What one stage found, "exact", "numerics", "bug" or "skipped", and lines that say what was compared."""
+    """The result of one stage: verdict "exact", "numerics", "bug" or "skipped", and what was compared, in lines."""
 
     name: str
     verdict: str
@@ -42,9 +42,9 @@ class ParallelStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
-    """`model` on `size` ranks, over a text of `num_tokens` random tokens. `trace`, if given, gets the ranks' traces.
+    """`model` on `size` ranks, over a text of `num_tokens` random tokens.
 
-    `module` is what the ranks run.
+    trace: the file for the traces of all ranks, if any. module: the Python module that the ranks' processes run.
     """
 
     model: CheckedModel
@@ -60,7 +60,8 @@ class ParallelPlan:
 
 
 def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
-    """The stages, one by one: shards, logits, trace. Raises what loading raises, and UsageError for a wrong degree."""
+    """The stages, one by one: shards, logits, trace. Raises what loading raises, and UsageError for a degree that the
+    model does not allow."""
     model, size = plan.model, plan.size
     check_degree(model.config, cut_units(model.config, model.stored), size)
     ops = registry.create(plan.executor, plan.dtype, plan.threads)
@@ -132,7 +133,7 @@ def _shards(
 def _logits(
     plan: ParallelPlan, control: Model, ranks: ParallelModel, tokens: Sequence[int], kv_dtype: FloatName
 ) -> ParallelStage:
-    """Digests of all logits: whole and in chunks. The reference executor is judged by its roundings."""
+    """Digests of all logits, computed at once and in chunks. The reference executor may differ by rounding."""
     lines, verdicts = [], set()
     config = control.config
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
@@ -150,7 +151,7 @@ def _logits(
 
 
 def overall(verdicts: Collection[str]) -> str:
-    """The verdict of several: the worst, one that was skipped aside."""
+    """The worst of several verdicts; "skipped" only if all are."""
     return next(verdict for verdict in ("bug", "numerics", "exact", "skipped") if verdict in verdicts)
 
 
@@ -183,9 +184,9 @@ def _trace(
     kv_dtype: FloatName,
     wrong: Collection[str],
 ) -> ParallelStage:
-    """Every result op by op, on one process and on all ranks; the first that differs is blamed.
+    """Every result op by op, on one process and on all ranks; the first that differs is reported.
 
-    wrong: the layers whose weights are not the checkpoint's on some rank.
+    wrong: names of layers whose weights differ from the checkpoint's on some rank.
     """
     steps = Steps.chunked(tokens, max(1, (plan.num_tokens + 1) // 2))
     alone = record_model(control, steps, selection=Selection(attention=False), kv_dtype=kv_dtype)

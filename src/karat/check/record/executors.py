@@ -22,7 +22,7 @@ from karat.ops.tap import Tap
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How a text is computed: `prompt` in steps that begin at `cuts`, then `decode` tokens, chosen greedily."""
+    """How a text is computed: `prompt` in steps that begin at tokens `cuts`, then `decode` tokens, chosen greedily."""
 
     prompt: tuple[int, ...]
     cuts: tuple[int, ...] = (0,)
@@ -38,7 +38,7 @@ class Steps:
         return len(self.prompt) + self.decode
 
     def stop_after(self, start: int) -> int:
-        """Where the step that begins at token `start` ends."""
+        """The token after the last one of the step that begins at token `start`."""
         later = [cut for cut in self.cuts if cut > start]
         return min(later) if later else len(self.prompt) if start < len(self.prompt) else start + 1
 
@@ -53,7 +53,7 @@ def record(
     kv_dtype: FloatName | None = None,
     with_digest: bool = True,
 ) -> Trace:
-    """Run a model on `ops` and record it. Raises what building it raises, CapacityError and UsageError."""
+    """Build a model on `ops`, run it and record it. Raises what building raises, CapacityError and UsageError."""
     total = steps.total
     if total > config.max_position_embeddings:
         raise CapacityError(
@@ -71,7 +71,7 @@ def record(
 def record_model(
     model: Model, steps: Steps, *, selection: Selection = EVERYTHING, kv_dtype: FloatName | None = None
 ) -> Trace:
-    """Run a model that is loaded, on a tap of its executor, and record one sequence."""
+    """Run a loaded model on a tap of its executor, and record one sequence."""
     config, inner = model.config, model.ops
     selection.check(config.num_layers, config.num_heads)
     tap = Tap(inner, keep=selection.keeps)
@@ -119,7 +119,7 @@ def record_model(
 def one_sequence(
     ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], *, always_last: bool
 ) -> ForwardBatch:
-    """The batch that computes tokens start … stop - 1 of one sequence, whose block i is block i of the cache."""
+    """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of the cache."""
     positions = np.arange(start, stop, dtype=np.int32)
     wanted = [p - start for p in range(start, stop) if p in logit_tokens or (always_last and p == stop - 1)]
     return ForwardBatch(
@@ -135,7 +135,7 @@ def one_sequence(
 
 
 def joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
-    """One array a name: steps one after the other, attention over keys by absolute position."""
+    """One array for each name: the rows of all steps in order; scores and weights have keys by absolute position."""
     arrays = {}
     for name, parts in tap.records.items():
         if name.endswith((".scores", ".weights")):
@@ -147,7 +147,7 @@ def joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
 
 
 def _add_rope(arrays: dict[str, Array], model: Model, num_tokens: int) -> None:
-    """What positions are turned by: radians a position, and cosine and sine of each token."""
+    """The tables of RoPE: radians per position, and cosine and sine at each token."""
     from karat.ops.rope_table import cos_sin_table, inverse_frequencies
 
     config = model.config

@@ -1,8 +1,8 @@
-"""Traces of transformers models, through hooks: what the model really computed, a faulty one included.
+"""Traces of transformers models, through hooks: what a model really computed, right or faulty.
 
-Nothing is computed here a second time. Module outputs and inputs come from forward hooks; q and k after RoPE from the
-model's own `apply_rotary_pos_emb`; scores and weights from the argument and the result of the softmax that its eager
-attention calls.
+Nothing is computed a second time. Module outputs and inputs come from forward hooks. q and k after RoPE come from the
+model's own `apply_rotary_pos_emb`. Scores and weights are the argument and the result of the softmax in its eager
+attention.
 """
 
 import sys
@@ -31,7 +31,7 @@ _LAYER_OUTPUTS = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
     "self_attn.o_proj post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
 ).split()
-# The input of one module is the result of what comes before it.
+# Results that are recorded as the input of the module that reads them.
 _LAYER_INPUTS = {
     "self_attn.o_proj": "self_attn.attention",
     "post_attention_layernorm": "attention_residual",
@@ -40,7 +40,7 @@ _LAYER_INPUTS = {
 
 
 def load_hf(path: str, dtype: FloatName | None = None) -> Any:
-    """A transformers model with eager attention, in float32 or in `dtype`; never runs code from the folder."""
+    """A transformers model with eager attention, in `dtype` (float32 by default). Never runs code from the folder."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -52,9 +52,9 @@ def load_hf(path: str, dtype: FloatName | None = None) -> Any:
 
 
 def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, cache: Any = None) -> Trace:
-    """Run `model` (transformers, eager attention) over one sequence and record it; `cache` is an empty one to use.
+    """Run `model` (transformers, eager attention) over one sequence and record it. `cache`: an empty cache to use.
 
-    Raises ExecutorError for a model whose modules are not those of a supported family.
+    Raises ExecutorError for a model whose modules are not named as those of a supported family.
     """
     config = model.config
     if config._attn_implementation != "eager":
@@ -111,7 +111,7 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
 
 
 class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
-    """Hands out what softmax is given, and changes nothing."""
+    """Passes the argument of every softmax to `seen`; results are unchanged."""
 
     def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
 
 
 class Recorder:
-    """Hooks on a transformers model, and what they saw since the last `take`."""
+    """Hooks on a transformers model, and the results that they saw since the last `take`."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -227,7 +227,7 @@ class Recorder:
         self._keep(name, torch.nn.functional.pad(value, (dropped, 0), value=empty))
 
     def take(self, num_tokens: int) -> dict[str, Array]:
-        """What was recorded, which is then forgotten."""
+        """The arrays recorded so far; the recorder forgets them."""
         arrays = self.arrays(num_tokens)
         self._parts.clear()
         return arrays

@@ -1,6 +1,6 @@
-"""A transformers model run a layer at a time: its own forward, each module's weights read just before it runs.
+"""A transformers model run a layer at a time: its own forward, with the weights of a module read just before it runs.
 
-Files are read by the safetensors library, not by Karat's reader: the two sides share no code but what compares them.
+Files are read by the safetensors library, not by Karat's reader. The two sides share only the code that compares them.
 """
 
 import json
@@ -27,7 +27,7 @@ class HfFiles:
         index = folder / INDEX
         if index.exists():
             names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            # A file name must not leave the folder; Karat's own reader has refused such an index already.
+            # A file name must not lead out of the folder; Karat's own reader has refused such an index already.
             self._files = {name: folder / Path(file).name for name, file in names.items()}
         else:
             with safe_open(folder / "model.safetensors", "pt") as file:
@@ -49,9 +49,9 @@ class HfFiles:
 def run_layerwise(
     folder: Path, ids: Sequence[int], logit_rows: Sequence[int], on_part: Callable[[dict[str, Array]], None]
 ) -> None:
-    """transformers' float32 run over `ids`; on_part is called with the arrays of the embedding, each layer, the end.
+    """transformers' float32 run over `ids`. `on_part` gets the arrays of the embedding, of each layer, of the end.
 
-    Raises ExecutorError for modules that are not a supported family's, CheckpointError for a missing tensor.
+    Raises ExecutorError for modules that no supported family has, CheckpointError for a missing tensor.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -91,7 +91,7 @@ def run_layerwise(
         for index, layer in enumerate(base.layers):
             before(layer, f"model.layers.{index}")
         stack.enter_context(recorder.on(model))
-        # These hooks come after the recorder's: a module's weights go when its results are recorded.
+        # These hooks run after the recorder's: a module's weights are dropped once its results are recorded.
         for module in (base.embed_tokens, *base.layers):
             after(module, hand_over)
         for module in (base.norm, model.lm_head):

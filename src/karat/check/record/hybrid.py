@@ -1,4 +1,4 @@
-"""Hybrid runs: parts of a transformers model computed by Karat, to see with which part a divergence comes and goes."""
+"""Hybrid runs: Karat computes a part of a transformers model. A divergence arises in the part that takes it away."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,13 +23,13 @@ from karat.ops.api import Ops
 
 Array = NDArray[np.floating]
 
-# "theirs:" before any of them: that part theirs, the rest ours.
+# With "theirs:" before a part, transformers computes that part and Karat the rest.
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 
 @dataclass(frozen=True, slots=True)
 class HybridRun:
-    """Logits with `part` ours and the rest theirs: how far they are from theirs alone, and from ours alone."""
+    """A run with `part` by Karat: the distance of its logits from transformers' alone, and from Karat's alone."""
 
     part: str
     from_theirs: float
@@ -54,7 +54,7 @@ class Hybrid:
         self._step = ops.begin(batch)
 
     def logits(self, part: str | None = None) -> Array:
-        """Logits [tokens, vocab] with a part ours: one of PARTS, "all" of them, or None."""
+        """Logits [tokens, vocab] with a part by Karat: one of PARTS, "all", or None for none."""
         if part == "all":
             ours = self._decoder(self._ops, self._step, self._cache(), self._ropes)
             return np.array(self._ops.read(ours), np.float64)
@@ -63,7 +63,7 @@ class Hybrid:
         return result
 
     def run(self, parts: Sequence[str]) -> list[HybridRun]:
-        """One run for each part, after "none" (theirs alone)."""
+        """A run without a part of Karat's ("none"), then a run for each part."""
         theirs, ours = self.logits(), self.logits("all")
         runs = [HybridRun("none", 0.0, _distance(theirs, ours))]
         for part in parts:
@@ -83,7 +83,7 @@ class Hybrid:
             yield
 
     def _replacements(self, part: str | None) -> Iterator[tuple[Any, Callable[..., Any]]]:
-        """Modules of theirs, and what they compute instead."""
+        """transformers' modules, each with the function that replaces its forward."""
         base, cache = self._theirs.model, self._cache()
         layers = list(zip(base.layers, self._decoder.layers, strict=True))
         kind, _, number = (part or "").partition(":")
@@ -139,10 +139,10 @@ class Hybrid:
 
 
 def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int]) -> list[HybridRun]:
-    """Karat's reference executor in a transformers model that is loaded, with the weights of `folder`, part by part.
+    """Karat's reference executor in a loaded transformers model, part by part, with the weights of `folder`.
 
-    model: whatever is to be looked into, a wrong one included (karat.check.record.hf.load_hf loads a right one). Raises
-    UsageError for a part that there is none of.
+    model: the model under test, right or faulty (karat.check.record.hf.load_hf loads a right one). Raises UsageError
+    for a part that does not exist.
     """
     from karat.check.model.checked import open_model
     from karat.ops.reference import ReferenceOps
@@ -154,14 +154,14 @@ def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int
 
 
 def check_part(part: str, num_layers: int) -> None:
-    """Raise UsageError unless a model of so many layers has this part."""
+    """Raise UsageError unless a model of `num_layers` layers has this part."""
     name = part.removeprefix("theirs:")
     if name not in PARTS[:-1] and _layer_index(name, num_layers) is None:
         raise _unknown(part, num_layers)
 
 
 def _layer_index(name: str, num_layers: int) -> int | None:
-    """K of "layer:K"; None for anything else, and for a layer that is not there."""
+    """K of "layer:K"; None for any other name, and for a layer that does not exist."""
     kind, _, number = name.partition(":")
     is_layer = kind == "layer" and number.isascii() and number.isdigit() and int(number) < num_layers
     return int(number) if is_layer else None
@@ -175,7 +175,7 @@ def _unknown(part: str | None, num_layers: int) -> UsageError:
 
 
 def _distance(a: Array, b: Array) -> float:
-    """The largest difference, relative to the deviation of the logits; infinite where any of them is not finite."""
+    """The largest difference relative to the standard deviation of the logits; infinite if any logit is not finite."""
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
     largest, deviation = float(np.abs(a - b).max()), float(b.std())
@@ -183,7 +183,7 @@ def _distance(a: Array, b: Array) -> float:
 
 
 def suspect(runs: Sequence[HybridRun]) -> str | None:
-    """The part that takes most of the divergence away when it is ours; None if there is none to speak of."""
+    """The part that, computed by Karat, removes most of the divergence; None if the divergence is small or stays."""
     alone = runs[0].from_ours
     best = min(
         (run for run in runs[1:] if not run.part.startswith("theirs:")), key=lambda run: run.from_ours, default=None

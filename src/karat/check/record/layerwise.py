@@ -1,4 +1,4 @@
-"""A model run a layer at a time: the weights and results of one layer are in memory, and no more."""
+"""A model run a layer at a time: memory holds the weights and results of one layer."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ Compute = Callable[[Ops, States, Cache], States]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is computed at once: the embedding, a layer, or all behind the layers. `names` are nodes of the graph."""
+    """A part of the graph that is computed at once: the embedding, a layer, or all after the layers."""
 
     layer: int | None
     names: tuple[str, ...]
@@ -50,9 +50,9 @@ def parts_of(graph: Graph) -> list[Part]:
 class LayerwiseRun:
     """Karat's run over one text, every result recorded, in the parts of `parts_of`.
 
-    The layers are the engine's own, on `ops`; each is loaded when its turn comes, runs all `steps`, and is dropped. The
-    bits are those of a whole run (karat.check.record.executors). logit_rows: the tokens, ascending, whose logits are
-    computed (None: as many of the last as fit). Raises CapacityError for a text that is too long.
+    The layers are the engine's own, on `ops`. Each is loaded, runs all `steps`, and is dropped before the next one is
+    loaded. The bits are those of a whole run (karat.check.record.executors). logit_rows: the tokens whose logits are
+    computed, ascending (None: as many of the last as fit). Raises CapacityError for a text beyond the model's context.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class LayerwiseRun:
         yield from self._part(rest, tap, states, cache)
 
     def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
-        """The part that was made last once more, each op fed what another engine had (karat.check.replay.forced).
+        """The latest part once more, each op on the inputs of another engine (karat.check.replay.forced).
 
-        theirs: its results in this part, rows of logits as ours; before: what it had at the end of the part before
-        [tokens, hidden], None for the embedding. The cache rounds nothing, whatever that of the run does.
+        theirs: that engine's results in this part, with the same rows of logits. before: its result of the part before
+        [tokens, hidden]; None for the embedding. The cache of this run rounds nothing.
         """
         assert self._again is not None, "there is no part"
         tap = ForcedTap(self._ops, theirs)
@@ -148,12 +148,12 @@ class LayerwiseRun:
 
     @property
     def _spans(self) -> list[tuple[int, int]]:
-        """First and last token of each step, the last one excluded."""
+        """Each step's first token, and the token after its last one."""
         cuts = self._steps.cuts
         return list(zip(cuts, [*cuts[1:], len(self._steps.prompt)], strict=True))
 
     def _place(self, units: CutUnits) -> Place:
-        """A model's root, whose layers load their weights anew."""
+        """The root of a model; layers built from it load their weights anew."""
         return Place(WeightLoader(self._ops, self._stored, AS_STORED), "", units, SINGLE)
 
     def _taken(self, tap: Tap) -> dict[str, Array]:

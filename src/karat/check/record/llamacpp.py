@@ -1,10 +1,10 @@
 """Traces of llama.cpp over a GGUF file, through its evaluation callback.
 
-llama.cpp runs in a process of its own (karat.children.worker): what it does to a broken file ends that process and not
-this one. The process imports nothing from the current folder, has a time limit and dies with this one.
+llama.cpp runs in a process of its own (karat.children.worker), so that a broken file ends that process and not this
+one. The process imports nothing from the current folder, has a time limit and dies with this one.
 
-Flash attention is off and the cache float32, so that scores exist. Scores are its products q · k with the scale and the
-mask that its softmax is given. Before a product with a weight that is not float32 it rounds activations
+Flash attention is off and the cache is float32, so that scores exist. Scores are llama.cpp's products q · k with the
+scale and the mask of its softmax. Before a product with a weight that is not float32, llama.cpp rounds activations
 (karat.check.replay.ggml_rounding).
 """
 
@@ -37,8 +37,8 @@ _LARGEST_MESSAGE = 400  # characters of a worker's last words
 _KNOWN = "0.3.36"  # versions of llama-cpp-python whose ggml_tensor is as `_Tensor`
 _MOST_SECONDS = 1800.0  # for one run of llama.cpp
 
-# Tensors of llama.cpp's graphs by name; the layer is what follows the last hyphen. Of several with one name the last
-# one counts (a product, then its sum with the bias); what RoPE turns is told by the op.
+# Tensors of llama.cpp's graphs by name, without the layer's number after the last hyphen. If several have one name, the
+# last one counts (a product, then its sum with the bias). RoPE's result has its input's name; the op tells them apart.
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "Qcur": "self_attn.q_proj",
@@ -83,7 +83,7 @@ def is_installed() -> bool:
 
 
 def reads(model: CheckedModel) -> bool:
-    """Whether llama.cpp may be expected to load it: a GGUF file with a vocabulary."""
+    """Whether llama.cpp can be expected to load a model: a GGUF file with a vocabulary."""
     checkpoint = model.checkpoint
     return isinstance(checkpoint, GgufCheckpoint) and "tokenizer.ggml.model" in checkpoint.metadata
 
@@ -93,7 +93,7 @@ def record_llamacpp(
 ) -> Trace:
     """llama.cpp's run of the GGUF file `path`, whose weights are `stored`, over one sequence.
 
-    ExecutorError where llama-cpp-python is not installed, or with its last words if llama.cpp fails.
+    Raises ExecutorError if llama-cpp-python is not installed, or if llama.cpp fails, then with its last words.
     """
     job = {
         "ids": steps.prompt,
@@ -114,7 +114,7 @@ def record_llamacpp(
 
 @dataclass(frozen=True, slots=True)
 class LlamaTokens:
-    """What llama.cpp's tokenizer says: ids by the name of a text; BOS, EOS, and all tokens that end a generation."""
+    """Of llama.cpp's tokenizer: the ids of each text by name; BOS, EOS, and all tokens that end a generation."""
 
     ids: Mapping[str, list[int]]
     bos: int | None
@@ -123,8 +123,8 @@ class LlamaTokens:
 
 
 def llamacpp_tokens(path: Path, texts: Mapping[str, str], rendered: Mapping[str, str]) -> LlamaTokens:
-    """llama.cpp's tokenizer of the GGUF file `path`: `texts` with what the file puts around them, `rendered` prompts
-    without. ExecutorError as above."""
+    """The ids of llama.cpp's tokenizer of the GGUF file `path`: of `texts` with the tokens that the file adds around a
+    text, of `rendered` prompts without them. Raises ExecutorError as `record_llamacpp` does."""
     with TemporaryDirectory(prefix="karat-") as folder:
         out = Path(folder) / "ids.json"
         _run_worker(path, out, {"texts": dict(texts), "rendered": dict(rendered)})
@@ -133,7 +133,7 @@ def llamacpp_tokens(path: Path, texts: Mapping[str, str], rendered: Mapping[str,
 
 
 def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]]:
-    """The ids that llama.cpp's tokenizer of the GGUF file `path` gives to each text; ExecutorError as above."""
+    """The ids of each text in llama.cpp's tokenizer of the GGUF file `path`. Raises ExecutorError as above."""
     return llamacpp_tokens(path, texts, {}).ids
 
 
@@ -157,7 +157,7 @@ def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
 
 
 def _unpaired(name: str, array: Array, stored: Mapping[str, Weight]) -> Array:
-    """q and k as Hugging Face orders a head, where the file has the two of a pair side by side (Llama's GGUF)."""
+    """q and k in Hugging Face's order of a head. Llama's GGUF files have the numbers of a RoPE pair side by side."""
     prefix, _, part = name.rpartition(".")
     weight = stored.get(f"{prefix}.{part[0]}_proj.weight") if part[:2] in ("q_", "k_") else None
     if weight is None or weight.row_order is None:
@@ -181,7 +181,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Observer:
-    """Copies the results that have a canonical name while llama.cpp makes them."""
+    """llama.cpp's evaluation callback: copies the results that have a canonical name."""
 
     def __init__(self, ggml: ctypes.CDLL, selection: Selection, head_dim: int, version: str) -> None:
         self._ggml, self._selection, self._head_dim, self._version = ggml, selection, head_dim, version
@@ -199,12 +199,12 @@ class _Observer:
         if not ask:
             try:
                 self._see(address)
-            except Exception as fault:  # noqa: BLE001 - it must not go through C, and is raised after the step
+            except Exception as fault:  # noqa: BLE001 - an exception cannot pass through C; it is raised after the step
                 self.fault = self.fault or fault
         return True
 
     def end_step(self, keys: int) -> None:
-        """Take what the step left; keys of attention are the first `keys` places of the cache."""
+        """Keep the results of this step; keys of attention are the first `keys` places of the cache."""
         if self.fault is not None:
             raise self.fault
         for name, array in self._step.items():
@@ -216,14 +216,14 @@ class _Observer:
         label, op = self._name(address), self._ggml.ggml_op_name(tensor.op).decode()
         base, _, number = label.rpartition("-")
         given = self._name(tensor.src[0 if op == "MUL_MAT" else 1]) if op in ("MUL_MAT", "ADD") else ""
-        if found := _UNNAMED.fullmatch(given):  # results without a name of their own are known by their weight
+        if found := _UNNAMED.fullmatch(given):  # a result without a name is recognised by its weight's name
             base, number = "attn_out" if found[2] == "attn_output" else "ffn_out", found[1]
         if op in _NEVER_A_RESULT:
             return
         if label in _NAMES:
             self._keep(_NAMES[label], self._values(address, 2))
         elif base == "kq" and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
-            self._products = self._values(address, 3)  # the softmax may be made in their place
+            self._products = self._values(address, 3)  # the softmax may overwrite them
         elif number.isdigit() and base in _LAYER_NAMES:
             prefix = f"model.layers.{number}"
             part = _ROPE[base] if op == "ROPE" else _LAYER_NAMES[base]

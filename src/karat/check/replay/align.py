@@ -1,4 +1,4 @@
-"""Recorded arrays in the shapes that the graph of the model has them in."""
+"""Recorded arrays in the shapes of the graph's nodes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Array = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
-    """A recorded array in the shape of its node, and which of its rows (and heads) the trace really has."""
+    """A recorded array in the shape of its node. present: the rows and heads that the trace has; others hold zeros."""
 
     values: Array
     present: NDArray[np.bool_] | None  # broadcastable to values; None: all
@@ -30,7 +30,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """A node's part in a trace: the tokens that the node has rows for, and a row's shape."""
+    """The shape of a node's result: the tokens of its rows, and a row's shape."""
 
     node: Node
     domain: NDArray[np.int64]
@@ -38,9 +38,9 @@ class Place:
 
 
 class Recordings(Mapping[str, Recorded]):
-    """What a trace has of the nodes of a graph, each brought into shape when it is asked for.
+    """The results of a trace by node, each aligned when it is read. At most `budget` bytes are kept.
 
-    Raises TraceError for a shape that does not fit its node. At most `budget` bytes are kept.
+    Raises TraceError for a shape that does not fit its node.
     """
 
     def __init__(self, trace: Trace, tokens: Tokens, num_heads: int, places: Mapping[str, Place], budget: int) -> None:
@@ -68,7 +68,7 @@ class Recordings(Mapping[str, Recorded]):
         return len(self._places)
 
     def mask(self, name: str) -> NDArray[np.bool_] | None:
-        """[tokens], of scores and weights [heads, tokens]: what the trace has of a result; None: nothing."""
+        """The tokens of a result that the trace has, [tokens]; for scores and weights [heads, tokens]. None: none."""
         if name not in self._places:
             return None
         if name not in self._masks:
@@ -81,14 +81,14 @@ class Recordings(Mapping[str, Recorded]):
         return self._masks[name]
 
     def is_whole(self, name: str) -> bool:
-        """Whether all rows and heads of a result are there."""
+        """Whether the trace has all rows and heads of a result."""
         return name not in self._trace.info.heads and np.array_equal(
             self._trace.rows_of(name), self._places[name].domain
         )
 
 
 def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, ...]:
-    """The shape of an array without a batch of one."""
+    """The shape of an array, without leading axes of length 1 for a batch."""
     found, node = trace.shape_of(name), place.node
     rows, heads, shape = trace.rows_of(name), trace.info.heads.get(name), found
     has_keys = node.kind in ("scores", "softmax")
@@ -111,7 +111,7 @@ def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, 
 
 
 def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...], num_heads: int) -> Recorded:
-    """What a trace has of a node, in float64."""
+    """The recorded result of a node, in float64 and in the node's shape."""
     node, domain, features = place.node, place.domain, place.features
     name, rows, heads = node.name, trace.rows_of(node.name), trace.info.heads.get(node.name)
     with np.errstate(invalid="ignore"):

@@ -1,19 +1,19 @@
-"""Recorded results that carry no information: many mistakes, and many accidents, leave zeros behind."""
+"""Recorded results that carry no information, such as zeros, which many mistakes and many accidents leave behind."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.replay.replay import Replay
 
-_FEW = 3  # values
+_FEW = 3  # distinct values that are too few
 
 
 def emptiness(replay: Replay, name: str) -> str | None:
-    """What a recorded result is, if too little to tell one mistake from another: "all zero", "constant", "not finite",
-    or of so few values; None for any other.
+    """Why a recorded result cannot tell one mistake from another: it is "all zero", "constant", "not finite", or "of N
+    values only". None for a result that can.
 
-    A pattern of NaN among other values does tell, and so do masked scores beside others: masks alone do not, nor does
-    what stands for keys that a token's step has not.
+    NaN or masked scores among other values are information. Masks alone are none. Keys beyond a token's step do not
+    count.
     """
     recorded, kind = replay.recorded[name], replay.graph.nodes[name].kind
     there = np.ones(1, bool) if recorded.present is None else recorded.present
@@ -36,7 +36,7 @@ def emptiness(replay: Replay, name: str) -> str | None:
 
 
 def _distinct(values: NDArray[np.floating], most: int) -> list[float]:
-    """The first `most` distinct values."""
+    """The first distinct values, at most `most`."""
     found: list[float] = []
     rest = values.reshape(-1)
     while rest.size and len(found) < most:

@@ -1,4 +1,4 @@
-"""How far two arrays are from each other, NaN and infinity included; in as little memory as one more array."""
+"""Distances between arrays, NaN and infinity included, in the memory of one more array."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
@@ -11,7 +11,7 @@ _NEIGHBOURS = 8  # tokens whose attention shares a spread
 
 
 def distance(got: Array, expected: Array) -> Array:
-    """|got - expected| in float64: 0 where both are the same infinity or NaN, infinity where only one is NaN."""
+    """|got - expected| in float64: 0 where both are NaN or the same infinity, infinity where only one of them is."""
     error = gap(got, expected)
     odd = ~np.isfinite(error)
     if odd.any():
@@ -21,7 +21,7 @@ def distance(got: Array, expected: Array) -> Array:
 
 
 def gap(a: Array, b: Array) -> Array:
-    """|a - b| in one new float64 array: these are the largest arrays there are."""
+    """|a - b|, in one new float64 array: arrays of this size decide the memory of a check."""
     with np.errstate(all="ignore"):
         out = np.subtract(a, b, dtype=np.float64)
         return np.abs(out, out=out)
@@ -37,8 +37,10 @@ def largest_finite(x: Array) -> float:
 
 
 def pooled(spread: Array) -> Array:
-    """[heads, tokens, 1] of scores or weights, each with its neighbours' largest: a row of few keys has too few values
-    to go by, and its neighbours are as uncertain."""
+    """The spread [heads, tokens, 1] of scores or weights, raised to the largest within each group of 8 tokens.
+
+    A row of few keys has too few values for a spread of its own, and its neighbours are as uncertain.
+    """
     starts = np.arange(0, spread.shape[1], _NEIGHBOURS)
     largest = np.maximum.reduceat(spread, starts, axis=1)
     return np.maximum(spread, np.repeat(largest, _NEIGHBOURS, axis=1)[:, : spread.shape[1]])

@@ -1,4 +1,4 @@
-"""How one recorded result compares with the right one, and the limit from which on it is called wrong."""
+"""A finding: one recorded result beside the right one, and the limit beyond which it is called wrong."""
 
 from dataclasses import dataclass, field
 
@@ -15,13 +15,16 @@ LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finding:
-    """How one recorded result compares with the right computation from its recorded inputs.
+    """One recorded result beside the right computation from its recorded inputs.
 
-    ratio is the largest error of a row in multiples of the row's floor (inf: NaN or infinity differ); error the
-    largest absolute error, of what is beyond the limit if anything is (under a mistake: of the same values); where the
-    row of the largest ratio; scale the largest magnitude of the right result; by_token the largest ratio of each token
-    that the result has a row for (nothing where all are equal); odd the first place of NaN or infinity in what was
-    recorded, masks aside (nothing: there is none).
+    ratio     the largest error in multiples of its row's floor; infinite if NaN or infinity differ
+    error     the largest absolute error, of the values beyond the limit if any are (under a mistake: of those values)
+    scale     the largest magnitude of the right result
+    where     the index of the largest ratio; () if all are equal
+    exact     all values are equal
+    segment   the nodes that were computed, the result last
+    by_token  the largest ratio of each token that the result has a row for; () if all are equal
+    odd       the first index of NaN or infinity in the recorded result, masks aside; () if there is none
     """
 
     name: str

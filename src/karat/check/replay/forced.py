@@ -1,7 +1,7 @@
-"""Karat's ops fed another engine's own inputs (teacher forcing): what each op does, apart from all that came before it.
+"""Karat's ops on another engine's inputs (teacher forcing): each op by itself, without the errors of the ops before it.
 
-Karat's executor runs the layer; what an op makes is kept, and what the other engine had there is handed on in its
-place. So op by op the two sides start from the same numbers, and differ by the rounding of one op.
+Karat's executor runs the layer. The result of an op is recorded, and the next op reads the other engine's result in its
+place. So for each op the two sides start from the same numbers, and differ by the rounding of one op.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from karat.ops.tap import Tap
 
 # Two right results of one op, each within the limit of the exact one.
 FORCED_LIMIT = 2 * LIMIT
-_ATTENTION = ("scores", "softmax", "mix")  # one op of an executor, whose steps feed each other
+_ATTENTION = ("scores", "softmax", "mix")  # an executor computes these as one op, whose steps feed each other
 
 
 class ForcedTap(Tap):
-    """Records what `inner` makes of each op, and hands on `theirs` instead, where there is a result of that name."""
+    """Records each result of `inner`, and passes on the result of `theirs` of that name instead, if there is one."""
 
     def __init__(self, inner: Ops, theirs: Mapping[str, Array]) -> None:
         super().__init__(inner)
@@ -40,8 +40,10 @@ class ForcedTap(Tap):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """An op of ours on another engine's inputs beside that engine's result: the largest difference, and the largest in
-    multiples of its row's noise floor."""
+    """A result of Karat's op on another engine's inputs, beside that engine's result.
+
+    error: the largest difference. ratio: the largest in multiples of its row's noise floor.
+    """
 
     name: str
     ratio: float
@@ -55,8 +57,12 @@ class Local:
 def local_errors(
     replay: Replay, theirs: Trace, before: Mapping[str, Array], forced: Mapping[str, Array], *, same_type: bool
 ) -> list[Local]:
-    """One for each result that both sides have. replay: of our own run, its results judged; before: what `theirs` had
-    before this part; forced: ours on their inputs. Our floors serve where both sides compute in the `same_type`.
+    """A Local for each result that both sides have.
+
+    replay     of Karat's own run, already judged; its floors serve if both sides compute in the `same_type`
+    theirs     the other engine's results of this part
+    before     its results of the part before
+    forced     Karat's results on its inputs
     """
     graph = replay.graph
     # Attention is computed through from q, k and v, as executors do.
@@ -83,7 +89,7 @@ def local_errors(
 
 
 def _largest_of_rows(ours: Array, theirs: Array) -> Array:
-    """The largest difference in each row [...]. Of close numbers it is exact in their own type."""
+    """The largest difference in each row [...]. The difference of two close numbers is exact in their own type."""
     theirs = theirs.reshape(ours.shape)
     with np.errstate(all="ignore"):
         gap = np.subtract(ours, theirs)

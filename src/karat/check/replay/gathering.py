@@ -1,8 +1,8 @@
-"""Traces of tensor-parallel engines: the arrays of ranks, `name@r`, joined to whole ones.
+"""Traces of tensor-parallel engines: the arrays of ranks, `name@r`, are joined to whole ones.
 
-Heads and inner features are split over ranks; hidden states, norms and logits are whole on each, and have to be equal.
-A KV head may be held by several ranks: by those whose query heads read it. `….partial`, a rank's part of a sum, and
-`lm_head.part`, its columns of the logits, are no results of the whole model and are left out.
+Heads and inner features are split over ranks. Hidden states, norms and logits are whole on each rank, and must be
+equal. Several ranks hold a KV head if query heads of theirs read it. `….partial` (a rank's part of a sum) and
+`lm_head.part` (a rank's columns of the logits) are no results of the whole model, and are left out.
 """
 
 from collections import defaultdict
@@ -29,8 +29,8 @@ _OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "sel
 def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     """The trace of the whole model, and the names of results that should be equal on all ranks and are not.
 
-    Of those, rank 0's are taken. A trace of one rank comes back as it is. Raises TraceError where a rank is missing or
-    shapes do not add up.
+    Where ranks differ, rank 0's result is taken. A trace of one rank is returned as it is. Raises TraceError if an
+    array lacks a rank, or shapes do not add up.
     """
     ranks = trace.info.ranks
     if ranks == 1:
@@ -73,22 +73,20 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
 
 
 def is_part(name: str) -> bool:
-    """Whether an array is a rank's part of a result, which the trace has whole as well."""
+    """Whether an array is a rank's part of a result that the trace also has whole."""
     return name.endswith((".partial", ".part"))
 
 
 def merged(traces: Sequence[Trace]) -> Trace:
-    """One trace of the traces that ranks 0, 1, … wrote of the same steps."""
+    """One trace from the traces of ranks 0, 1, … of the same steps."""
     arrays = {f"{name}@{rank}": array for rank, trace in enumerate(traces) for name, array in trace.arrays.items()}
     return Trace(replace(traces[0].info, ranks=len(traces)), arrays)
 
 
 def _held_kv_heads(graph: Graph, shapes: Mapping[str, Sequence[tuple[int, ...]]]) -> list[range] | None:
-    """The KV heads of each rank: those that its query heads read, which lie side by side in the order of ranks.
+    """The KV heads of each rank: those that its query heads read. Query heads are split in the order of ranks.
 
-    shapes: those of each array on ranks 0, 1, ….
-
-    None where no result says how many query heads a rank has.
+    shapes: of each array on ranks 0, 1, …. None if no result tells how many query heads a rank has.
     """
     config = graph.config
     per_kv = config.num_heads // config.num_kv_heads
@@ -103,11 +101,11 @@ def _held_kv_heads(graph: Graph, shapes: Mapping[str, Sequence[tuple[int, ...]]]
 
 
 def _copies_agree(graph: Graph, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> bool:
-    """Whether ranks that hold the same KV head have the same of it."""
+    """Whether ranks that hold the same KV head have the same values of it."""
     heads = whole.reshape(len(whole), -1, graph.config.head_dim)
     parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, graph.config.head_dim) for rank in sorted(by_rank)]
     if held is None or [part.shape[1] for part in parts] != [len(own) for own in held]:
-        return True  # shared out in a way of its own, which is not known here
+        return True  # another way of sharing heads out, whose copies are not known
     return all(
         np.array_equal(heads[:, own.start : own.stop], part, equal_nan=True)
         for part, own in zip(parts, held, strict=True)
@@ -115,7 +113,7 @@ def _copies_agree(graph: Graph, whole: Array, by_rank: Mapping[int, Array], held
 
 
 def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> Array:
-    """The parts side by side; copies of KV heads that several ranks hold are taken once."""
+    """The parts side by side; a KV head that several ranks hold is taken once."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
     parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
     config = graph.config

@@ -1,8 +1,12 @@
-"""What ggml does to the inputs of a matrix product: rounded to fit the stored type of the weight (vec_dot_type).
+"""ggml's rounding of the inputs of a matrix product, to fit the stored type of the weight (vec_dot_type).
 
-With block formats of 32 values they become 8-bit integers in blocks of 32 (Q8_0, Q8_1), with those of 256 in blocks of
-256 (Q8_K), each with the largest magnitude of its block as 127; with f16 and bf16 they become that type; with f32 they
-stay.
+    weight                       inputs become
+    block format of 32 values    8-bit integers in blocks of 32 (Q8_0, Q8_1)
+    block format of 256 values   8-bit integers in blocks of 256 (Q8_K)
+    f16, bf16                    the same type
+    f32                          unchanged
+
+The largest magnitude of a block becomes 127.
 """
 
 import numpy as np
@@ -14,7 +18,7 @@ Array = NDArray[np.floating]
 
 
 def half_step(x: Array, stored: str) -> Array | None:
-    """How far rounding takes each value of x [tokens, features], at most; None where nothing is rounded."""
+    """The largest error of rounding for each value of x [tokens, features]; None if nothing is rounded."""
     if stored in ("F16", "BF16"):
         return np.abs(x) * (2.0**-11 if stored == "F16" else 2.0**-8)
     if (format_ := FORMATS.get(stored)) is None:

@@ -1,7 +1,7 @@
-"""How exactly a bug could be located with what a trace has, layer by layer.
+"""The resolution of a trace: how exactly a bug could be located with its results, layer by layer.
 
-Two ops between the same recorded results cannot be told apart by where a run goes wrong (a name may still tell them
-apart). An op that no recorded result is computed through is not seen at all.
+Two ops between the same recorded results are one place: the first wrong result is the same for both, and only a name
+may tell them apart. A bug in an op that no recorded result is computed through is not seen.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +11,18 @@ from karat.check.model.roles import layers_text, shortened
 from karat.check.replay.replay import Replay
 
 
-def reach(replay: Replay) -> str:
-    """In words, for one trace beside its model."""
+def resolution(replay: Replay) -> str:
+    """The resolution of one trace beside its model, in words."""
     graph = replay.graph
-    text = reach_of(graph, {name: replay.segment(name) for name in graph.nodes if name in replay.recorded})
+    text = resolution_of(graph, {name: replay.segment(name) for name in graph.nodes if name in replay.recorded})
     partial = [name for name in graph.nodes if name in replay.recorded and replay.is_partial(name)]
     if not partial:
         return text
     return f"{text}; only some tokens or heads are there of {shortened(partial, graph)}, and no others are judged"
 
 
-def reach_of(graph: Graph, segments: Mapping[str, Sequence[str]]) -> str:
-    """The same for recorded results and the ops that each of them is computed over."""
+def resolution_of(graph: Graph, segments: Mapping[str, Sequence[str]]) -> str:
+    """The same, from each recorded result and the ops that it is computed over."""
     ops = [name for name, node in graph.nodes.items() if node.kind != "select"]
     seen_by: dict[str, list[str]] = {name: [] for name in graph.nodes}
     for result, names in segments.items():
@@ -67,7 +67,7 @@ def reach_of(graph: Graph, segments: Mapping[str, Sequence[str]]) -> str:
 
 
 def _parts(graph: Graph, names: Iterable[str]) -> list[list[str]]:
-    """Names by layer; what is in none is a part by itself."""
+    """Names by layer; a name outside of the layers is a part of its own."""
     parts: dict[object, list[str]] = {}
     for name in names:
         layer = graph.nodes[name].layer
@@ -76,18 +76,18 @@ def _parts(graph: Graph, names: Iterable[str]) -> list[list[str]]:
 
 
 def _all_of(graph: Graph, name: str) -> list[str]:
-    """All ops of a name's layer."""
+    """All ops of a name's layer, or the name alone."""
     layer = graph.nodes[name].layer
     return [name] if layer is None else [n for n, node in graph.nodes.items() if node.layer == layer]
 
 
 def _is_stretch(graph: Graph, group: Sequence[str], group_of: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a group holds everything of the layers that it touches, as far as that is seen."""
+    """Whether a group holds every op that is seen of the layers it touches."""
     return all(group_of.get(n, group) is group for name in group for n in _all_of(graph, name))
 
 
 def _where(graph: Graph, names: Iterable[str]) -> str:
-    """Layers and what is in none: layers 0-2, lm_head."""
+    """Layers as ranges, then names outside of layers: layers 0-2, lm_head."""
     layers = [layer for name in names if (layer := graph.nodes[name].layer) is not None]
     ends = [name for name in names if graph.nodes[name].layer is None]
     return ", ".join(([layers_text(layers)] if layers else []) + ends)

@@ -1,7 +1,7 @@
-"""What has to be computed between the recorded results and a result, row by row.
+"""Segments: the ops between the recorded results and a result, row by row.
 
-A trace may have some tokens of a result, or some heads of scores and weights. A norm of token 7 needs token 7 only;
-attention needs K and V of all tokens up to there, and where one of them is not recorded, it is computed through.
+A trace may have some tokens of a result, or some heads of scores and weights. A norm of token 7 needs token 7 only.
+Attention of token 7 needs K and V of tokens 0 to 7; those that are not recorded are computed.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ Mask = NDArray[np.bool_]  # [tokens]; of scores and weights [heads, tokens]
 
 
 class Masks(Protocol):
-    """What a trace has of a result."""
+    """The rows of results that a trace has."""
 
     def mask(self, name: str) -> Mask | None: ...
 
@@ -30,9 +30,9 @@ class Segments:
         self._with_logits = np.isin(np.arange(tokens.num_tokens), logit_rows)
 
     def of(self, name: str, *, missing: bool = False) -> tuple[str, ...]:
-        """What is computed to judge what the trace has of `name` (missing: to complete it), in order, `name` last.
+        """The nodes that are computed to judge the recorded rows of `name`, in order, `name` last.
 
-        Of a result that is not recorded at all, everything is computed.
+        missing: to compute the rows that are not recorded instead. All rows of a result that is not recorded count.
         """
         have, order = self._recorded.mask(name), self._graph.order
         wanted = self._whole(name) if have is None else self._whole(name) & ~have if missing else have
@@ -55,7 +55,7 @@ class Segments:
         return have is not None and not bool(have[self._whole(name)].all())
 
     def _whole(self, name: str) -> Mask:
-        """All that a node has rows for."""
+        """The mask of all rows of a node."""
         node = self._graph.nodes[name]
         if node.kind in ("scores", "softmax"):
             return np.ones((self._graph.config.num_heads, self._tokens.num_tokens), bool)
@@ -64,7 +64,7 @@ class Segments:
         return np.ones(self._tokens.num_tokens, bool)
 
     def _inputs(self, node: Node, need: Mask) -> Iterator[tuple[str, Mask]]:
-        """What a node's inputs have to have."""
+        """Each input of a node, and the rows of it that are needed for the rows `need`."""
         match node.kind:
             case "scores":
                 rows: Mask = np.logical_or.reduce(need, axis=0)
@@ -78,7 +78,7 @@ class Segments:
                     yield source, need
 
     def _visible(self, rows: Mask) -> Mask:
-        """[tokens]: those that some token of `rows` may attend to."""
+        """[tokens]: the tokens that some token of `rows` may attend to."""
         tokens = self._tokens
         last = np.full(int(tokens.sequences.max()) + 1, -1, np.int64)
         np.maximum.at(last, tokens.sequences[rows], tokens.positions[rows])

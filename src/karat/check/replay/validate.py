@@ -1,4 +1,4 @@
-"""What a trace lacks: names that are not those of the model, shapes, and what the diagnosis can do with the rest."""
+"""The validation of a trace: names that no result of the model has, shapes, missing results, and the resolution."""
 
 import difflib
 import re
@@ -9,10 +9,10 @@ from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.replay.gathering import gathered, is_part
 from karat.check.replay.replay import Replay
-from karat.check.replay.resolution import reach
+from karat.check.replay.resolution import resolution
 from karat.check.trace.format import Trace
 
-# Beside the graph's nodes.
+# Names that a trace may have beside those of the graph's nodes.
 KNOWN_EXTRAS = ("model.rotary_emb.inv_freq", "model.rotary_emb.cos", "model.rotary_emb.sin")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a name that is a number
 _LIKE = 0.6  # of difflib's ratio: a slip or two
@@ -20,7 +20,7 @@ _LIKE = 0.6  # of difflib's ratio: a slip or two
 
 @dataclass(frozen=True, slots=True)
 class Misnamed:
-    """A name that no result has and that looks as if one was meant: which (None: of a layer that is not there), why."""
+    """A name that resembles a result's. meant: that result; None: it is of a layer that the model does not have."""
 
     name: str
     meant: str | None
@@ -29,30 +29,33 @@ class Misnamed:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """misnamed: names that look like those of results. unknown: others. missing: results without an array.
+    """The validation of a trace.
 
-    reach says in words how exactly a bug could be located, layer by layer.
+    misnamed    names that resemble a result's
+    unknown     other names that no result has
+    missing     results without an array
+    resolution  how exactly a bug could be located, layer by layer, in words
     """
 
     num_arrays: int
     misnamed: Sequence[Misnamed]
     unknown: Sequence[str]
     missing: Sequence[str]
-    reach: str
+    resolution: str
 
 
 def validate(graph: Graph, weights: CheckpointWeights, trace: Trace) -> Validation:
-    """Check names, shapes and description. Raises TraceError for what cannot be used at all."""
+    """Check names, shapes and description. Raises TraceError for a trace that cannot be used at all."""
     whole, _ = gathered(graph, trace)
     misnamed, unknown = misnamed_of(graph, whole)
     missing = [name for name, node in graph.nodes.items() if name not in whole.arrays and node.kind != "select"]
-    return Validation(len(trace.arrays), misnamed, unknown, missing, reach(Replay(graph, weights, whole)))
+    return Validation(len(trace.arrays), misnamed, unknown, missing, resolution(Replay(graph, weights, whole)))
 
 
 def misnamed_of(graph: Graph, trace: Trace) -> tuple[list[Misnamed], list[str]]:
-    """Names of a trace of the whole model that no result has: those that look like one, and others.
+    """The names of a trace (ranks joined) that no result has: those that resemble a result's, and others.
 
-    Keys of `rows` and `heads` are names, too.
+    Keys of `rows` and `heads` count as names.
     """
     known = {*graph.nodes, *KNOWN_EXTRAS}
     used = dict.fromkeys([*trace.arrays, *trace.info.rows, *trace.info.heads])
@@ -66,7 +69,7 @@ def misnamed_of(graph: Graph, trace: Trace) -> tuple[list[Misnamed], list[str]]:
 
 
 def _meant(graph: Graph, name: str, known: Collection[str], free: Collection[str]) -> Misnamed | None:
-    """The result that a name was probably meant for: one that the trace lacks, or else any."""
+    """The result that a name was probably meant for; results that the trace lacks come first."""
     parts = sorted(re.split(r"[._/]", name))
     for candidates in (free, known):
         if same := [other for other in candidates if sorted(re.split(r"[._/]", other)) == parts]:
@@ -89,12 +92,12 @@ def _meant(graph: Graph, name: str, known: Collection[str], free: Collection[str
 
 
 def _role(name: str) -> str:
-    """What follows the number of the layer."""
+    """The part of a name after the layer's number."""
     return _NUMBER.split(name, 1)[-1].lstrip(".")
 
 
 def _nearest(name: str, known: Collection[str], free: Collection[str]) -> str | None:
-    """The likest of these names, one that is free before one that is not; None if none is alike."""
+    """The most similar of the known names; names in `free` come first. None if none is similar."""
     for candidates in ([n for n in known if n in free], list(known)):
         if name in candidates:
             return name

@@ -76,7 +76,7 @@ def page(session: Session, stages: Sequence[Stage], facts: Mapping[str, Any]) ->
 
 
 def _receipt(facts: Mapping[str, Any]) -> list[str]:
-    """What was asked, of what, and where it ran: enough to do it again."""
+    """Command, model, ids, options and machine: enough to repeat the check."""
     parts = []
     for title, keys in _RECEIPT.items():
         rows = [(key, _words(facts[key])) for key in keys if facts.get(key) not in (None, "", [], {})]
@@ -102,7 +102,7 @@ def _prompts(stages: Sequence[Stage]) -> list[str]:
 
 
 def _of_run(session: Session, results: Results) -> list[str]:
-    """What the run through the layers showed."""
+    """The results of the run through the layers."""
     graph, findings = session.plan.model.graph, results.findings
     parts = [
         "<h2>Error of each op on its own recorded inputs</h2>",
@@ -163,7 +163,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def visible(text: str) -> str:
-    """Characters that a page cannot show or that turn its text around, as escapes; line breaks and tabs stay."""
+    """The text with escapes for characters that a page cannot show, or that reverse it; line breaks and tabs stay."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -187,7 +187,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
 
 
 def _likeliest(session: Session, results: Results) -> list[str]:
-    """The likeliest tokens after the last one of the prompt, of all sides; where another has another, it is marked."""
+    """The likeliest tokens after the prompt, of all sides; those that differ from Karat's are marked."""
     sides = {}
     for side, logits in results.logits.items():
         last = np.asarray(logits[-1], np.float64)

@@ -1,4 +1,4 @@
-"""The pictures of a report: SVG and PNG inside the page, nothing that would have to be fetched."""
+"""The pictures of a report: SVG and PNG inside the page, so that a browser fetches nothing."""
 
 import base64
 import math
@@ -98,7 +98,7 @@ def by_layer_and_token(findings: Sequence[Finding], graph: Graph, num_tokens: in
 
 
 def attention(kept: AttentionMap) -> str:
-    """Weights of one head: rows are tokens, columns the keys that they see; black is 1."""
+    """Weights of one head: rows are tokens, columns are keys; black is 1."""
     weights = np.clip(np.nan_to_num(np.asarray(kept.weights, np.float64)), 0, 1)
     grey = (255 * (1 - np.sqrt(weights))).astype(np.uint8)
     title = f"{kept.name.removesuffix('.weights')}, head {kept.head}: {kept.why}"

@@ -1,4 +1,4 @@
-"""Long native calls that Ctrl-C does not have to wait for."""
+"""Long native calls that Ctrl-C interrupts at once."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,12 @@ Result = TypeVar("Result")
 
 
 def interruptible(call: Callable[[], Result]) -> Result:
-    """`call()` on a thread of its own; what it returns or raises.
+    """Run `call()` on a thread of its own; returns its result, or raises its exception.
 
-    Python runs signal handlers between two instructions of the main thread, so a native call of seconds puts Ctrl-C off
-    for as long. Who waits for a lock is interrupted at once: the call is then left to itself, and who catches the
-    interrupt must not use what it works on before it has ended. It does not keep the process from ending.
+    Python runs signal handlers between two instructions of the main thread, so a native call of seconds delays Ctrl-C
+    by seconds. A main thread that waits for a lock is interrupted at once. The call then goes on alone: a caller that
+    catches KeyboardInterrupt must not use the call's objects until it has ended. The thread is a daemon, and does not
+    keep the process from ending.
     """
     results: list[Result] = []
     faults: list[BaseException] = []
@@ -24,7 +25,7 @@ def interruptible(call: Callable[[], Result]) -> Result:
     def run() -> None:
         try:
             results.append(context.run(call))
-        except BaseException as fault:  # noqa: BLE001 raised where it was called
+        except BaseException as fault:  # noqa: BLE001 raised again by the caller's thread
             faults.append(fault)
         finally:
             done.release()

@@ -1,4 +1,4 @@
-"""What a diagnosis says of another engine's run, as a stage."""
+"""The diagnosis of another engine's run, as a stage."""
 
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.peers import graph_of, known_difference
@@ -9,7 +9,7 @@ from karat.check.trace.format import Trace
 
 
 def judged(session: Session, name: str, trace: Trace) -> Stage:
-    """What a diagnosis says of another engine's run."""
+    """The diagnosis of `trace` as stage `name`: each op on its own inputs."""
     model = session.plan.model
     known = known_difference(trace.info.executor, model.config, max(trace.info.positions) + 1)
     graph = graph_of(trace.info, model)

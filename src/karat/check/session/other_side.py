@@ -13,9 +13,10 @@ def label(other: str) -> str:
 
 
 def rounding_note(results: Results, other: str) -> str:
-    """Said of a distance to a side that rounds more than we do, which is no verdict.
+    """The note beside a distance to an engine that rounds more than Karat; "" for any other.
 
-    Where attention is decided by a hair, such roundings turn it, and all that follows is another text's.
+    Such a distance decides nothing: close decisions of attention turn with the rounding, and everything after them is
+    different.
     """
     if other not in results.spread_beside:
         return ""
@@ -23,7 +24,7 @@ def rounding_note(results: Results, other: str) -> str:
 
 
 def unrounded_drift(session: Session, other: str) -> list[Drift]:
-    """The differences on a cache that rounds nothing; none where ours is one, or the other side's is not."""
+    """The differences on a cache that rounds nothing; [] if Karat's does so anyway, or if the other side's rounds."""
     if session.kv_dtype == session.dtype or not session.rounds_nothing(other):
         return []
     results: Results = session.run_unrounded

@@ -1,4 +1,4 @@
-"""Perplexity of a text under a model, in windows that slide: every token but the first is scored once."""
+"""Perplexity of a text under a model, in sliding windows: every token but the first is scored once."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 16  # of logits that are looked at in float64
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What is known after a window: tokens scored so far of all that will be, and their summed -log probability."""
+    """The state after a window: tokens scored so far, tokens to score in all, and the sum of -log probability."""
 
     num_scored: int
     num_total: int
@@ -29,7 +29,7 @@ class Score:
 
 
 def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, first scored): windows of at most `window` tokens, each scoring what the last one did not reach."""
+    """(begin, end, first scored) of each window of at most `window` tokens; it scores those after the last window."""
     scored = 1
     begin = 0
     while scored < num_tokens:
@@ -40,7 +40,7 @@ def windows(num_tokens: int, window: int, stride: int) -> Iterator[tuple[int, in
 
 
 class _Surprises:
-    """Takes the logits of a text, and keeps of each position from `first` on -log of the next token's probability."""
+    """A target of logits that keeps, for each position from `first` on, -log of the next token's probability."""
 
     def __init__(self, token_ids: Sequence[int], first: int) -> None:
         self._targets = np.asarray(token_ids[first + 1 :])
@@ -58,7 +58,8 @@ class _Surprises:
 
 
 def perplexity(write_logits: WriteLogits, token_ids: Sequence[int], *, window: int, stride: int) -> Iterator[Score]:
-    """Score `token_ids`, yielding after each window. A token has at least window - stride tokens before it, if any are.
+    """Score `token_ids`; yields a Score after each window. A token is scored with at least window - stride tokens
+    before it, or with all that are before it.
 
     Raises UsageError for fewer than two tokens, or a stride that is not 1 … window - 1.
     """

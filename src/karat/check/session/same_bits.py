@@ -1,4 +1,4 @@
-"""The same bits: a model's logits under everything that must not change them, each with its digest."""
+"""The same bits: a model's logits under every setting that must not change them, and the digest of each."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting, the digest of all logits under it, whether that is the first setting's, and whether all are finite."""
+    """A setting and the digest of all its logits. same: the digest is the first setting's. finite: all logits are."""
 
     setting: Setting
     digest: str
@@ -73,7 +73,7 @@ class Row:
 
 
 def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
-    """Every toggle once, each against the first setting."""
+    """The first setting, then every change of it that must not change a bit."""
     first = Setting(name="whole prompts, all together", isa=ops.isa, threads=ops.threads)
     rows = [first]
     rows += [replace(first, name=f"chunks of {n}", chunk=n) for n in (1, 7, 64)]
@@ -113,7 +113,7 @@ def invariance_of(
 def invariance(
     model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], *, kv_dtype: FloatName | None = None
 ) -> Iterator[Row]:
-    """The rows of the table, one by one. `model` is on the native executor; the first row is what others must equal."""
+    """The rows of the table, one by one. `model` is on the native executor; all rows must equal the first."""
     ops = model.ops
     assert isinstance(ops, NativeOps), "the same bits are promised by the native executor"
     expected = None
@@ -140,7 +140,7 @@ def digest(logits: Sequence[NDArray[np.floating]]) -> str:
 def logits_under(
     setting: Setting, model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], kv_dtype: FloatName
 ) -> list[NDArray[np.floating]]:
-    """Logits [tokens, vocab] of each text, in the order of `texts` whatever the setting."""
+    """Logits [tokens, vocab] of each text, in the order of `texts` under any setting."""
     config = model.config
     ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads)
     if setting.tap:
@@ -157,7 +157,7 @@ def logits_under(
     if setting.share:
         for index in readers:
             again = engine.add_logits(tuple(texts[index]), logits[index])
-            again.sequence.num_read = len(texts[index]) // 2  # rows that nobody wants again
+            again.sequence.num_read = len(texts[index]) // 2  # rows that are not computed again
             _finish(engine, [again], setting)
     return logits
 
@@ -203,7 +203,7 @@ def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) ->
 
 
 def _finish(engine: Engine, readers: list[LogitsReader], setting: Setting) -> None:
-    # A step on kernels without vectors takes seconds; ranks exchange messages, which are the main thread's.
+    # A step on kernels without vectors takes seconds. A step of ranks exchanges messages, on the main thread only.
     step = engine.step if setting.ranks > 1 else partial(interruptible, engine.step)
     if setting.preempt:
         step()

@@ -1,4 +1,4 @@
-"""What is checked, and what the stages of a check share: ids, engine, the run through the layers, other runs."""
+"""A check under way: its plan, and what its stages share (ids, engine, the run through the layers, other runs)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -39,10 +39,10 @@ _STORY_TOKENS = 512  # of context, for prompt and answer of a story
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is checked: a model already opened, how Karat computes it, and with whom it is compared.
+    """What is checked: an opened model, how Karat computes it, and what it is compared with.
 
-    prompt None: PROMPT, or, of a model without a tokenizer, ids drawn by `seed`. With `other`, a trace of one sequence,
-    its ids are computed instead.
+    prompt: None stands for PROMPT, or for ids drawn by `seed` if the model has no tokenizer. With `other`, a trace of
+    one sequence, the trace's ids are computed instead.
     """
 
     model: CheckedModel
@@ -54,21 +54,23 @@ class Plan:
     threads: int | None = None
     with_hf: bool = False
     with_llamacpp: bool = False
-    other: Path | None = None  # a trace of another engine, judged too
+    other: Path | None = None  # a trace of another engine, which is judged too
     hybrid: tuple[str, ...] = ()  # parts that Karat computes in a transformers model, one at a time
-    layers: frozenset[int] | None = None  # judge only these; what is outside the layers always is
-    original: CheckedModel | None = None  # what a quantised model was made of
+    layers: frozenset[int] | None = None  # the layers to judge (None: all); results outside of layers are always judged
+    original: CheckedModel | None = None  # the model that a quantised one was made of
     stages: tuple[str, ...] = STAGES
     stories: int = 8
     seed: int = 0
 
 
 class Session:
-    """A plan being carried out; what one stage computes, the next may use.
+    """A plan being carried out. Results of one stage are kept for the next.
 
-    no_tokenizer says why `tokenizer` is one of made-up words; drawn, that `ids` are random; aside, why the trace is not
-    compared with a run of ours. Raises NoTokenizerError for a prompt that needs a tokenizer, TraceError for a trace
-    that does not fit the model.
+    no_tokenizer  why `tokenizer` is a placeholder; None: it is the model's own
+    drawn         whether `ids` are random
+    aside         why the trace is not compared with a run of Karat's; None: it is compared
+
+    Raises NoTokenizerError for a prompt that needs a tokenizer, TraceError for a trace that does not fit the model.
     """
 
     def __init__(self, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> None:
@@ -105,13 +107,13 @@ class Session:
         return self.engine(max_num_seqs=8, max_model_len=min(longest, len(self.ids) + _STORY_TOKENS))
 
     def engine(self, **sizes: Any) -> LLM:
-        """An engine of this plan; `sizes` go to LLM and come before what the plan says."""
+        """An engine of this plan; `sizes` are options of LLM and override those of the plan."""
         plan = self.plan
         options = {"kv_dtype": plan.kv_dtype, "threads": plan.threads} | sizes
         return LLM(plan.model.checkpoint, tokenizer=self.tokenizer, executor=plan.executor, dtype=plan.dtype, **options)
 
     def versions(self) -> dict[str, str]:
-        """Of what was compared with."""
+        """The versions of the engines that are compared with."""
         names = [
             *(["torch", "transformers"] if self.plan.with_hf else []),
             *(["llama_cpp_python"] if self.plan.with_llamacpp else []),
@@ -123,7 +125,7 @@ class Session:
 
     @cached_property
     def beside(self) -> Mapping[str, Trace]:
-        """Whole runs of the same ids by others: "llama.cpp", "trace"."""
+        """Whole runs of the same ids by other engines: "llama.cpp", "trace"."""
         plan, found = self.plan, {}
         if plan.with_llamacpp:
             self.progress("llama.cpp")
@@ -135,7 +137,7 @@ class Session:
 
     @property
     def steps(self) -> Steps:
-        """How the ids are computed: as the trace has it, else in two steps."""
+        """How the ids are computed: in the steps of the trace, or in two steps."""
         if self.has_trace:
             assert self.other is not None
             return Steps(self.ids, self.other.info.steps)
@@ -143,22 +145,22 @@ class Session:
 
     @property
     def rounding(self) -> Verdict:
-        """The verdict where nothing but rounding differs."""
+        """The verdict if all differences are rounding."""
         return "quantisation" if self.is_quantised else "numerics"
 
     def run(self) -> Results:
-        """The ids through the model, layer by layer, each judged as it is made; once for all stages."""
+        """The run through the layers, each judged as it is computed; made once for all stages."""
         if self.results is None:
             self.results = self._run_on(self.kv_dtype)
         return self.results
 
     @cached_property
     def run_unrounded(self) -> Results:
-        """The same run on a cache that rounds nothing, as that of transformers and of a traced llama.cpp."""
+        """The same run on a cache that rounds nothing, like the caches of transformers and of a traced llama.cpp."""
         return self.run() if self.kv_dtype == self.dtype else self._run_on(self.dtype)
 
     def rounds_nothing(self, other: str) -> bool:
-        """Whether the cache of the other side keeps what was computed."""
+        """Whether the cache of the other side rounds nothing."""
         info = self.beside[other].info if other in self.beside else None
         return info is None or info.kv_dtype in (None, info.dtype)
 
@@ -181,7 +183,7 @@ class Session:
         return streamed.results
 
     def _logit_rows(self) -> tuple[int, ...]:
-        """Those that the trace has, so that they can be compared; else as many as fit."""
+        """The rows of logits that the trace has, or as many of the last as fit."""
         fitting = EVERYTHING.rows_for(len(self.ids), self.plan.model.config.vocab_size)
         if self.has_trace and self.other is not None and "lm_head" in self.other.arrays:
             chosen = tuple(int(row) for row in self.other.rows_of("lm_head") if row in fitting)
@@ -204,7 +206,7 @@ class Session:
         return tuple(np.random.default_rng(plan.seed).integers(0, config.vocab_size, count).tolist())
 
     def _read(self, path: Path) -> Trace:
-        """The trace, of all ranks together; TraceError where it does not fit the model."""
+        """The trace, ranks joined. Raises TraceError if it does not fit the model."""
         graph = self.plan.model.graph
         trace, _ = gathered(graph, read_trace(path))
         Replay(graph, self.plan.model.weights(trace.info.dtype), trace)

@@ -1,10 +1,10 @@
-"""What a stage of `karat check` ends in."""
+"""The result of a stage of `karat check`: a verdict, lines for people, facts for programs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# flagged: nothing that proves a bug, and nothing that a right run of a good model does.
+# flagged: no proof of a bug, and yet no right run of a good model looks so.
 Verdict = Literal["exact", "numerics", "quantisation", "bug", "skipped", "flagged"]
 _MEANINGS: Mapping[Verdict, str] = {
     "exact": "fine: what was compared is equal in every bit",
@@ -15,14 +15,14 @@ _MEANINGS: Mapping[Verdict, str] = {
 
 
 def meaning(verdict: Verdict, flagged: Sequence[str] = ()) -> str:
-    """A verdict of `karat check` in one sentence; nothing for those that are none. flagged: stages to be looked at."""
+    """A verdict of `karat check` in one sentence; "" for "skipped" and "flagged". flagged: stages to look at."""
     text = _MEANINGS.get(verdict, "")
     return f"{text}; look at what is flagged: {', '.join(flagged)}" if text and flagged else text
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage found; lines are for people, facts for programs."""
+    """The result of one stage; lines are for people, facts for programs."""
 
     name: str
     verdict: Verdict
@@ -32,9 +32,9 @@ class Stage:
 
 
 def overall(stages: Sequence[Stage]) -> Verdict:
-    """The worst verdict of all stages; flags alone, where there is no other.
+    """The worst verdict of all stages; "flagged" only if no stage has another one.
 
-    Nothing is exact where nothing is compared: of a healthy run alone it is "skipped".
+    "skipped" if all that ran was the stage health and found nothing: it compares nothing, so nothing is exact.
     """
     order: tuple[Verdict, ...] = ("flagged", "exact", "numerics", "quantisation", "bug")
     found = [stage.verdict for stage in stages if stage.verdict != "skipped"]

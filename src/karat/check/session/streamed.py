@@ -1,7 +1,7 @@
-"""A run judged part by part while it is made, beside the right computation and other engines' runs of the same text.
+"""A run judged part by part while it is computed, beside the right computation and other engines' runs of its text.
 
-Nothing of a layer is kept but figures: what is in memory is one layer's weights, its results, and the runs in float64
-that go on from it. So a model is checked in the memory of its largest part.
+Only figures of a layer are kept. Memory holds one layer's weights, its results, and the float64 runs that continue from
+it. So a check takes the memory of the model's largest part.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ END = ("model.selected", "model.norm", "lm_head")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMap:
-    """Weights of one head [tokens, keys], and why they are worth looking at."""
+    """Weights of one head [tokens, keys], and why they are shown."""
 
     name: str
     head: int
@@ -40,13 +40,14 @@ class AttentionMap:
 
 @dataclass(slots=True, eq=False)
 class Results:
-    """What is known after the last part.
+    """The figures after the last part.
 
-    drift: accumulated errors, against "float64" and against each other engine by its name. forced: our ops, one by one,
-    on the inputs that another engine had, beside its results. logits: of ours, of the float64 run, and of the others,
-    rows as info.rows has them. known: by which design another engine differs; it is compared before that. spread: how
-    far rounding moves each row of logits [rows, 1], from the token ids on;
-    spread_beside: the same for others that round more than we do.
+    drift          accumulated errors, against "float64" and against each other engine by name
+    forced         Karat's ops, one by one, on the inputs of another engine, beside that engine's results
+    logits         Karat's ("ours"), the float64 run's, and those of other engines; rows as in info.rows
+    spread         how far rounding moves each row of logits [rows, 1], from the token ids on
+    spread_beside  the same for engines that round more than Karat
+    known          known differences of other engines, which are compared up to the first token concerned
     """
 
     info: TraceInfo
@@ -68,7 +69,7 @@ class Results:
 
 
 class Streamed:
-    """Judges the parts of `run` as `advance` is called, once for each; of the layers only `layers`, if given."""
+    """Judges the parts of `run`, one with each call of `advance`. `layers`: the layers to judge (None: all)."""
 
     def __init__(
         self,
@@ -93,11 +94,10 @@ class Streamed:
     def advance(
         self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None, *, forced: str | None = None
     ) -> bool:
-        """Compute and judge the next part, beside what others recorded of it; False if there is none.
+        """Compute and judge the next part, beside the results of `others`; False if there is no next part.
 
-        forced: the one of `others` on whose inputs our ops are run once more, part by part from the first on.
-
-        TraceError if another's run is of other tokens or shapes.
+        forced: the name of the engine among `others` on whose inputs Karat's ops run once more; it is given for every
+        part, from the first on. Raises TraceError if another engine's run has other tokens or shapes.
         """
         following = next(self._parts, None)
         if following is None:
@@ -164,9 +164,9 @@ class Streamed:
     def _force(
         self, replay: Replay, other: str, info: TraceInfo, found: Mapping[str, Array], *, same_type: bool
     ) -> None:
-        """Our ops of this part on the inputs of the other engine."""
+        """Karat's ops of this part on the inputs of the other engine."""
         if not self._lent and self._carried:
-            return  # it has not recorded what comes before
+            return  # it has not recorded the result of the part before
         made = self._run.forced(found, next(iter(self._lent.values()), None))
         nodes = self._model.graph.nodes
         theirs = Trace(info, {name: array for name, array in found.items() if name in nodes})
@@ -175,14 +175,14 @@ class Streamed:
         )
 
     def _noisier(self, replay: Replay, theirs: TraceInfo) -> Replay | None:
-        """This part on the floor of another engine that rounds more than we do; None where it does not."""
+        """This part with the noise floor of an engine that rounds more than Karat; None if it does not."""
         info = coarser(replay.trace.info, theirs)
         if info == replay.trace.info:
             return None
         return Replay(replay.graph, replay.context.weights, Trace(info, replay.trace.arrays), seed=self._seed)
 
     def _keep_maps(self, arrays: Mapping[str, Array], findings: Sequence[Finding]) -> None:
-        """Heads that have a flag, of this layer."""
+        """Keep maps of this layer's flagged heads."""
         kept = self.results.maps
         chosen: list[tuple[str, int, str]] = [
             (name, head, "looks at one position only")

@@ -20,7 +20,7 @@ _TOKENS = 24
 
 
 def run(session: Session) -> Stage:
-    """Greedy tokens, decoded one by one; each other side is asked which it would have taken instead."""
+    """Greedy tokens, decoded one by one, against one pass over all, and against each other side's choice."""
     count = min(_TOKENS, session.llm.max_model_len - len(session.ids))
     if count < 1:
         return Stage("generation", "skipped", ["the prompt fills the context"])
@@ -53,7 +53,7 @@ def run(session: Session) -> Stage:
 
 
 def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
-    """Its logits [chosen, vocab] before each of the chosen tokens."""
+    """transformers' logits [chosen, vocab] before each chosen token."""
     rows: list[Array] = []
     every = [*session.ids, *chosen]
     agreement.hf_layerwise(
@@ -66,7 +66,7 @@ def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
 
 
 def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
-    """The same of llama.cpp."""
+    """llama.cpp's logits [chosen, vocab] before each chosen token."""
     model, every = session.plan.model, [*session.ids, *chosen]
     logits_only = Selection(layers=frozenset(), logit_rows=len(chosen) + 1)
     trace = record_llamacpp(model.path, model.stored, Steps.chunked(every, None), selection=logits_only)
@@ -74,10 +74,11 @@ def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
 
 
 def _against(other: str, logits: Array, session: Session, chosen: Sequence[int], whole: Array) -> str:
-    """Whether the other side would have taken our tokens; whole: our logits [tokens, vocab] of prompt and tokens.
+    """Whether the other side takes the same tokens, in words. whole: Karat's logits [tokens, vocab] of all tokens.
 
-    Its cache rounds nothing: where the two differ and ours does, both are compared on a cache that does not. From a
-    known difference on (karat.check.diagnosis.peers), that is said instead.
+    The other side's cache rounds nothing. If the two differ and Karat's cache rounds, both are compared on a cache that
+    does not. From the first token of a known difference on (karat.check.diagnosis.peers), the difference is stated
+    instead.
     """
     first = len(session.ids) - 1
     known = known_difference(other, session.plan.model.config, len(whole) - 1)
@@ -90,7 +91,7 @@ def _against(other: str, logits: Array, session: Session, chosen: Sequence[int],
 
 
 def _same(other: str, theirs: Array, session: Session, chosen: Sequence[int], ours: Array) -> str:
-    """The same of the first of the tokens, whose logits [tokens, vocab] both sides have."""
+    """The same for the first len(ours) chosen tokens; theirs, ours: logits [tokens, vocab] before each of them."""
     first = len(session.ids) - 1
     span = slice(first, first + len(ours))
     same = f"{other} takes the same {len(ours)} tokens"
@@ -109,7 +110,7 @@ def _same(other: str, theirs: Array, session: Session, chosen: Sequence[int], ou
 
 
 def _of_trace(session: Session) -> str:
-    """Whether its logits have the same likeliest token as ours, in every row of them."""
+    """Whether the trace's logits have the same likeliest token as Karat's, in each of their rows."""
     results = session.run()
     rows = rows_of(results.info, "lm_head")
     known = results.known.get("trace")
@@ -125,7 +126,7 @@ def _of_trace(session: Session) -> str:
 
 
 def _said(session: Session, other: str, difference: str) -> str:
-    """With the name of the other side, who is "there"; of one that rounds more than we do, no difference is a bug."""
+    """A difference with the other side's name. If that side rounds more than Karat, the difference is undecided."""
     named = difference.replace(" there (ahead by", f" in {label(other)} (ahead by", 1)
     if other not in session.beside or other not in session.run().spread_beside:
         return named
@@ -134,7 +135,7 @@ def _said(session: Session, other: str, difference: str) -> str:
 
 
 def _room(session: Session, other: str) -> float:
-    """By how much the logits of a side that rounds more than we do may differ; 0 for any other."""
+    """By how much rounding may change the logits of a side that rounds more than Karat; 0 for any other side."""
     if other not in session.beside or (spread := session.run().spread_beside.get(other)) is None:
         return 0.0
     return LIMIT * float(spread.max())

@@ -1,4 +1,4 @@
-"""Stage health: signs of our own run, and the red flags of others."""
+"""Stage health: signs of Karat's run, and the red flags of others (karat.check.diagnosis.signs)."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from karat.check.session.stage import Stage
 
 
 def run(session: Session) -> Stage:
-    """Signs of our own run, and the red flags of others."""
+    """Signs of Karat's run, and the red flags of others."""
     found = session.run().health.signs()
     raised = [sign for sign in found if sign.good is False]
     bad = [sign for sign in raised if sign.is_decisive]

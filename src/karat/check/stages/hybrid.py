@@ -33,7 +33,7 @@ def run(session: Session) -> Stage:
 
 
 def _mixed(part: str) -> str:
-    """What a hybrid run is made of."""
+    """A hybrid run in words: who computes which part."""
     if part == "none":
         return "transformers alone"
     whose, _, theirs = part.partition(":")

@@ -30,7 +30,7 @@ def run(session: Session) -> Stage:
         lines = [f"{row.setting.name}: {row.digest[:16]}{'' if row.is_right else f', {row.word}'}" for row in rows]
         facts = {row.setting.name: row.digest for row in rows}
         return Stage("invariance", "exact" if all(row.is_right for row in rows) else "bug", lines, facts)
-    # On a cache that rounds nothing: a narrow one turns the last bit of a chunk into much more.
+    # On a cache that rounds nothing: a narrow one makes much more of a difference in the last bit.
     results = session.run_unrounded
     kept = rows_of(results.info, "lm_head")
 
@@ -42,7 +42,7 @@ def run(session: Session) -> Stage:
     if bad := agreement.not_finite(whole, kept):
         return Stage("invariance", "bug", [bad])
     apart = {chunk: distance(logits(chunk), whole) for chunk in (1, 7)}
-    room = np.maximum(results.spread, np.finfo(np.float64).tiny)  # nothing moves zeros
+    room = np.maximum(results.spread, np.finfo(np.float64).tiny)  # zeros have no spread
     ratios = {chunk: float((error / room).max()) for chunk, error in apart.items()}
     lines = [
         f"chunks of {chunk}: largest difference {error.max():.3g}, {times(ratios[chunk])} what rounding does"

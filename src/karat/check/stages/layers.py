@@ -1,4 +1,4 @@
-"""Stage layers: every op on its own inputs, and what has added up."""
+"""Stage layers: every op on its own inputs, and the errors that accumulate."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from karat.check.session.stage import Stage, Verdict
 
 
 def run(session: Session) -> Stage:
-    """Each op on its own inputs, and what has added up against float64 and every other side."""
+    """Each op on its own inputs, and the accumulated errors against float64 and every other side."""
     results, graph = session.run(), session.plan.model.graph
     diagnosis = results.diagnosis
     worst = max(results.findings, key=lambda f: f.ratio)
@@ -39,7 +39,7 @@ def run(session: Session) -> Stage:
         facts[f"against_{other}"] = far.ratio
         lines.append(f"against {label(other)}: at most {times(far.ratio)} ({far.name})")
         if first is not None and (again := unrounded_drift(session, other)):
-            # Their cache rounds nothing, and ours does: compared on a cache that does not.
+            # Their cache rounds nothing and Karat's does: both are compared on a cache that does not.
             far = max(again, key=lambda d: d.ratio)
             first = next((d for d in again if not d.ratio <= DRIFT_LIMIT), None)
             lines[-1] += f"; on a {session.dtype} cache, as {label(other)} has it, {times(far.ratio)} ({far.name})"

@@ -62,5 +62,5 @@ def _text(session: Session) -> str:
 
 
 def _head(drifts: "list[Drift] | tuple[()]") -> float:
-    """How far the logits are."""
+    """The accumulated error of the logits."""
     return next((drift.ratio for drift in drifts if drift.name == "lm_head"), 0.0)

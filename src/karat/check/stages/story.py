@@ -1,8 +1,8 @@
 """Stage story: a chat model tells stories about words drawn at run time, and garbage does not pass.
 
-A word in an answer is no evidence: a model that repeats itself, echoes what it was asked or throws words about may have
-it too. So an answer counts if it has the word and no red flag, and the model has to tell a text from the same words
-shuffled, which no garbage does. What is a red flag was measured (docs/diagnosis.md).
+A word in an answer is no evidence by itself: a model that repeats itself, echoes the request or writes random words may
+use it too. So an answer counts if it has the word and no red flag. And the model must find a text likelier than the
+same words shuffled, which no garbage does. The limits of red flags were measured (docs/diagnosis.md).
 """
 
 import re
@@ -20,18 +20,18 @@ from karat.config import embedded_model_path
 WORDS = (
     "lantern fox river kite button bridge whistle acorn ladder turtle drum candle pebble wagon feather mirror".split()
 )
-LOOP = 0.5  # of the tokens are those of a fixed number before
-MONOTONY = 0.3  # of the words are one word
-SURPRISE = 0.5  # of that of a choice at random, by what the model took itself
-READING = 2.0  # nats a token that a text is likelier than its words shuffled, and than chance, at least
-_LONG = 20  # tokens or words, from which on shares mean something
+LOOP = 0.5  # share of tokens that repeat the token a fixed number of places before
+MONOTONY = 0.3  # share of words that are one word
+SURPRISE = 0.5  # mean -log p of the answer's tokens, as a share of log(vocabulary)
+READING = 2.0  # nats a token by which a text is likelier than its words shuffled, and than chance
+_LONG = 20  # least number of tokens or words for a share to count
 _PERIODS = 64
 _SHUFFLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came: surprise is the mean of -log p of its tokens, in nats, by the model's own logits."""
+    """An answer; surprise is the mean -log p of its tokens in nats, by the model's own logits."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -39,7 +39,7 @@ class Answer:
 
 
 def run(session: Session) -> Stage:
-    """Some stories, each about a word; how many have it and are texts."""
+    """Ask for stories, each about a drawn word; count those that have the word and no red flag."""
     if session.no_tokenizer is not None:
         return Stage("story", "skipped", [f"not run: {session.no_tokenizer}"])
     if not session.tokenizer.chat_template:
@@ -88,12 +88,12 @@ def run(session: Session) -> Stage:
 
 
 def has(word: str, text: str, asked: str) -> bool:
-    """Whether a text has the word, or one that begins with it, elsewhere than in the request that it repeats."""
+    """Whether a text has the word, or one that begins with it, outside of repetitions of the request."""
     return re.search(rf"\b{word}", text.replace(asked, " "), re.IGNORECASE) is not None
 
 
 def red_flags(answer: Answer, vocab_size: int) -> list[str]:
-    """What shows that an answer is no text, in words."""
+    """The signs that an answer is no text, in words."""
     flags = []
     share, period = loop(answer.token_ids)
     if len(answer.token_ids) >= _LONG and share >= LOOP:
@@ -108,16 +108,16 @@ def red_flags(answer: Answer, vocab_size: int) -> list[str]:
 
 
 def loop(ids: Sequence[int]) -> tuple[float, int]:
-    """The largest share of tokens that are those of a fixed number of tokens before, and that number."""
+    """The largest share of tokens that equal the token a fixed number of places before, and that number."""
     array = np.array(ids)
     found = [(float((array[p:] == array[:-p]).mean()), p) for p in range(1, min(_PERIODS, len(ids) // 3) + 1)]
     return max(found, key=lambda share_period: (share_period[0], -share_period[1]), default=(0.0, 0))
 
 
 def reading(session: Session, rng: np.random.Generator) -> tuple[float, float]:
-    """What a text costs the model, and what its words in another order do (the cheapest of some), in nats a token.
+    """-log p in nats a token of a text that people wrote, and the least of its words in some other orders.
 
-    The text was written by people, so whoever cannot tell the two apart does not read, whatever it says of its own.
+    A model that cannot tell the two apart does not read, whatever it writes.
     """
     words = PROMPT.split()
     shuffled = [" ".join(rng.permutation(words)) for _ in range(_SHUFFLES)]
@@ -125,7 +125,7 @@ def reading(session: Session, rng: np.random.Generator) -> tuple[float, float]:
 
 
 def _nats(session: Session, text: str) -> float:
-    """-log p a token of a text; infinity where a logit is not finite."""
+    """-log p in nats a token of a text; infinity if a logit is not finite."""
     ids = session.tokenizer.encode(text)[: session.llm.max_model_len]
     logits = session.llm.logits(ids)[:-1].astype(np.float64)
     if not len(logits) or not np.isfinite(logits).all():

@@ -58,7 +58,10 @@ def run(session: Session) -> Stage:
 def check_tokens(
     model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
 ) -> Stage:
-    """What is wrong about tokens, by name; TemplateError for a chat template that does not compile."""
+    """The files of a model against each other and against other tokenizers.
+
+    Raises TemplateError for a chat template that does not compile.
+    """
     audit, stated = Audit(), stated_of(model, tokenizer)
     files = FileAudit(tokenizer, stated)
     files.run(audit)
@@ -78,7 +81,7 @@ def check_tokens(
 
 
 def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
-    """What the files of a model say about tokens, and what the engine makes of it."""
+    """The statements of a model's files about tokens, and the end tokens that the engine uses."""
     checkpoint = model.checkpoint
     stops = read_defaults(checkpoint.generation_config, model.config, tokenizer).end_token_ids
     generation = (checkpoint.generation_config or {}).get("eos_token_id")
@@ -101,12 +104,12 @@ def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    """eos_token_id as it is written; read_defaults has refused what is neither an id nor a list of them."""
+    """eos_token_id as a tuple; read_defaults has refused any value but an id or a list of ids."""
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
 
 
 def _come_back(tokenizer: Tokenizer, texts: Mapping[str, str], audit: Audit) -> None:
-    """Decoded, the ids of a text are the text: as it was, or as Unicode writes the same characters."""
+    """The ids of a text decode to the text, or to another Unicode form of the same characters."""
     unknown = tokenizer.token_to_id(tokenizer.special_tokens.get("unk_token", ""))
     bad = 0
     for name, text in texts.items():
@@ -133,7 +136,7 @@ def _in_range(ours: Mapping[str, Sequence[int]], num_rows: int, audit: Audit) ->
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What is compared with other tokenizers: ids of texts and conversations, rendered prompts."""
+    """Karat's side of a comparison of tokenizers: ids of texts and conversations, rendered prompts."""
 
     model: CheckedModel
     tokenizer: Tokenizer
@@ -158,7 +161,7 @@ class _Side:
         audit.bugs.append(TokenFinding(*self._named(ours, list(theirs)), where))
 
     def _named(self, ours: list[int], theirs: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The mistake that makes one side's ids of the other's."""
+        """The mistake that turns one side's ids into the other's, and how; empty if none does."""
         special = self.tokenizer.special_ids
         for more, fewer, which in ((ours, theirs, "here"), (theirs, ours, "there")):
             if more[:1] and more[0] in special and more[1:] == fewer:
@@ -168,7 +171,7 @@ class _Side:
         return (), ()
 
     def roles(self, theirs: Mapping[str, int | None], other: str, audit: Audit) -> None:
-        """Roles that the files state; for others both libraries have ids of their own."""
+        """Compare BOS and EOS where the files state them; else each library has a default of its own."""
         ours = {"bos": self.tokenizer.bos_token_id, "eos": self.tokenizer.eos_token_id}
         for role, token_id in theirs.items():
             if ours[role] is not None and token_id != ours[role]:
@@ -176,7 +179,7 @@ class _Side:
                 audit.bug(role, where, "the files are read otherwise")
 
     def ends(self, theirs: frozenset[int], other: str, audit: Audit) -> None:
-        """End tokens that the other side takes from the same files."""
+        """Compare the end tokens that the other side reads from the same files."""
         if missing := sorted(i for i in theirs - self.stated.stops if i < self.stated.num_rows):
             audit.bug("eos", f"{other} ends a text at {missing} too", "one of several end tokens is ignored here")
 

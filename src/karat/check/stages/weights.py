@@ -40,9 +40,9 @@ def run(session: Session) -> Stage:
 
 
 def check_weights(model: CheckedModel, *, with_hf: bool, original: CheckedModel | None = None) -> Stage:
-    """Every tensor is finite; what is odd is remarked on; bytes are those that the safetensors library reads.
+    """Every tensor is finite, and has the bytes that the safetensors library reads; zeros and copies are remarked on.
 
-    With `original`, how far the stored values are from that model's, and what no rounding of them makes.
+    With `original`: how far the stored values are from that model's, and which of them no rounding makes.
     """
     faults: list[str] = []
     remarks: list[str] = []  # odd, but a model may be made so
@@ -93,7 +93,7 @@ def _is_zero(weight: Weight, data: np.ndarray) -> bool:
 
 
 def _num_not_finite(weight: Weight, data: np.ndarray) -> int:
-    """NaN and infinities of a tensor, without widening it where its type shows them."""
+    """The number of NaN and infinities; types with an exponent field are counted in their bits, without widening."""
     exponents: Mapping[str, tuple[str, int]] = {
         "BF16": ("<u2", 0x7F80),
         "F16": ("<u2", 0x7C00),

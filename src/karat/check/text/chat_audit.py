@@ -1,7 +1,7 @@
-"""What a chat template makes of conversations, held against the tokenizer and the ends of texts; nobody else is needed.
+"""The prompts that a chat template renders, against the tokenizer and the end tokens. No other renderer takes part.
 
-Templates write nothing before an answer that a model is asked for where the user's turn ends with its mark ([/INST]),
-leave the last answer open, end it with a text, or think first: all that is right in some released model.
+Released models differ, and all of this is right in one of them: nothing is written before an answer because the user's
+turn ends with a mark ([/INST]); the last answer is left open; it ends with a text; the model thinks first.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ CHATS: Mapping[str, Chat] = {
 
 
 def rendered_chats(tokenizer: Tokenizer) -> dict[str, str]:
-    """The prompts of the conversations that the template takes; none without one."""
+    """The prompts of those conversations that the template takes; none without a template."""
     found = {}
     for name, chat in CHATS.items() if tokenizer.template_source is not None else ():
         try:
@@ -34,7 +34,7 @@ def rendered_chats(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def audit_chat(files: FileAudit, audit: Audit) -> None:
-    """Add to `audit` what is found. TemplateError for a template that does not compile."""
+    """Add findings to `audit`. Raises TemplateError for a template that does not compile."""
     tokenizer = files.tokenizer
     if tokenizer.chat_template is None:
         audit.lines.append("no chat template")
@@ -57,7 +57,7 @@ def audit_chat(files: FileAudit, audit: Audit) -> None:
 
 
 def _contents(audit: Audit, name: str, prompt: str) -> None:
-    """What was said last is in the prompt, once."""
+    """The last message is in the prompt, once."""
     said = CHATS[name][-1]["content"]
     if prompt.count(said) != 1:
         times = prompt.count(said)
@@ -85,7 +85,7 @@ def _begins(files: FileAudit, audit: Audit, prompt: str) -> None:
 
 
 def _split(files: FileAudit, audit: Audit, prompts: Collection[str]) -> None:
-    """The marks that the template writes become tokens of their own, where the vocabulary has them."""
+    """A mark that the template writes is encoded as one token, if the vocabulary has it."""
     tokenizer = files.tokenizer
     seen: dict[str, str] = {}
     for prompt in prompts:
@@ -102,7 +102,7 @@ def _split(files: FileAudit, audit: Audit, prompts: Collection[str]) -> None:
 
 
 def _turns(files: FileAudit, audit: Audit, prompt: str) -> None:
-    """What comes before an answer is in the prompt that asks for one; what closes it ends it."""
+    """The text before an answer is in the prompt that asks for one; the text after an answer ends it."""
     tokenizer = files.tokenizer
     closed = tokenizer.render_chat(_TURN, add_generation_prompt=False)
     before, found, after = closed.rpartition(_ANSWER)
@@ -119,7 +119,7 @@ def _turns(files: FileAudit, audit: Audit, prompt: str) -> None:
 
 
 def _closing(files: FileAudit, audit: Audit, after: str) -> None:
-    """What the template writes behind an answer, against the tokens that end one."""
+    """The template's text after an answer, against the tokens that end one."""
     tokenizer = files.tokenizer
     stops = files.stated.chat_stops
     ids = tokenizer.encode(after.strip(), add_special_tokens=False) if after.strip() else []

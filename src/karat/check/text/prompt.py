@@ -1,6 +1,6 @@
-"""Mistakes before and after the arithmetic: ids that are not those of the prompt, and tokens that were not to be taken.
+"""Mistakes before and after the arithmetic: ids that are not the prompt's, and tokens that are chosen wrongly.
 
-As with ops, a name is given only where its mistake makes exactly the ids that the trace has.
+A mistake is named only if it makes exactly the ids that the trace has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _SYSTEM = "You are a helpful assistant."
 
 @dataclass(frozen=True, slots=True)
 class TokenFinding:
-    """What is wrong about tokens: the bugs that make just these ids (none: unexplained), and where they differ."""
+    """Token ids that are wrong: the bugs that make exactly these ids (none: unexplained), and where they differ."""
 
     bugs: tuple[str, ...]
     details: tuple[str, ...]
@@ -29,11 +29,11 @@ class TokenFinding:
 
 
 def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
-    """What is wrong about tokens, where the trace says what they came from and the model's folder has a tokenizer."""
+    """The findings of `token_findings`; none if the trace states no text, or the model has no tokenizer.json."""
     info = trace.info
     if info.prompt is None and info.messages is None and info.generated is None:
         return []
-    if not (model.path / "tokenizer.json").exists():  # a GGUF file's tokenizer is not split in the ways tried here
+    if not (model.path / "tokenizer.json").exists():  # the mistakes tried here are those of a tokenizer.json
         return []
     tokenizer = Tokenizer.from_folder(model.path)
     end_ids = read_defaults(model.checkpoint.generation_config, model.config, tokenizer).end_token_ids
@@ -43,7 +43,7 @@ def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
 
 
 def token_findings(folder: Path, tokenizer: Tokenizer, end_ids: frozenset[int], trace: Trace) -> list[TokenFinding]:
-    """Judge the ids of a trace of one sequence that says what its prompt was, or what was generated and how."""
+    """Judge the ids of a trace of one sequence that states its prompt, or which ids were generated and how."""
     info = trace.info
     if len(set(info.sequences)) > 1:
         return []
@@ -129,7 +129,7 @@ def _chat_mistakes(
         try:
             rendered = tokenizer.render_chat(changed, add_generation_prompt=generation)
         except TemplateError:
-            continue  # a template may refuse such a conversation, and then nobody rendered it so
+            continue  # the template refuses this conversation, so the trace's ids are not made of it
         yield "template", detail, tokenizer.encode(rendered, add_special_tokens=False)
     contents = [str(message["content"]) for message in messages]
     for joiner, name in (("\n", "line breaks"), (" ", "spaces"), ("", "nothing")):
@@ -145,7 +145,7 @@ def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
 
 
 def _split(folder: Path, text: str, *, add: bool) -> list[int]:
-    """The ids of a tokenizer that takes special tokens for ordinary text."""
+    """The ids of a text if special tokens are read as ordinary text."""
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_file(str(folder / "tokenizer.json"))

@@ -1,7 +1,7 @@
-"""What a model's files say about its tokens, held against each other: ends of texts, BOS, special tokens, ids.
+"""A model's files against each other: ends of texts, BOS, special tokens, ids. No other tokenizer takes part.
 
-Nobody else is needed for it. What no right model does is a *bug*, with its name; what may be meant is a *flag*; what is
-common and worth knowing is a *note*. Which is which was settled on the tokenizers and templates of released models.
+A *bug* has a name, and no right model has it. A *flag* may be meant. A *note* is common and worth knowing. The lines
+between them were drawn on the tokenizers and templates of released models.
 """
 
 import re
@@ -20,9 +20,13 @@ Place = str  # where something is stated: a file, or "the tokenizer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What the files say: rows of the embedding; end tokens by place, the tokenizer's own among them; whether BOS comes
-    before a text, where a word of its own says so (None: none does); and the ids at which the engine does end a text,
-    and an answer of a conversation."""
+    """What a model's files state about tokens, and what the engine makes of it.
+
+    num_rows          rows of the embedding
+    ends              end tokens by the place that states them; the tokenizer is one of the places
+    adds_bos          `add_bos_token`: whether BOS comes before a text (None: not stated)
+    stops, chat_stops the ids at which the engine ends a text, and an answer of a conversation
+    """
 
     num_rows: int
     ends: Mapping[Place, tuple[int, ...]]
@@ -33,7 +37,7 @@ class Stated:
 
 @dataclass(slots=True)
 class Audit:
-    """What was found: bugs with their names, flags, notes, and what was looked at and is right."""
+    """What was found: bugs by name, flags, notes, and lines about what is right."""
 
     bugs: list[TokenFinding] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
@@ -46,7 +50,7 @@ class Audit:
 
 @dataclass(frozen=True, eq=False)
 class FileAudit:
-    """The audit of one tokenizer and of what the files say; `run` adds to an audit what it finds."""
+    """The audit of one tokenizer and of the statements of the files; `run` adds its findings to an audit."""
 
     tokenizer: Tokenizer
     stated: Stated
@@ -81,7 +85,7 @@ class FileAudit:
             if usable and token_id not in stops:
                 how = "a text runs on behind it"
                 audit.bug("eos", f"{place} names {self.shown(token_id)}, and Karat does not end there", how)
-        own = tokenizer.eos_token_id  # beside a longer list it says nothing else
+        own = tokenizer.eos_token_id  # agrees with any longer list that has it
         sets = [set(ids) for ids in self.stated.ends.values() if ids]
         if any(ids != sets[0] and not (ids == {own} and own in sets[0]) for ids in sets[1:]):
             told = "; ".join(f"{place} {self.named(ids)}" for place, ids in self.stated.ends.items() if ids)
@@ -110,7 +114,7 @@ class FileAudit:
         audit.bug("eos", where, f"every text is cut off where it says {text!r}, and the model's own end token is none")
 
     def _around(self, audit: Audit) -> None:
-        """What is put around a text."""
+        """The tokens that encoding puts before and behind a text."""
         head, tail = self._head_and_tail()
         stated, bos = self.stated.adds_bos, self.tokenizer.bos_token_id
         if len(head) != len(set(head)):
@@ -132,7 +136,7 @@ class FileAudit:
         audit.lines.append(before + behind)
 
     def _head_and_tail(self) -> tuple[list[int], list[int]]:
-        """What encoding adds before and behind a text."""
+        """The ids that encoding adds before a text, and behind it."""
         whole = self.tokenizer.encode("Hello")
         inner = self.tokenizer.encode("Hello", add_special_tokens=False)
         for start in range(len(whole) - len(inner) + 1 if inner else 0):
@@ -172,7 +176,7 @@ class FileAudit:
             audit.notes.append(f"the padding token {self.shown(pad_id)} ends texts too: masking padding masks the end")
 
     def _rows(self, audit: Audit) -> None:
-        """Every id that a text may become has a row of the embedding."""
+        """Each id of the tokenizer has a row of the embedding."""
         rows, tokenizer = self.stated.num_rows, self.tokenizer
         beyond = sorted(i for i in tokenizer.ordinary_ids if i >= rows)
         how = "take the tokenizer of these weights, or enlarge the embedding"
@@ -195,5 +199,5 @@ class FileAudit:
 
 
 def markers(text: str) -> Iterator[str]:
-    """What looks like a control token in a text, each once."""
+    """The parts of a text that look like control tokens, each once."""
     yield from dict.fromkeys(found[0] for found in MARKER.finditer(text))

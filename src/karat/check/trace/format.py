@@ -1,6 +1,11 @@
 """A trace: what an engine computed on the way from token ids to logits, in one safetensors file (docs/trace-format.md).
 
-Arrays have canonical names and one row a token; everything else is one JSON string in the file's metadata.
+    0   8                   8 + n
+    | n | JSON header       | arrays, one after the other, little-endian      |
+      8 B  per array: dtype, shape, first and last byte (counted from 8 + n)
+           "__metadata__": {"karat_trace": TraceInfo as a JSON string}
+
+An array has the name of a node of the graph, and a row for each token.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,13 +22,13 @@ Array = NDArray[np.floating]
 
 VERSION = 1
 METADATA_KEY = "karat_trace"
-# Engines that mask by adding a large negative number write that; no score of a working model is near it.
+# Scores at or below this are masked: some engines mask by adding a large negative number, and no real score is near it.
 MASKED = -6e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceInfo:
-    """What a trace says of itself; every list is in the order in which the tokens were computed.
+    """The description of a trace; every list is in the order in which the tokens were computed.
 
     token_ids   of all tokens, all steps and sequences
     positions   of each token in its sequence, from 0 on
@@ -33,11 +38,12 @@ class TraceInfo:
     heads       {array name: heads} where scores or weights do not have all query heads
     dtype       what the engine computes in; kv_dtype what its cache stores
     activations "ggml" if inputs of matrix products are rounded as ggml does it for the stored type of the weight;
-                "none" if they are not; None where the trace does not say
-    prompt, messages, generated   the text or conversation, and the ids chosen, where known
-    sampling    {"temperature": …} and whatever else decided about `generated`
-    model       path or name, for people; digest of the weights, to tell models apart
-    config      the model's config.json, where there is no model to ask
+                "none" if they are not; None if the trace does not state it
+    prompt, messages, generated   the text or conversation, and the chosen ids, where they are known
+    sampling    {"temperature": …}: the parameters by which `generated` was chosen
+    model       path or name, for people
+    digest      of the weights; tells models apart
+    config      the model's config.json, for a reader without the model
     ranks       tensor-parallel ranks; arrays of rank r are called `name@r` (see karat.check.replay.gathering)
     """
 
@@ -62,7 +68,7 @@ class TraceInfo:
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether it says that inputs of products are rounded."""
+        """Whether the trace states that inputs of products are rounded."""
         return self.activations == "ggml"
 
     @property
@@ -71,7 +77,7 @@ class TraceInfo:
 
 
 class LazyArrays(Mapping[str, Array]):
-    """Arrays that are made, or read, each time they are asked for: so they need not fit the memory together."""
+    """Arrays that are made or read at each access; together they may be larger than the memory."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], Array]) -> None:
         self._names, self._make = names, make
@@ -95,7 +101,7 @@ class LazyArrays(Mapping[str, Array]):
 class Trace:
     """Arrays by name (float16, float32 or float64; bfloat16 is widened to float32, exactly), and their description.
 
-    shapes: where they are known without the arrays.
+    shapes: of all arrays, where they are known without reading the arrays; else None.
     """
 
     info: TraceInfo

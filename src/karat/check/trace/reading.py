@@ -24,10 +24,10 @@ _KINDS |= {"config": dict, "messages": list, "sampling": dict, "ranks": int}
 
 
 def read_trace(path: Path) -> Trace:
-    """Open and check a trace; its arrays are read when they are asked for, and not kept.
+    """Open and check a trace; an array is read at each access, and not kept.
 
-    Raises TraceError, also for a broken file. As with any mapping, another process that shortens the file in the
-    meantime ends this one.
+    Raises TraceError, also for a broken file. The file is mapped: if another process shortens it while it is read, this
+    process ends with SIGBUS.
     """
     try:
         header = read_header(path)

@@ -16,7 +16,10 @@ MAX_LOGIT_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Layers (None: all), query heads of scores and weights (None: all), and how many of the last rows have logits."""
+    """What is recorded. None stands for all layers, all query heads of scores and weights, all rows of logits that fit.
+
+    logit_rows: the number of last tokens whose logits are kept.
+    """
 
     layers: frozenset[int] | None = None
     heads: tuple[int, ...] | None = None
@@ -24,7 +27,7 @@ class Selection:
     attention: bool = True  # scores and weights, the largest arrays by far
 
     def keeps(self, name: str) -> bool:
-        """Whether an array of this name is recorded. Results outside the layers always are."""
+        """Whether an array of this name is recorded. Results outside the layers are always recorded."""
         if not self.attention and name.endswith((".scores", ".weights")):
             return False
         found = _LAYER.match(name)
@@ -36,7 +39,7 @@ class Selection:
         _check("head", self.heads or (), num_heads)
 
     def rows_for(self, num_tokens: int, vocab_size: int) -> range:
-        """The tokens whose logits are kept: as many of the last as fit, unless a number was asked for."""
+        """The tokens whose logits are kept: the last `logit_rows`, or the last that fit MAX_LOGIT_BYTES in float32."""
         fitting = max(1, MAX_LOGIT_BYTES // (4 * vocab_size))
         count = fitting if self.logit_rows is None else self.logit_rows
         return range(max(0, num_tokens - count), num_tokens)
@@ -52,7 +55,10 @@ def _check(what: str, wanted: Collection[int], count: int) -> None:
 
 
 def tokens_of(text: str, total: int) -> tuple[int, ...]:
-    """Tokens by index, with ranges, from the end where negative: "0,5,17-20,-1" of `total`. Raises UsageError."""
+    """The token indices of a list such as "0,5,17-20,-1", in order; negative ones count from the end of `total` tokens.
+
+    Raises UsageError.
+    """
     found: set[int] = set()
     for part in text.split(","):
         match = _TOKENS.fullmatch(part.strip())
@@ -70,7 +76,7 @@ def tokens_of(text: str, total: int) -> tuple[int, ...]:
 
 
 def only_tokens(trace: Trace, tokens: Collection[int]) -> Trace:
-    """The rows of these tokens; arrays that have none of them are left out, those that are of no token stay."""
+    """The trace with the rows of these tokens alone. Arrays without such rows are left out; RoPE's frequencies stay."""
     arrays, rows = {}, {}
     for name, array in trace.arrays.items():
         if name.endswith("inv_freq"):
