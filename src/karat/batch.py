@@ -46,10 +46,12 @@ class ForwardBatch:
 
     @property
     def num_tokens(self) -> int:
+        """New tokens of the step, of all sequences together."""
         return len(self.token_ids)
 
     @property
     def num_seqs(self) -> int:
+        """Sequences of the step."""
         return len(self.context_lens)
 
     def validate(self, *, cached_lens: Int32, num_slots: int, vocab_size: int) -> None:

@@ -119,6 +119,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
+        """The settings of an environment, by default of this process."""
         return cls(
             isa=env.get("KARAT_ISA") or None,
             debug=env.get("KARAT_DEBUG", "") not in ("", "0"),

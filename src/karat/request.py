@@ -180,6 +180,7 @@ class SamplingParams:
 
 
 def is_int(value: object, least: int, most: int) -> bool:
+    """Whether `value` is an integer (no bool) from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -294,6 +295,7 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether every choice has a finish_reason."""
         return all(output.finish_reason is not None for output in self.outputs)
 
 

@@ -145,7 +145,9 @@ class Checkpoint(Protocol):
     """Named weights of one model, opened and checked but not read."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The folder or file as given, for messages."""
 
     @property
-    def weights(self) -> Mapping[str, Weight]: ...
+    def weights(self) -> Mapping[str, Weight]:
+        """By Hugging Face name."""

@@ -79,6 +79,7 @@ class BlockPool:
 
     @property
     def num_seqs(self) -> int:
+        """Sequences that are allocated."""
         return len(self._held)
 
     def blocks_for(self, num_tokens: int) -> int:

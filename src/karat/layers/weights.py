@@ -40,6 +40,7 @@ class SpecCollector:
 
     @property
     def specs(self) -> list[WeightSpec]:
+        """The weights asked for so far."""
         return list(self._by_source.values())
 
     def __call__(self, spec: WeightSpec) -> Loaded:

@@ -16,6 +16,7 @@ _ROOT = Path("/")
 
 
 def cpu_model(root: Path = _ROOT) -> str | None:
+    """The name of the processor model."""
     if match := re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read_text(root / "proc/cpuinfo"), re.MULTILINE):
         return match[1]
     if platform.system() == "Darwin":

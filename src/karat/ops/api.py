@@ -89,13 +89,16 @@ class Ops(Protocol):
     """An executor. Everything raises ExecutorError on arguments outside the contract."""
 
     @property
-    def executor(self) -> str: ...
+    def executor(self) -> str:
+        """The name in karat.ops.registry."""
 
     @property
-    def dtype(self) -> FloatName: ...
+    def dtype(self) -> FloatName:
+        """The compute dtype of all results."""
 
     @property
-    def default_kv_dtype(self) -> FloatName: ...
+    def default_kv_dtype(self) -> FloatName:
+        """The dtype of a cache for which none is asked."""
 
     # Set-up and transfer
 

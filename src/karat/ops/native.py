@@ -121,7 +121,7 @@ class NativeOps:
             take = self._packer.add if later and mapped else partial(native().pack, num_threads=self.threads)
             place = {"mapped": mapped, "row_bytes": weight.row_bytes, "first_byte": first_byte, "order": order}
             return take(weight.dtype, *weight.shape, weight.stored, **place)
-        except RuntimeError as refusal:  # of threads
+        except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 
     @property
@@ -131,7 +131,7 @@ class NativeOps:
     def load_pending(self) -> None:
         try:
             self._packer.run(_PACKED_AT_ONCE)
-        except RuntimeError as refusal:  # of threads
+        except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 
     def held(self, loaded: Loaded) -> Held:

@@ -71,7 +71,7 @@ class PlanRecorder:
     def __init__(self, isa: str, threads: int) -> None:
         try:
             self._plan = _native.Plan(isa, threads)
-        except RuntimeError as refusal:  # of threads
+        except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 
     # ---- recording

@@ -81,6 +81,7 @@ class Share:
 
     @property
     def total(self) -> int:
+        """The length of the whole axis."""
         return self.ends[-1]
 
     def owners(self, indices: NDArray[np.integer]) -> NDArray[np.intp]:

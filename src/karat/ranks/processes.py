@@ -98,6 +98,7 @@ class Ranks:
 
     @property
     def process_ids(self) -> tuple[int, ...]:
+        """The process id of each rank."""
         return tuple(process.pid for process in self._processes)
 
     def exchange(

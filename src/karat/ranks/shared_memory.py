@@ -138,9 +138,11 @@ class Tally:
         self._numbers = page[-_CHANNEL.MAX_RANKS :]
 
     def write(self, rank: int, number: int) -> None:
+        """Set the number of a rank."""
         self._numbers[rank] = number
 
     def total(self) -> int:
+        """The sum of all ranks' numbers."""
         return int(self._numbers.sum())
 
 

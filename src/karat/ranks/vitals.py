@@ -32,6 +32,7 @@ class Vitals:
         self.longest_vain_s = 0.0
 
     def look(self, progress: int = 0) -> None:
+        """Update the figures. `progress` is the process's own progress counter."""
         now = time.monotonic()
         states, cpu_times = set(), {}
         for stat in self._folder.glob("task/*/stat"):

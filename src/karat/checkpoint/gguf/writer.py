@@ -33,6 +33,7 @@ class NewTensor:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the tensor in the file, without padding."""
         num_values = math.prod(self.shape)
         return (
             FORMATS[self.dtype].num_bytes(num_values) if self.dtype in FORMATS else num_values * PLAIN_BYTES[self.dtype]
