@@ -1,6 +1,6 @@
 """What LLM is told when a model is loaded: arguments, what is no model, and the size of the cache.
 
-Covers: karat.engine.loading, karat.engine.plan.
+Covers: karat.engine.loading, karat.engine.plan, karat.models.opening.
 """
 
 from pathlib import Path

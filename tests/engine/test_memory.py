@@ -42,7 +42,7 @@ V1 = {
 
 
 def nested(own: str, folder: str, gib: int) -> dict[str, str]:
-    """A limit of so many GiB, one of them taken, on a group; `own` is the process' line."""
+    """A limit of `gib` GiB on a group, one of them taken; `own` is the process' line."""
     limits = {"memory.max": str(gib * GIB), "memory.current": str(GIB), "memory.stat": "anon 0"}
     of_folder = {f"sys/fs/cgroup/{folder}{name}": text for name, text in limits.items()} if folder else {}
     return {"proc/self/cgroup": own} | of_folder

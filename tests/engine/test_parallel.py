@@ -179,7 +179,7 @@ def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(t
 
 
 def _possible(config: dict[str, Any], stored: str, size: int) -> bool:
-    """Whether each of so many ranks gets a head, a block of the MLP and a row of the vocabulary.
+    """Whether each of `size` ranks gets a head, a block of the MLP and a row of the vocabulary.
 
     Column by column: a cut is legal where no head and no block is in two parts, and leaf i of 8 has the pieces between
     two legal cuts up to the (i + 1) / 8 of them. What this tree cannot do, no other choice of legal cuts could.

@@ -69,7 +69,7 @@ def fit_group(
 def with_minimum(x: Row, size: int, bits: int, largest: int, first: float, num_steps: int) -> tuple[Row, Row]:
     """quantize_row_q2_K_ref, q4_K and q5_K of one block of 256 in groups of `size`: its values and its integers.
 
-    Scales and minimums have so many bits.
+    Scales and minimums have `bits` bits.
     """
     groups, steps = x.reshape(-1, size), F(2**bits - 1)
     fitted = [fit_group(group, largest, first, num_steps, absolute=size == 16) for group in groups]

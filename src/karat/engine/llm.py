@@ -53,9 +53,9 @@ class LLM:
     threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
     sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes SamplingParams() instead.
     End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
-    finite, with the op's name (slower; the same bits). tensor_parallel_size shares the model out over so many
-    processes, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`,
-    with this object or this process. While streams are open, a step in which somebody decodes takes at most about
+    finite, with the op's name (slower; the same bits). tensor_parallel_size is the number of processes that share the
+    model, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`, with
+    this object or this process. While streams are open, a step in which somebody decodes takes at most about
     max_step_ms, by computing less of other prompts (0: no bound; None: 200 with the native executor, whose bits do not
     depend on it, no bound with others). progress is called with the bytes of weights that are loaded, and of all.
     Arguments of vLLM's that cannot change anything here, such as gpu_memory_utilization, are logged and left at that;

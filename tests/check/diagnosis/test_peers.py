@@ -13,7 +13,7 @@ from karat.check.diagnosis.reference import departure, departure_lines
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps, record
-from karat.check.record.llamacpp import LlamaTokens, llamacpp_ids
+from karat.check.record.llamacpp import LlamaTokens, llamacpp_tokens
 from karat.check.replay.replay import Replay
 from karat.check.session import session
 from karat.check.session.session import Plan, Session
@@ -186,7 +186,7 @@ def test_live_llama_cpp_differs_as_the_table_says(
 ) -> None:
     model = vocabulary(data_dir, name, mistral.config)
     tokenizer = Tokenizer.of(model.checkpoint)
-    theirs = llamacpp_ids(model.path, {"x": text})["x"]
+    theirs = llamacpp_tokens(model.path, {"x": text}, {}).ids["x"]
     assert theirs != tokenizer.encode(text)
     found = known_ids("llama.cpp", model, tokenizer, text, theirs)
     assert found is not None and said in found, (found, theirs, tokenizer.encode(text))

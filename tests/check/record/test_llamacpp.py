@@ -18,7 +18,7 @@ from karat.check.model.graph import build_graph
 from karat.check.model.weights import CheckpointWeights, digest
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps
-from karat.check.record.llamacpp import llamacpp_ids, record_llamacpp
+from karat.check.record.llamacpp import llamacpp_tokens, record_llamacpp
 from karat.check.replay.ggml_rounding import half_step
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
@@ -88,8 +88,8 @@ def test_a_selection_keeps_what_was_asked_for(tmp_path: Path) -> None:
 @needs_llama
 def test_its_tokenizer_gives_ids_of_texts(tmp_path: Path) -> None:
     model = gguf(tmp_path, "F32")
-    assert llamacpp_ids(model.path, {"none": ""})["none"] == []
-    assert len(llamacpp_ids(model.path, {"x": "Once upon a time"})["x"]) >= 4
+    assert llamacpp_tokens(model.path, {"none": ""}, {}).ids["none"] == []
+    assert len(llamacpp_tokens(model.path, {"x": "Once upon a time"}, {}).ids["x"]) >= 4
 
 
 @needs_llama

@@ -55,12 +55,6 @@ class Graph:
         self.order = {name: index for index, name in enumerate(nodes)}
         self.by_role = {(node.layer, node.role): node for node in nodes.values()}
 
-    def edited(self, edits: Edits) -> "Graph":
-        """The graph with the parameters of some nodes replaced."""
-        return Graph(self.config, {
-            name: node.changed(edits[name]) if name in edits else node for name, node in self.nodes.items()
-        })  # fmt: skip
-
 
 def build_graph(config: ModelConfig) -> Graph:
     """The nodes of the model that karat.models makes of `config`."""

@@ -132,11 +132,6 @@ def llamacpp_tokens(path: Path, texts: Mapping[str, str], rendered: Mapping[str,
         return LlamaTokens(found["ids"], found["bos"], found["eos"], frozenset(found["ends"]))
 
 
-def llamacpp_ids(path: Path, texts: Mapping[str, str]) -> Mapping[str, list[int]]:
-    """The ids of each text in llama.cpp's tokenizer of the GGUF file `path`. Raises ExecutorError as above."""
-    return llamacpp_tokens(path, texts, {}).ids
-
-
 def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
     if not is_installed():
         raise ExecutorError(f"llama.cpp is not installed: pip install llama-cpp-python ({_KNOWN} is known to work)")

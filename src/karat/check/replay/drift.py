@@ -48,11 +48,6 @@ class Comparison:
     local: Sequence[Finding]
     drift: Sequence[Drift]
 
-    @property
-    def first_wrong(self) -> Finding | None:
-        """The first op that leaves the floor on its own inputs."""
-        return next((finding for finding in self.local if finding.is_wrong), None)
-
 
 def compare(replay: Replay) -> Comparison:
     """Local and accumulated errors of the replay's trace, the latter against the float64 run.
