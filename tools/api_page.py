@@ -69,7 +69,7 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
 
 def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str:
     """One line, or one argument a line where that is too long. What an iterator is made of is not awaited."""
-    is_awaited = isinstance(method, ast.AsyncFunctionDef) and "Iterator" not in ast.unparse(method.returns or method)
+    is_awaited = isinstance(method, ast.AsyncFunctionDef) and "Generator" not in ast.unparse(method.returns or method)
     name = f"await {name}" if is_awaited else name
     arguments = method.args
     positional = arguments.args[1:]  # all but self

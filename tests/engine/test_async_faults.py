@@ -87,6 +87,20 @@ def test_its_death_is_one_error_for_all_and_it_starts_again(sent: signal.Signals
     run(die())
 
 
+def test_one_that_was_stopped_for_a_moment_goes_on() -> None:
+    async def stop() -> None:
+        async with await AsyncLLM.open(threads=1) as llm:
+            want = await llm.generate(PROMPTS[0], LONG)
+            stream = llm.stream(PROMPTS[0], LONG)
+            await anext(stream)
+            os.kill(llm.process_id, signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.6, os.kill, llm.process_id, signal.SIGCONT)
+            (output,) = [update.output async for update in stream if update.output]
+            assert output.outputs == want.outputs
+
+    run(stop())
+
+
 def test_deaths_a_minute_apart_are_not_final(monkeypatch: pytest.MonkeyPatch) -> None:
     async def die() -> None:
         async with await AsyncLLM.open(threads=1) as llm:

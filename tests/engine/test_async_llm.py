@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -239,6 +240,24 @@ def test_errors_of_loading_are_those_of_llm(tmp_path: Any) -> None:
 def test_options_are_checked_before_a_process_starts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         AsyncLLM(**options)
+
+
+def test_another_tokenizer_and_what_loading_warns_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The words of LLM, in the loggers of this process."""
+    folder, other = tmp_path / "model", tmp_path / "other"
+    for path in (folder, other):
+        path.mkdir()
+        write_model(path, hidden_size=32, intermediate_size=48, chat_template=None if path == folder else "{{ 'hi' }}")
+    said = []
+    for make in (LLM, AsyncLLM):
+        caplog.clear()
+        with caplog.at_level("WARNING", "karat"):
+            made = make(folder, tokenizer=str(other), quantize="q8_0", threads=1)
+        said.append([(record.name, record.getMessage()) for record in caplog.records])
+    assert said[0] == said[1] and said[0]
+    assert isinstance(made, AsyncLLM) and made.has_chat_template and made.model_name == "model"
+    assert run(made.render([{"role": "user", "content": "x"}])).text == "hi"
+    made.shutdown()
 
 
 def test_progress_of_loading() -> None:

@@ -119,7 +119,7 @@ class AsyncEngine:
                 raise EngineDiedError(f"the engine died again within a minute, and is left at that: {self.failure}")
             process = await asyncio.to_thread(_started, self._opening)
             if self.closed:
-                process.close(at_once=True)
+                process.close()
                 self.require_open()
             self.process, self.stats, self.failure = process, self._no_stats, None
             self.attach()
@@ -201,7 +201,7 @@ class AsyncEngine:
         self._detach()
         self.failure = cause
         self._deaths = [*self._deaths[-1:], time.monotonic()]
-        self.process.close(at_once=True)
+        self.process.close()
         self._end_all(lambda: EngineDiedError(str(cause)))
 
     def _require_free(self, name: str | None) -> None:
@@ -221,7 +221,7 @@ def _started(opening: Open) -> EngineProcess:
     try:
         write_logs(process.ready(None).logs)
     except BaseException:
-        process.close(at_once=True)
+        process.close()
         raise
     return process
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
@@ -78,7 +78,7 @@ class AsyncLLM:
             self.config = read_config(open_model(self.path).config)
             ready = process.ready(progress)
         except BaseException:
-            process.close(at_once=True)
+            process.close()
             raise
         write_logs(ready.logs)
         self.max_model_len = ready.sizes.max_model_len
@@ -145,7 +145,7 @@ class AsyncLLM:
         priority: int = 0,
         salt: str | None = None,
         prompt_progress: bool = False,
-    ) -> AsyncIterator[RequestUpdate]:
+    ) -> AsyncGenerator[RequestUpdate, None]:
         """Continue one prompt: updates as the engine's steps bring them, the last with the output.
 
         Prompts and params are those of `LLM.generate`. request_id is what outputs and `abort` name it by (None: one is
@@ -296,7 +296,7 @@ class AsyncLLM:
                 if update.output is not None:
                     return update.output
         finally:
-            await updates.aclose()  # type: ignore[attr-defined]
+            await updates.aclose()
         raise AssertionError("a stream without an output")
 
     async def _admitted(
@@ -320,7 +320,8 @@ class AsyncLLM:
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
             add = Add(replace(made, request_id=number, seed=seed, salt=salt), tells_progress)
             self._admission.check_request(add.request)
-            return add, encoded(add)
+            wanted = replace(add.request, prompt=None)  # the text stays here: ids are what is computed
+            return add, encoded(Add(wanted, tells_progress))
 
         with self._engine.place(name):
             return await self._in_thread(make)

@@ -33,7 +33,7 @@ STOPPED_S = 1.5
 IDLE_S = 30.0  # of no thread with work to do; a step waits for a disk at the most, which is no idleness
 VAIN_S = 3600.0  # of processor time of the busiest thread in one step
 _LOOK_S = 0.1  # while it loads
-_GRACE_S = 1.0  # to end by itself
+_GRACE_S = 1.0  # until the system has ended it
 _KILLED_MEANS: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
@@ -161,10 +161,8 @@ class EngineProcess:
         advice = "see whether another program ended it; if not, please report it"
         return self._died(f"was killed ({name})", _KILLED_MEANS.get(-code, advice))
 
-    def close(self, *, at_once: bool = False) -> None:
-        """End it and wait for its end; nothing is left of it. May be called again."""
-        if at_once:
-            self._process.kill()
+    def close(self) -> None:
+        """Kill it, which has nothing to clean up, and wait for its end; ranks go with it. May be called again."""
         self._end()
 
     def _died(self, what: str, advice: str = "start it again") -> EngineDiedError:
@@ -185,11 +183,8 @@ def _end(
     connection.close()
     os.close(lifeline)
     if process is not None:
-        try:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
     if starter is not None:
         starter.end()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import cast
 
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
@@ -24,7 +23,7 @@ async def news_of(
             salt=work.salt,
             prompt_progress=progress,
         )
-        async with aclosing(cast(AsyncGenerator[RequestUpdate], stream)) as updates:
+        async with aclosing(stream) as updates:
             async for update in updates:
                 yield update
 
