@@ -255,8 +255,9 @@ LONG = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
 llm = AsyncLLM(threads=1, **eval(sys.argv[1]))
 
 async def tell():
-    async for update in llm.stream("Once upon a time", LONG):
-        print(llm.process_id, flush=True)
+    while True:
+        async for update in llm.stream("Once upon a time", LONG):
+            print(llm.process_id, flush=True)
 
 try:
     asyncio.run(tell())
