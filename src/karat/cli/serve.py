@@ -86,13 +86,22 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
         if file is not None and not file.is_file():
             raise UsageError(f"{file}: there is no such file; give the certificate and its key as PEM")
     own: dict[str, Any] = {
-        "host": given.host, "port": given.port, "default_max_tokens": given.default_max_tokens, "ping_s": given.ping_s,
-        "drain_s": given.drain_s, "tls_cert": given.tls_cert, "tls_key": given.tls_key,
-    }  # fmt: skip
+        "host": given.host,
+        "port": given.port,
+        "default_max_tokens": given.default_max_tokens,
+        "ping_s": given.ping_s,
+        "drain_s": given.drain_s,
+        "tls_cert": given.tls_cert,
+        "tls_key": given.tls_key,
+    }
     bounds: dict[str, Any] = {
-        "body_bytes": given.max_body_bytes, "head_bytes": given.max_head_bytes, "body_s": given.body_timeout_s,
-        "head_s": given.head_timeout_s, "connections": given.max_connections, "write_s": given.write_timeout_s,
-    }  # fmt: skip
+        "body_bytes": given.max_body_bytes,
+        "head_bytes": given.max_head_bytes,
+        "body_s": given.body_timeout_s,
+        "head_s": given.head_timeout_s,
+        "connections": given.max_connections,
+        "write_s": given.write_timeout_s,
+    }
     for option, value in (own | bounds).items():
         if isinstance(value, int | float) and option != "port" and not value > 0:
             raise UsageError(f"{option}={value}: expected a number above 0")

@@ -89,15 +89,27 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, chunk: StreamChunk) -> Self:
         return cls(
-            chunk.index, chunk.text, chunk.token_ids, chunk.finish_reason, chunk.stop_reason, chunk.logprobs,
-            chunk.error, chunk.prompt_logprobs,
-        )  # fmt: skip
+            chunk.index,
+            chunk.text,
+            chunk.token_ids,
+            chunk.finish_reason,
+            chunk.stop_reason,
+            chunk.logprobs,
+            chunk.error,
+            chunk.prompt_logprobs,
+        )
 
     def chunk(self) -> StreamChunk:
         return StreamChunk(
-            self.index, self.text, self.token_ids, self.finish_reason, self.stop_reason, self.logprobs, self.error,
+            self.index,
+            self.text,
+            self.token_ids,
+            self.finish_reason,
+            self.stop_reason,
+            self.logprobs,
+            self.error,
             self.prompt_logprobs,
-        )  # fmt: skip
+        )
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):

@@ -97,8 +97,11 @@ def _opened(line: _Line) -> LLM:
     ready = Ready(
         sizes=llm.engine.config,
         defaults=GenerationDefaults(llm.default_params, llm.end_token_ids, llm.defaults_notice),
-        executor=llm.executor, dtype=llm.dtype, kv_dtype=llm.kv_dtype, logs=line.take_logs(),
-    )  # fmt: skip
+        executor=llm.executor,
+        dtype=llm.dtype,
+        kv_dtype=llm.kv_dtype,
+        logs=line.take_logs(),
+    )
     line.send(ready)
     return llm
 

@@ -21,9 +21,12 @@ class TextSide:
     """
 
     def __init__(
-        self, checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer | str | Path | None,
+        self,
+        checkpoint: ModelCheckpoint,
+        config: ModelConfig,
+        tokenizer: Tokenizer | str | Path | None,
         source: GenerationSource,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`tokenizer` is taken instead of the checkpoint's own; a path or a name stands for that of another model."""
         self._checkpoint, self._config, self._tokenizer, self._source = checkpoint, config, tokenizer, source
         self._future: Future[tuple[Tokenizer, GenerationDefaults]] | None = None

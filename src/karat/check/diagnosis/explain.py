@@ -42,9 +42,14 @@ class Explainer:
     """
 
     def __init__(
-        self, replay: Replay, enumeration: Enumeration, *, seconds: float, budget: Budget,
+        self,
+        replay: Replay,
+        enumeration: Enumeration,
+        *,
+        seconds: float,
+        budget: Budget,
         progress: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.replay, self.graph = replay, replay.graph
         self._enumeration, self._seconds, self._budget, self._progress = enumeration, seconds, budget, progress
         self._by_layers: dict[tuple[int, ...], list[Variant]] = {}

@@ -88,9 +88,10 @@ def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
         return bool((have | ~ours).all())
 
     names = [
-        name for name in theirs.recorded
+        name
+        for name in theirs.recorded
         if covers(name) and np.isin(replay.domain(nodes[name]), theirs.domain(nodes[name])).all()
-    ]  # fmt: skip
+    ]
     return LazyArrays(names, rows_of)
 
 
@@ -180,8 +181,13 @@ def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] |
         ratio = np.divide(error, spread, out=error)
     ratio[np.isnan(ratio)] = 0
     return Drift(
-        run.name, largest, rms, _rms(spread), float(ratio.max(initial=0)), _rms(right),
-    )  # fmt: skip
+        run.name,
+        largest,
+        rms,
+        _rms(spread),
+        float(ratio.max(initial=0)),
+        _rms(right),
+    )
 
 
 def _rms(x: Array) -> float:

@@ -117,9 +117,16 @@ class Replay:
         return self._run(names, edits, F64, 0.0, self.context, reuse=self._right[names])
 
     def _run(
-        self, names: tuple[str, ...], edits: Edits, dtype: np.dtype[np.floating], unit: float,
-        context: Context, *, kept: dict[str, Array] | None = None, reuse: Mapping[str, Array] | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        names: tuple[str, ...],
+        edits: Edits,
+        dtype: np.dtype[np.floating],
+        unit: float,
+        context: Context,
+        *,
+        kept: dict[str, Array] | None = None,
+        reuse: Mapping[str, Array] | None = None,
+    ) -> Array:
         local: dict[str, Array] = {} if kept is None else kept
         inside = set(names)
         result: Array = np.zeros(0)

@@ -150,10 +150,16 @@ def logit_facts(ours: Array, right: Array, shown: Callable[[int], str] = str) ->
         flips.insert(0, f"not comparable: NaN or infinity in row {unusable[0]}{more}")
     mean = total / max(1, size)
     return {
-        "rows": len(ours), "largest": largest, "rms": float(np.sqrt(squares / max(1, size))),
+        "rows": len(ours),
+        "largest": largest,
+        "rms": float(np.sqrt(squares / max(1, size))),
         "deviation": float(np.sqrt(max(0.0, total_squares / max(1, size) - mean * mean))),
-        "kl": max(kls), "mean_kl": float(np.mean(kls)), "top1": top1, "top5": top5, "flips": flips,
-    }  # fmt: skip
+        "kl": max(kls),
+        "mean_kl": float(np.mean(kls)),
+        "top1": top1,
+        "top5": top5,
+        "flips": flips,
+    }
 
 
 def text_perplexity(logits: Array, rows: NDArray[np.int64], ids: Sequence[int]) -> float:
@@ -191,9 +197,13 @@ def _kl(p: Array, q: Array) -> Array:
 
 
 def greedy_difference(
-    theirs: Array, ours: Array, room: float = 0.0, *, tokens: Sequence[int] | NDArray[np.int64] | None = None,
+    theirs: Array,
+    ours: Array,
+    room: float = 0.0,
+    *,
+    tokens: Sequence[int] | NDArray[np.int64] | None = None,
     shown: Callable[[int], str] = str,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Where two engines that read the same tokens would take different ones next; None if nowhere.
 
     theirs, ours: logits [tokens, vocab]; tokens: what the rows are called (None: 0, 1, …); shown: a token id for
