@@ -1,0 +1,103 @@
+"""Records what real clients send, on loopback and with a dummy key, into tests/server/requests.
+
+Use: python -m tools.record_requests
+
+Of a request stay the names of fields, their types and their structure; every text that is no word of the protocol
+becomes PLACEHOLDER. Needs requirements/clients.txt.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "server" / "requests"
+WORDS = {"system", "user", "assistant", "developer", "text", "auto", "none", "default"}
+TURNS = [("system", "A system message"), ("human", "A message"), ("ai", "An answer"), ("human", "Another")]
+MESSAGES: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
+
+
+class Recorder(HTTPServer):
+    """Keeps bodies, and answers each with an error, which ends the client's call."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bodies: list[Any] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def body_of(self, act: Callable[[str], object]) -> Any:
+        """What `act`, which gets the address, sends."""
+        self.bodies.clear()
+        try:
+            act(f"http://127.0.0.1:{self.server_address[1]}/v1")
+        except Exception:  # noqa: BLE001 - the recorder's own error, in each client's own class
+            return anonymous(self.bodies[0])
+        raise AssertionError("no request came")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Recorder)
+        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_error(400)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def anonymous(value: Any, name: str = "") -> Any:
+    """`value` with every text replaced but the protocol's own words."""
+    if isinstance(value, dict):
+        return {key: anonymous(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [anonymous(item, name) for item in value]
+    is_word = name in ("role", "type", "service_tier", "tool_choice") and value in WORDS
+    return value if is_word or not isinstance(value, str) else "PLACEHOLDER"
+
+
+def record() -> dict[str, dict[str, Any]]:
+    """Name of a file to what it holds."""
+    import langchain_openai
+    import openai
+
+    recorder = Recorder()
+
+    def sdk(url: str, **given: Any) -> object:
+        client = openai.OpenAI(base_url=url, api_key="dummy", max_retries=0)
+        return client.chat.completions.create(model="a", messages=MESSAGES, **given)
+
+    def chain(url: str, **given: Any) -> Any:
+        return langchain_openai.ChatOpenAI(base_url=url, api_key="dummy", model="a", max_retries=0, **given)
+
+    every: Any = {
+        "user": "a", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "a",
+        "prompt_cache_key": "a", "temperature": 1, "max_completion_tokens": 4, "seed": 1, "stop": ["a"],
+        "logit_bias": {"5": 1}, "logprobs": True, "top_logprobs": 1, "n": 2,
+    }  # fmt: skip
+    sdk_name, chain_name = f"openai {version('openai')}", f"langchain-openai {version('langchain-openai')}"
+    calls: dict[str, tuple[str, Callable[[str], object]]] = {
+        "openai": (f"{sdk_name}, chat.completions.create", sdk),
+        "openai-fields": (f"{sdk_name}, chat.completions.create, many fields", lambda url: sdk(url, **every)),
+        "openai-stream": (f"{sdk_name}, chat.completions.create, stream=True", lambda url: sdk(url, stream=True)),
+        "langchain": (f"{chain_name}, ChatOpenAI.invoke", lambda url: chain(url).invoke(TURNS)),
+        "langchain-stream": (
+            f"{chain_name}, ChatOpenAI.stream",
+            lambda url: list(chain(url, max_tokens=4, temperature=0, stream_usage=True).stream(TURNS)),
+        ),
+    }
+    return {
+        name: {"from": f"recorded: {origin}", "body": recorder.body_of(act)} for name, (origin, act) in calls.items()
+    }
+
+
+def main() -> None:
+    for name, recorded in record().items():
+        text = json.dumps(recorded, indent=2, ensure_ascii=False) + "\n"
+        (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
