@@ -95,9 +95,11 @@ def serving(*args: str, wait: bool = True) -> Iterator[Running]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KARAT_", "HF_", "PYTHON"))}
     process = subprocess.Popen(
         [sys.executable, "-m", "karat", "serve", "--port", "0", *args],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
         env={**kept, "PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    )
     running, opened = Running(process), threading.Event()
 
     def read() -> None:

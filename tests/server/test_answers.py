@@ -1,4 +1,8 @@
-"""Answers of the routes, asked over HTTP: what is asked for is done, and equals what LLM does."""
+"""Answers of the routes, asked over HTTP: what is asked for is done, and equals what LLM does.
+
+Covers: karat.server.answering, karat.server.app, karat.server.inner, karat.server.news, karat.server.openai.answers,
+karat.server.openai.events, karat.server.openai.logprobs, karat.server.responses, karat.server.sse, karat.server.tally.
+"""
 
 from typing import Any
 
@@ -140,9 +144,13 @@ def test_stops_and_biases_are_obeyed(server: Running, llm: LLM) -> None:
 
 def test_progress_usage_and_timings_of_a_stream(server: Running) -> None:
     events = server.text(
-        prompt=list(range(400, 460)), max_tokens=4, stream=True, return_progress=True, timings_per_token=True,
+        prompt=list(range(400, 460)),
+        max_tokens=4,
+        stream=True,
+        return_progress=True,
+        timings_per_token=True,
         stream_options={"include_usage": True, "continuous_usage_stats": True},
-    ).events  # fmt: skip
+    ).events
     told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert told[0]["processed"] == 0 and told[-1]["processed"] == told[-1]["total"] == 60
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 4

@@ -28,10 +28,23 @@ def refusal(content: bytes, route: str = CHAT) -> ApiError:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"null", b"[]", b"1", b'"text"', b"{", b"[" * 100_000, b'{"a":' * 100_000, b'{"n": NaN}', b'{"n": 1e999}',
-        b'{"n": %s}' % (b"9" * 5000), b'{"user": "\xff"}', b'{"user": "\\ud800"}', b"\x00\x01\x02", b"{}{}",
+        b"",
+        b"null",
+        b"[]",
+        b"1",
+        b'"text"',
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"n": NaN}',
+        b'{"n": 1e999}',
+        b'{"n": %s}' % (b"9" * 5000),
+        b'{"user": "\xff"}',
+        b'{"user": "\\ud800"}',
+        b"\x00\x01\x02",
+        b"{}{}",
     ],
-)  # fmt: skip
+)
 def test_what_is_no_object_is_refused(content: bytes) -> None:
     assert refusal(content).code == "invalid_json"
 

@@ -1,4 +1,7 @@
-"""What hostile, slow and leaving clients do: never a 500, never a server that others wait for."""
+"""What hostile, slow and leaving clients do: never a 500, never a server that others wait for.
+
+Covers: karat.server.errors, karat.server.http.
+"""
 
 import json
 import random
@@ -56,9 +59,12 @@ JSON_VALUES = st.recursive(
 )
 CHEAP = {"max_tokens": 1}
 NEEDED: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "a"}], **CHEAP}, TEXT: {"prompt": "a", **CHEAP},
-    RENDER: {"messages": [{"role": "user", "content": "a"}]}, TOKENIZE: {"prompt": "a"}, DETOKENIZE: {"tokens": [5]},
-}  # fmt: skip
+    CHAT: {"messages": [{"role": "user", "content": "a"}], **CHEAP},
+    TEXT: {"prompt": "a", **CHEAP},
+    RENDER: {"messages": [{"role": "user", "content": "a"}]},
+    TOKENIZE: {"prompt": "a"},
+    DETOKENIZE: {"tokens": [5]},
+}
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

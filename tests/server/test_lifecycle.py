@@ -1,4 +1,7 @@
-"""How a server begins and ends: signals, a dead engine, a full queue, keys, TLS, and command lines that are wrong."""
+"""How a server begins and ends: signals, a dead engine, a full queue, keys, TLS, and command lines that are wrong.
+
+Covers: karat.cli.serve, karat.server.keeper, karat.server.metrics, karat.server.serving, karat.server.state.
+"""
 
 import http.client
 import json
@@ -167,8 +170,22 @@ def test_keys_are_tenants(tmp_path: Path) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2",
-            "-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]  # fmt: skip
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "2",
+        "-keyout",
+        str(tmp_path / "key.pem"),
+        "-out",
+        str(tmp_path / "cert.pem"),
+    ]
     try:
         subprocess.run(made, check=True, capture_output=True)
     except FileNotFoundError:
@@ -184,8 +201,11 @@ def test_tls(tmp_path: Path) -> None:
 def test_a_model_that_is_not_there_ends_the_server_with_its_code(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "karat", "serve", str(tmp_path / "none.gguf"), "--port", "0"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 4 and done.stderr.splitlines()[-1].startswith("karat: error: ")
 
 

@@ -1,4 +1,7 @@
-"""docs/serving.md says what is there: the table of fields, the options, and curl lines that work."""
+"""docs/serving.md says what is there: the table of fields, the options, and curl lines that work.
+
+Covers: karat.server.settings.
+"""
 
 import re
 import shlex
@@ -35,11 +38,14 @@ def test_the_options_of_the_page_are_there_with_their_defaults() -> None:
     }
     limits, settings = Limits(), Settings(model_names=("m",))
     for option, default in {
-        "--max-connections": f"{limits.connections}", "--max-body-bytes": f"{limits.body_bytes >> 20} MiB",
-        "--max-head-bytes": f"{limits.head_bytes >> 10} KiB", "--default-max-tokens": f"{settings.default_max_tokens}",
-        "--write-timeout-s": f"{limits.write_s} s", "--drain-s": f"{settings.drain_s} s",
+        "--max-connections": f"{limits.connections}",
+        "--max-body-bytes": f"{limits.body_bytes >> 20} MiB",
+        "--max-head-bytes": f"{limits.head_bytes >> 10} KiB",
+        "--default-max-tokens": f"{settings.default_max_tokens}",
+        "--write-timeout-s": f"{limits.write_s} s",
+        "--drain-s": f"{settings.drain_s} s",
         "--head-timeout-s`, `--body-timeout-s": f"{limits.head_s} s, {limits.body_s} s",
-    }.items():  # fmt: skip
+    }.items():
         assert f"| `{option}` | {default}" in TEXT, option
 
 

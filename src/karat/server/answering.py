@@ -112,9 +112,11 @@ class Answering:
 
     def _events(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents, body: Body) -> Events:
         return Events(
-            self._batches(subject, llm, events), _headers(subject, body), ping_s=self._settings.ping_s,
+            self._batches(subject, llm, events),
+            _headers(subject, body),
+            ping_s=self._settings.ping_s,
             write_s=self._settings.limits.write_s,
-        )  # fmt: skip
+        )
 
     async def _batches(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents) -> AsyncGenerator[bytes]:
         how = "gone"

@@ -76,9 +76,11 @@ class _Tools:
         values = read_body(await read_content(request, self._settings.limits), fields_of(RENDER)).values
         llm, variables = self._keeper.llm, read_variables(values)
         asking = llm.render(
-            read_messages(values["messages"]), sanitize_control_tokens=True,
-            add_generation_prompt=variables.pop("add_generation_prompt"), chat_template_kwargs=variables or None,
-        )  # fmt: skip
+            read_messages(values["messages"]),
+            sanitize_control_tokens=True,
+            add_generation_prompt=variables.pop("add_generation_prompt"),
+            chat_template_kwargs=variables or None,
+        )
         prompt = await until_left(request, asking)
         ids = list(prompt.token_ids)
         return _json(schema.Rendered(prompt.text, ids, len(ids), llm.max_model_len))

@@ -80,12 +80,16 @@ _NO_SOUND = "Karat has text alone; leave it out"
 TABLE: tuple[Field, ...] = (
     _honoured("model", (*BOTH, TOKENIZE, DETOKENIZE, RENDER), Text, "One that /v1/models lists (default: the first)."),
     _honoured(
-        "messages", (CHAT, RENDER), Messages,
+        "messages",
+        (CHAT, RENDER),
+        Messages,
         "The conversation. Roles: system, developer (the same), user, assistant. Contents are text, or text parts.",
         required=True,
     ),
     _honoured(
-        "prompt", (TEXT,), Prompt,
+        "prompt",
+        (TEXT,),
+        Prompt,
         f"A text, token ids, or a list of up to {MAX_PROMPTS} texts or lists of ids. Control tokens in it count.",
         required=True,
     ),
@@ -93,46 +97,54 @@ TABLE: tuple[Field, ...] = (
     _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt."),
     _sampling("temperature", Annotated[float, Meta(ge=0, le=100)], "0 is greedy."),
     _sampling("top_p", Annotated[float, Meta(gt=0, le=1)], "Draw from the likeliest tokens that make up this share."),
-    _sampling("top_k", Annotated[int, Meta(ge=-1, le=MAX_COUNT)], "Draw from so many tokens; 0 and -1: from all."),
+    _sampling(
+        "top_k",
+        Annotated[int, Meta(ge=-1, le=MAX_COUNT)],
+        "Draw from this number of likeliest tokens; 0, -1: all.",
+    ),
     _sampling("min_p", Annotated[float, Meta(ge=0, le=1)], "Drop tokens less likely than this part of the likeliest."),
     _sampling("repetition_penalty", Annotated[float, Meta(gt=0, le=100)], "Of tokens in prompt and answer (CTRL's)."),
     _sampling("presence_penalty", Penalty, "Taken once from the score of tokens that the answer has."),
     _sampling("frequency_penalty", Penalty, "Taken once for each time the answer has the token."),
     _sampling(
-        "logit_bias", Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_IDS)],
+        "logit_bias",
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_IDS)],
         "Added to the scores of tokens, by id.",
     ),
     _sampling(
-        "allowed_token_ids", Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_IDS)],
+        "allowed_token_ids",
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_IDS)],
         "No other token is chosen.",
     ),
     _sampling(
-        "seed", Annotated[int, Meta(ge=0, le=MAX_SEED)],
+        "seed",
+        Annotated[int, Meta(ge=0, le=MAX_SEED)],
         "Keys the draws; left out, one is drawn from the system's randomness. The answer says which it was.",
     ),
     # when an answer ends
     _sampling(
-        "max_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)],
+        "max_tokens",
+        Annotated[int, Meta(ge=0, le=MAX_COUNT)],
         "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes. 0 only with echo.",
         (TEXT,),
     ),
     _sampling("max_tokens", Count, "As max_completion_tokens, its newer name.", (CHAT,)),
     _honoured(
-        "max_completion_tokens", (CHAT,), Count,
+        "max_completion_tokens",
+        (CHAT,),
+        Count,
         "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes.",
     ),
-    _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before so many tokens."),
-    _sampling(
-        "stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer."
-    ),
+    _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before this number of tokens."),
+    _sampling("stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer."),
     _sampling("stop_token_ids", TokenIds, "Tokens that end an answer."),
     _sampling("include_stop_str_in_output", Flag, "The text of stop stays in the answer."),
     _sampling("ignore_eos", Flag, "The model's end tokens end nothing."),
     _sampling("skip_special_tokens", Flag, "Special tokens are left out of the text (default) or shown."),
     # what is reported
     _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
-    _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: so many alternatives of each token."),
-    _sampling("logprobs", Alternatives, "Log-probabilities of tokens, and so many alternatives.", (TEXT,)),
+    _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
+    _sampling("logprobs", Alternatives, "Log-probabilities of tokens, and of this number of alternatives.", (TEXT,)),
     _sampling("prompt_logprobs", Alternatives, "The same of the prompt, as vLLM gives them."),
     _honoured("echo", (TEXT,), Flag, "The prompt comes first in the answer, with logprobs if these are asked for."),
     _honoured("stream", BOTH, Flag, "Server-sent events."),
@@ -146,8 +158,12 @@ TABLE: tuple[Field, ...] = (
     _honoured("add_generation_prompt", (CHAT, RENDER), Flag, "Whether the template opens an answer (default)."),
     _honoured("add_special_tokens", (TEXT, TOKENIZE), Flag, "Whether the tokenizer adds BOS and the like (default)."),
     _honoured("priority", BOTH, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."),
-    _honoured("cache_salt", BOTH, Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)],
-              "Only requests of the same salt share cached prefixes."),
+    _honoured(
+        "cache_salt",
+        BOTH,
+        Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)],
+        "Only requests of the same salt share cached prefixes.",
+    ),
     # /tokenize and /detokenize, in vLLM's form
     _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count.", required=True),
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
@@ -205,7 +221,7 @@ TABLE: tuple[Field, ...] = (
     _refused("num_ctx", BOTH, "the context is the server's: --max-model-len"),
     _refused("options", BOTH, "give its fields by themselves: temperature, top_k, …", {}),
     _refused("keep_alive", BOTH, "the model stays; leave it out"),
-)  # fmt: skip
+)
 
 
 def fields_of(route: str) -> Mapping[str, Field]:

@@ -77,23 +77,30 @@ class Gate:
             await self._inner(scope, receive, send)
             return
         if self._state.draining:
-            raise ApiError(503, "the server is ending; send the request to another, or later", code="draining",
-                           retry_after_s=10)  # fmt: skip
+            raise ApiError(
+                503, "the server is ending; send the request to another, or later", code="draining", retry_after_s=10
+            )
         with self._state.busy():
             await self._inner(scope, receive, send)
 
     def _check_host(self, headers: "_Headers") -> None:
         host = headers.only("host")
         if host is not None and not self._is_known(host):
-            raise ApiError(403, "the Host header names another machine; ask by address, or allow the name with "
-                           "--allowed-host", code="foreign_host")  # fmt: skip
+            raise ApiError(
+                403,
+                "the Host header names another machine; ask by address, or allow the name with --allowed-host",
+                code="foreign_host",
+            )
         origin = headers.only("origin")
         if origin is None or origin.lower() in self._origins:
             return
         _, _, place = origin.partition("://")
         if host is None or place.lower() != host.lower():
-            raise ApiError(403, "the request comes from a page of another origin; allow it with --allowed-origin",
-                           code="foreign_origin")  # fmt: skip
+            raise ApiError(
+                403,
+                "the request comes from a page of another origin; allow it with --allowed-origin",
+                code="foreign_origin",
+            )
 
     def _is_known(self, host: str) -> bool:
         """An address cannot be made to lead elsewhere; a name is known or foreign."""
@@ -117,8 +124,11 @@ class Gate:
             if hmac.compare_digest(given, known):
                 found = known
         if scheme.lower() != "bearer" or found is None:
-            raise ApiError(401, "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
-                           code="invalid_api_key")  # fmt: skip
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+            )
         return found.hex()
 
 

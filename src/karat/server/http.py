@@ -33,11 +33,21 @@ class Server(uvicorn.Server):
 def make_server(app: Any, settings: Settings) -> Server:
     """For sockets that the caller has bound."""
     config = uvicorn.Config(
-        app, http=_limited(settings.limits), loop="asyncio", ws="none", lifespan="off", log_config=None,
-        access_log=False, server_header=False, date_header=True, proxy_headers=False,
-        timeout_keep_alive=int(settings.limits.idle_s), timeout_graceful_shutdown=1,
-        ssl_certfile=settings.tls_cert, ssl_keyfile=settings.tls_key,
-    )  # fmt: skip
+        app,
+        http=_limited(settings.limits),
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=int(settings.limits.idle_s),
+        timeout_graceful_shutdown=1,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
     return Server(config)
 
 

@@ -47,7 +47,7 @@ class Lengths:
     default_max_tokens: int
 
     def params(self, defaults: SamplingParams, given: Mapping[str, Any], prompt_len: int) -> SamplingParams:
-        """`given` over the model's defaults, for a prompt of so many tokens.
+        """`given` over the model's defaults, for a prompt of this length.
 
         CapacityError for a prompt that leaves no room; RequestError for values that contradict each other.
         """

@@ -14,10 +14,12 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         at = self._registry
-        self._first = Histogram("karat_time_to_first_token_seconds", "From request to first token", registry=at,
-                                buckets=_SECONDS)  # fmt: skip
-        self._gap = Histogram("karat_inter_token_latency_seconds", "Between updates of a request", registry=at,
-                              buckets=_GAPS)  # fmt: skip
+        self._first = Histogram(
+            "karat_time_to_first_token_seconds", "From request to first token", registry=at, buckets=_SECONDS
+        )
+        self._gap = Histogram(
+            "karat_inter_token_latency_seconds", "Between updates of a request", registry=at, buckets=_GAPS
+        )
         self._whole = Histogram("karat_request_seconds", "From request to its end", registry=at, buckets=_SECONDS)
         self._requests = Counter("karat_requests", "Requests that ended, by how", ["end"], registry=at)
         self._prompt_tokens = Counter("karat_prompt_tokens", "Tokens of prompts", registry=at)

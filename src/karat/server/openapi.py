@@ -24,11 +24,16 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
 }
 _EVENTS: Mapping[str, type] = {CHAT: schema.ChatChunk, TEXT: schema.TextCompletion}
 _ERRORS = {
-    "400": "A request that cannot be served as asked", "401": "No key, or a wrong one",
-    "403": "A foreign Host or Origin", "404": "No such model or route", "405": "Another method",
-    "408": "The body did not come in time", "413": "The body is too large", "500": "A bug, or numbers that went wrong",
+    "400": "A request that cannot be served as asked",
+    "401": "No key, or a wrong one",
+    "403": "A foreign Host or Origin",
+    "404": "No such model or route",
+    "405": "Another method",
+    "408": "The body did not come in time",
+    "413": "The body is too large",
+    "500": "A bug, or numbers that went wrong",
     "503": "Too much load, or the server is ending",
-}  # fmt: skip
+}
 
 
 def document() -> dict[str, Any]:

@@ -45,8 +45,12 @@ class Events:
         self, batches: AsyncGenerator[bytes], headers: Mapping[str, str], *, ping_s: float, write_s: float
     ) -> None:
         self._batches = batches
-        self._headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no",
-                         **headers}  # fmt: skip
+        self._headers = {
+            "content-type": "text/event-stream",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **headers,
+        }
         self._ping_s, self._write_s = ping_s, write_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -38,8 +38,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
     except OSError as fault:
         for listener in sockets:
             listener.close()
-        raise KaratError(f"{host} port {port} cannot be listened on ({fault.strerror}); choose another by --host and "
-                         "--port") from fault  # fmt: skip
+        raise KaratError(
+            f"{host} port {port} cannot be listened on ({fault.strerror}); choose another by --host and --port"
+        ) from fault
     return sockets
 
 

@@ -53,9 +53,12 @@ class Tally:
     def usage(self) -> Usage:
         num_prompt = sum(self.prompt_lens)
         return Usage(
-            num_prompt, self.num_tokens, num_prompt + self.num_tokens, PromptDetails(sum(self.num_cached)),
+            num_prompt,
+            self.num_tokens,
+            num_prompt + self.num_tokens,
+            PromptDetails(sum(self.num_cached)),
             CompletionDetails(),
-        )  # fmt: skip
+        )
 
     def progress(self, index: int, update: RequestUpdate) -> PromptProgress | None:
         """What an update says of its prompt; None if nothing."""
@@ -70,10 +73,16 @@ class Tally:
         prompt_ms = ((self._first or self._clock()) - self.begun) * 1000
         num_after, answer_ms = self.num_tokens - self._num_first, (self._last - (self._first or self._last)) * 1000
         return Timings(
-            num_cached, num_computed, prompt_ms, _ratio(prompt_ms, num_computed),
-            _ratio(num_computed * 1000, prompt_ms), self.num_tokens, answer_ms, _ratio(answer_ms, num_after),
+            num_cached,
+            num_computed,
+            prompt_ms,
+            _ratio(prompt_ms, num_computed),
+            _ratio(num_computed * 1000, prompt_ms),
+            self.num_tokens,
+            answer_ms,
+            _ratio(answer_ms, num_after),
             _ratio(num_after * 1000, answer_ms),
-        )  # fmt: skip
+        )
 
 
 def _ratio(amount: float, of: float) -> float | None:

@@ -56,16 +56,26 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
             logprobs = subject.writer.chat(choice.token_ids, choice.logprobs, top)
         choices.append(
             schema.ChatChoice(
-                choice.index, schema.Message("assistant", choice.text), logprobs, reason_of(choice),
-                choice.stop_reason, list(choice.token_ids) if form.token_ids else UNSET,
+                choice.index,
+                schema.Message("assistant", choice.text),
+                logprobs,
+                reason_of(choice),
+                choice.stop_reason,
+                list(choice.token_ids) if form.token_ids else UNSET,
             )
-        )  # fmt: skip
+        )
     return schema.ChatCompletion(
-        heading.id, heading.created, heading.model, choices, subject.tally.usage(), subject.tally.timings(),
-        schema.Karat(subject.work.seed), FINGERPRINT,
+        heading.id,
+        heading.created,
+        heading.model,
+        choices,
+        subject.tally.usage(),
+        subject.tally.timings(),
+        schema.Karat(subject.work.seed),
+        FINGERPRINT,
         prompt_logprobs=of_prompt(output.prompt_logprobs) if output.prompt_logprobs is not None else UNSET,
         prompt_token_ids=list(output.prompt_token_ids) if form.token_ids else UNSET,
-    )  # fmt: skip
+    )
 
 
 def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schema.TextCompletion:
@@ -78,9 +88,15 @@ def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schem
     if subject.form.no_answer:
         tally.num_tokens = 0
     return schema.TextCompletion(
-        heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=tally.usage(),
-        timings=tally.timings(), karat=schema.Karat(subject.work.seed),
-    )  # fmt: skip
+        heading.id,
+        heading.created,
+        heading.model,
+        choices,
+        FINGERPRINT,
+        usage=tally.usage(),
+        timings=tally.timings(),
+        karat=schema.Karat(subject.work.seed),
+    )
 
 
 def _text_choice(
@@ -100,12 +116,15 @@ def _text_choice(
             logprobs = subject.writer.text(ids, found, params.logprobs, 0)
     asked = form.prompt_logprobs and output.prompt_logprobs is not None
     return schema.TextChoice(
-        index, (subject.echoed[number] if form.echo else "") + text, logprobs, reason,
+        index,
+        (subject.echoed[number] if form.echo else "") + text,
+        logprobs,
+        reason,
         None if form.no_answer else choice.stop_reason,
         of_prompt(output.prompt_logprobs or ()) if asked else UNSET,
         list(ids) if form.token_ids else UNSET,
         list(output.prompt_token_ids) if form.token_ids else UNSET,
-    )  # fmt: skip
+    )
 
 
 def reason_of(choice: CompletionOutput | StreamChunk) -> FinishReason:

@@ -77,14 +77,24 @@ class ChatEvents(_Events):
         return written
 
     def _chunk(
-        self, choices: list[schema.ChatChunkChoice], *, last: bool = False,
+        self,
+        choices: list[schema.ChatChunkChoice],
+        *,
+        last: bool = False,
         progress: schema.PromptProgress | UnsetType = UNSET,
-    ) -> schema.ChatChunk:  # fmt: skip
+    ) -> schema.ChatChunk:
         heading = self._subject.heading
         return schema.ChatChunk(
-            heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=self._usage(),
-            timings=self._timings(last=last), karat=self._karat(last=last), prompt_progress=progress,
-        )  # fmt: skip
+            heading.id,
+            heading.created,
+            heading.model,
+            choices,
+            FINGERPRINT,
+            usage=self._usage(),
+            timings=self._timings(last=last),
+            karat=self._karat(last=last),
+            prompt_progress=progress,
+        )
 
 
 class TextEvents(_Events):
@@ -155,11 +165,21 @@ class TextEvents(_Events):
         return event(self._completion([choice]))
 
     def _completion(
-        self, choices: list[schema.TextChoice], *, last: bool = False,
+        self,
+        choices: list[schema.TextChoice],
+        *,
+        last: bool = False,
         progress: schema.PromptProgress | UnsetType = UNSET,
-    ) -> schema.TextCompletion:  # fmt: skip
+    ) -> schema.TextCompletion:
         heading = self._subject.heading
         return schema.TextCompletion(
-            heading.id, heading.created, heading.model, choices, FINGERPRINT, usage=self._usage(),
-            timings=self._timings(last=last), karat=self._karat(last=last), prompt_progress=progress,
-        )  # fmt: skip
+            heading.id,
+            heading.created,
+            heading.model,
+            choices,
+            FINGERPRINT,
+            usage=self._usage(),
+            timings=self._timings(last=last),
+            karat=self._karat(last=last),
+            prompt_progress=progress,
+        )

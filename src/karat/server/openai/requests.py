@@ -82,9 +82,13 @@ def read_chat(body: Body) -> ChatRequest:
     elif values.get("top_logprobs"):
         raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
     return ChatRequest(
-        read_messages(values["messages"]), read_variables(values), given, _form(values),
-        values.get("priority", 0), values.get("cache_salt"),
-    )  # fmt: skip
+        read_messages(values["messages"]),
+        read_variables(values),
+        given,
+        _form(values),
+        values.get("priority", 0),
+        values.get("cache_salt"),
+    )
 
 
 def read_text(body: Body) -> TextRequest:
@@ -102,9 +106,13 @@ def read_text(body: Body) -> TextRequest:
     if form.echo and "logprobs" in given:
         given["prompt_logprobs"] = max(given["logprobs"], given.get("prompt_logprobs", 0))
     return TextRequest(
-        prompts, values.get("add_special_tokens", True), given, form, values.get("priority", 0),
+        prompts,
+        values.get("add_special_tokens", True),
+        given,
+        form,
+        values.get("priority", 0),
         values.get("cache_salt"),
-    )  # fmt: skip
+    )
 
 
 def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,9 +150,10 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise invalid(f"{where}.{name}", f"{where}.{name}: {_NO_TOOLS}; take it out", "unsupported_field")
         elif name not in ("annotations", "refusal", "audio", "tool_calls", "id") or value not in ([], "", {}):
             raise invalid(
-                f"{where}.{name}"[:200], f"{where} has {shown(name)}={shown(value)}; expected role, content and name",
+                f"{where}.{name}"[:200],
+                f"{where} has {shown(name)}={shown(value)}; expected role, content and name",
                 "unknown_field",
-            )  # fmt: skip
+            )
     return plain
 
 
