@@ -15,7 +15,7 @@ from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """How much of a choice chunks have carried: pieces of text, tokens, and its end."""
+    """The part of a choice that chunks have carried so far: pieces of text, tokens, and whether the end."""
 
     pieces: int = 0
     tokens: int = 0
@@ -25,8 +25,8 @@ class Carried:
 class Choice:
     """Samples one continuation.
 
-    What was sampled is recorded by one append a token, whatever interrupts. All else (tokens of the sequence, text,
-    end) follows from that record, and `recover` makes it anew.
+    Each sampled token is recorded by one append, which an interrupt cannot split. All else (tokens of the sequence,
+    text, end) follows from this record, and `recover` computes it anew.
     """
 
     def __init__(self, request: Request, index: int, sequence: Sequence, tokenizer: Tokenizer, max_tokens: int) -> None:
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """None if they were not asked for, or if it is not this choice that has them."""
+        """One entry for each prompt position read so far; None if they were not asked for, or for another choice."""
         wanted = self.index == 0 and self._request.params.prompt_logprobs is not None
         return tuple(self._prompt_logprobs) if wanted else None
 
@@ -91,14 +91,14 @@ class Choice:
         self._error = f"choice {self.index}: {what}"
         try:
             self._finish("error")
-        except Exception:  # noqa: BLE001 - the text side is what failed; the error that is told is its first
+        except Exception:  # noqa: BLE001 - the text side failed; its first error is the one reported
             self.finish_reason, self._stop_reason = "error", None
 
     def abort(self) -> None:
-        """End because nobody waits any more."""
+        """End with "abort": the caller no longer waits."""
         try:
             self._finish("abort")
-        except Exception as error:  # noqa: BLE001 - whoever aborts is to be rid of it
+        except Exception as error:  # noqa: BLE001 - an abort always ends the choice
             self.fail(error)
 
     def recover(self) -> bool:
@@ -114,7 +114,7 @@ class Choice:
         return self.finish_reason is not None
 
     def chunk_after(self, carried: Carried) -> tuple[StreamChunk | None, Carried]:
-        """What is new since that much was carried, None if nothing is; and how much is carried then."""
+        """The new chunk since `carried` (None: nothing new), and what is carried with it."""
         token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + carried.tokens :])
         ended = self.finish_reason is not None
         if not token_ids and ended == carried.end:
@@ -158,7 +158,7 @@ class Choice:
         self._text: list[str] = []
 
     def _follow(self, token_id: int) -> None:
-        """Tokens, text and end of the choice after one more token."""
+        """Update tokens, text and end of the choice for one more token."""
         params = self._request.params
         self.sequence.token_ids.append(token_id)
         if token_id in self._stop_ids:
@@ -175,21 +175,21 @@ class Choice:
             self._finish("length")
 
     def _emit(self, text: str) -> None:
-        """Let text out as far as it is no beginning of a stop string; a whole stop string ends the choice."""
+        """Add the text that cannot begin a stop string. A complete stop string ends the choice."""
         text, matched = self._matcher.push(text)
         self._text.append(text)
         if matched is not None:
             self.finish_reason, self._stop_reason = "stop", matched
 
     def _finish(self, reason: FinishReason, stop_reason: int | None = None) -> None:
-        """End for this reason, with all text that was held back."""
+        """End for this reason; text that was held back is added."""
         self._emit(self._detokenizer.finish())
         self._text.append(self._matcher.finish())
         self.finish_reason, self._stop_reason = reason, stop_reason
 
 
 def resolve_max_tokens(request: Request, max_model_len: int) -> int:
-    """How many tokens a choice may have: max_tokens, or the rest of the context; CapacityError if they do not fit."""
+    """The most tokens of a choice: max_tokens, or the rest of the context. CapacityError if they do not fit."""
     params, prompt_len = request.params, len(request.prompt_token_ids)
     rest = max_model_len - prompt_len
     if rest < 1:

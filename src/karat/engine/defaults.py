@@ -1,13 +1,13 @@
-"""What a checkpoint says about generation: default sampling, and the tokens that end a text.
+"""A checkpoint's defaults of generation: sampling, and the tokens that end a text.
 
-Sampling defaults are those of transformers' `generate` for the same folder: what generation_config.json says, and where
-it says nothing, transformers' own default: greedy unless do_sample is true, and then top_k 50. The one exception is the
+Sampling defaults are those of transformers' `generate` for the same folder: the values of generation_config.json, and
+transformers' own defaults for the others (greedy unless do_sample is true, then top_k 50). The one exception is the
 length, which transformers limits to 20 tokens in all and Karat by the context.
 
-The tokens that end a text are those of eos_token_id in generation_config.json or, where it names none, in config.json,
-which are what ends `generate`; and the tokenizer's own eos_token beside them, because a chat model's configs may still
-name only the end token of its base model. In a conversation, the special token with which the chat template closes an
-answer (such as <|im_end|>) ends it too, whatever the configs say.
+The tokens that end a text are eos_token_id of generation_config.json or, if it has none, of config.json, as in
+`generate`. The tokenizer's own eos_token is added, because a chat model's configs may name only the end token of its
+base model. In a conversation, the special token with which the chat template ends an answer (such as <|im_end|>) ends
+it too.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from karat.request import SamplingParams, shown
 from karat.text import Tokenizer
 
 _FILE = "generation_config.json"
-_TOP_K = 50  # transformers' default where it samples
-_MAX_NAMED = 15  # of what is not applied
+_TOP_K = 50  # transformers' default for sampling
+_MAX_NAMED = 15  # keys that the notice names as not applied
 
-# Name there -> name of the field of SamplingParams.
+# Key of generation_config.json -> field of SamplingParams.
 _ALWAYS = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -33,7 +33,7 @@ _ALWAYS = {
     "stop_strings": "stop",
 }
 _WHEN_SAMPLING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
-# Say nothing about which tokens come: bookkeeping, the form of the output, how fast it is computed.
+# Keys that do not change which tokens are chosen: bookkeeping, form of the output, speed.
 _HARMLESS = frozenset(
     """
     _from_model_config assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id
@@ -44,7 +44,7 @@ _HARMLESS = frozenset(
     return_legacy_cache target_lookbehind transformers_version use_cache
     """.split()
 )
-# Switched off by these values, absent or null.
+# Values that switch a key off, as absence and null do.
 _OFF: Mapping[str, tuple[object, ...]] = {
     "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
@@ -74,9 +74,9 @@ _OFF: Mapping[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling where the caller gives none, and the tokens that end any text.
+    """Sampling for calls that give none, and the tokens that end any text.
 
-    `notice` says in one line what of generation_config.json was applied and what was not; None: nothing of it is used.
+    `notice` is one line on which keys of generation_config.json are applied and which are not; None: none is used.
     """
 
     params: SamplingParams
@@ -87,9 +87,9 @@ class GenerationDefaults:
 def read_defaults(
     raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer, where: str = _FILE
 ) -> GenerationDefaults:
-    """Defaults from a generation_config.json (None: there is none), or from what says the same, `where`.
+    """Defaults from a generation_config.json (None: there is none) or its equivalent; `where` is its name.
 
-    ConfigError for values of the wrong kind.
+    Raises ConfigError for values of a wrong type.
     """
     stated = {key: value for key, value in (raw or {}).items() if value is not None}
     do_sample = stated.get("do_sample", False)
@@ -118,15 +118,15 @@ def read_defaults(
 
 
 def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The special token that the chat template writes after an answer, if it is known and writes one.
+    """The special token that the chat template writes after an answer; empty if it writes none.
 
-    An added token that spells no word is one too: converters write `<|im_end|>` as "user-defined" into GGUF files.
+    An added token that is no word counts too: converters store `<|im_end|>` as "user-defined" in GGUF files.
     """
     answer = "An-answer-to-find-again"
     conversation = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": answer}]
     try:
         text = tokenizer.render_chat(conversation, add_generation_prompt=False)
-    except TemplateError:  # there is none, or it takes no such conversation
+    except TemplateError:  # there is no template, or it refuses this conversation
         return frozenset()
     _, found, after = text.rpartition(answer)
     first = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
@@ -135,7 +135,7 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tuple[SamplingParams, list[str]]:
-    """The parameters, and each that was set, as the notice shows it."""
+    """The parameters, and a text for each that differs from SamplingParams(), for the notice."""
     remarks = {}
     if not do_sample:
         values["temperature"], remarks["temperature"] = 0.0, "greedy: do_sample is not true"

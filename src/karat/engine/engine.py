@@ -30,19 +30,19 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over one model. Not thread-safe: one thread uses an engine at a time.
 
-    `run` computes a batch (see karat.engine.step.model_runner); between steps another may take its place, such as one
-    that calls it and watches. Every request ends in exactly one finish reason per choice, and then its blocks are free.
-    A forward pass that raises leaves all as it was: the sequences are still there and can be stepped again or aborted.
+    `run` computes a batch (see karat.engine.step.model_runner). It may be replaced between steps, for example by a
+    function that calls it and watches. Every choice of a request ends with exactly one finish reason, and then its
+    blocks are free. A forward pass that raises changes nothing: its sequences can be stepped again or aborted.
 
-    An interrupt may leave a call at any place. What it left half done the next call mends: choices are made whole from
-    the tokens that they have, and all sequences are computed anew, which gives the same tokens. Whoever was interrupted
-    while adding or aborting aborts (again).
+    An interrupt may leave a call anywhere. The next call repairs the state: choices are rebuilt from their tokens, and
+    all sequences are computed anew, which gives the same tokens. After an interrupt while adding or aborting, the
+    caller aborts (again).
     """
 
     def __init__(
         self, run: Runner, tokenizer: Tokenizer, config: EngineConfig, clock: Callable[[], float] = perf_counter
     ) -> None:
-        """`clock` gives seconds: how long steps take decides how much of a prompt the next ones compute."""
+        """`clock` gives seconds. The time of steps decides how much of a prompt the next ones compute."""
         self.config = config
         self.scheduler = Scheduler(
             BlockPool(config.num_blocks, config.block_size),
@@ -56,7 +56,7 @@ class Engine:
         self._clock = clock
         self._pace = Pace(config.key_work)
         self._seq_ids = count()
-        self._readers: dict[int, Reader] = {}  # by seq_id; who is not here has ended
+        self._readers: dict[int, Reader] = {}  # by seq_id; a reader that ended is not in it
         self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
@@ -66,7 +66,7 @@ class Engine:
         return bool(self._readers)
 
     def stats(self) -> EngineStats:
-        """The counts of this moment; cheap, and takes nothing."""
+        """The counters at this moment. It is cheap and changes nothing."""
         scheduler, blocks = self.scheduler, self.scheduler.blocks
         return EngineStats(
             num_running=scheduler.num_running,
@@ -82,7 +82,7 @@ class Engine:
         )
 
     def check_request(self, request: Request) -> int:
-        """The number of tokens that each choice may have; RequestError for what can never be served."""
+        """The most tokens of each choice. RequestError for a request that can never be served."""
         params = request.params
         self._check_tokens("the prompt", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_token_ids, may_be_empty=True)
@@ -97,7 +97,7 @@ class Engine:
         return max_tokens
 
     def add_request(self, request: Request) -> None:
-        """Queue a request; RequestError, and nothing queued, for what can never be served."""
+        """Queue a request. RequestError, with nothing queued, for one that can never be served."""
         max_tokens = self.check_request(request)
         self._mend()
         if request.request_id in self._entries:
@@ -120,7 +120,7 @@ class Engine:
         self._half_done = False
 
     def add_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> LogitsReader:
-        """Queue the computation of all logits [tokens, vocab] of a text, written to `target` as steps go on."""
+        """Queue the computation of all logits [tokens, vocab] of a text. Steps write them to `target`."""
         self._check_tokens("the text", token_ids)
         self.scheduler.check_fits(len(token_ids))
         self._mend()
@@ -132,9 +132,9 @@ class Engine:
         return reader
 
     def step(self) -> list[RequestUpdate]:
-        """One forward pass over as many sequences as fit; what became new, by request. Nothing to do: no updates.
+        """One forward pass over as many sequences as fit. Returns the updates by request; none if there is no work.
 
-        What an interrupted step did not hand over comes with the next one.
+        Updates that an interrupted step did not return come with the next one.
         """
         self.advance()
         found = {name: (entry, entry.news) for name, entry in self._entries.items() if entry.news[1]}
@@ -150,10 +150,10 @@ class Engine:
             raise
 
     def advance(self, *, is_watched: bool = True, prompt_step_s: float = inf) -> None:
-        """One forward pass over as many sequences as fit. What became new is there for `take`.
+        """One forward pass over as many sequences as fit. `take` then returns the updates.
 
-        Unless `is_watched` nobody sees tokens before all are there, and the step is not bounded by time. A step in
-        which nobody decodes takes at most about prompt_step_s. Neither holds where max_step_ms is 0.
+        With `is_watched`, callers see tokens as they come, and the step is bounded by time: at most about max_step_ms
+        if a sequence decodes, prompt_step_s if none does. If max_step_ms is 0, no step is bounded.
         """
         self._mend()
         begun, max_step_s = self._clock(), self.config.max_step_ms / 1000
@@ -168,9 +168,9 @@ class Engine:
             self._pace.note(self._clock() - begun, decoded=decoded, prefilled=prefilled)
 
     def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
-        """The updates of a request since the last call, in order; it is forgotten with its last one.
+        """The updates of a request since the last call, in order. After the last update the request is forgotten.
 
-        RequestError if there is no such request, so that nobody waits for what never comes.
+        RequestError if there is no such request, so that no caller waits forever.
         """
         entry = self._entry(request_id)
         carried, updates = entry.news
@@ -181,7 +181,7 @@ class Engine:
         return updates
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
-        """How far the prompt is, of choice 0; None while the request waits for its turn. RequestError as in `take`."""
+        """The progress of choice 0's prompt; None while the request waits. RequestError as in `take`."""
         entry = self._entry(request_id)
         sequence = entry.choices[0].sequence
         if sequence.num_found is None:
@@ -207,9 +207,9 @@ class Engine:
         return RequestUpdate(request_id, chunks, updates[-1].output)
 
     def abort_logits(self, target: LogitsTarget) -> None:
-        """Free what `add_logits` to this target took, if it has not ended by itself.
+        """End the reader of `add_logits` to this target and free its blocks, if it has not ended by itself.
 
-        Not by the reader, which who was interrupted in `add_logits` does not know.
+        The target names it, because a caller that was interrupted in `add_logits` does not have the reader.
         """
         self._mend()
         for reader in list(self._readers.values()):
@@ -219,7 +219,7 @@ class Engine:
                 self._half_done = False
 
     def _mend(self) -> None:
-        """Make whole what an interrupt left half done, from readers and requests; it may be interrupted too."""
+        """Repair the state after an interrupt, from readers and requests. It may be interrupted too."""
         if not self._half_done:
             return
         for seq_id, reader in list(self._readers.items()):
@@ -255,14 +255,14 @@ class Engine:
         self.scheduler.remove(reader.sequence, forget=forget)
 
     def _schedule(self, budget: StepBudget) -> list[Chunk]:
-        """Who computes how many tokens in this step; their blocks are reserved."""
+        """The chunks of this step, their blocks reserved."""
         self._half_done = True
         chunks = self.scheduler.schedule(budget)
         self._half_done = False
         return chunks
 
     def _compute(self, chunks: list[Chunk]) -> list[NDArray[np.floating] | NumericsError]:
-        """Logits [positions, vocab] for each chunk. A batch that fails for its numbers is run again one by one.
+        """Logits [positions, vocab] of each chunk. After a NumericsError the chunks are run again one by one.
 
         So only the sequence at fault ends. Running a chunk again is safe: it writes to the same slots.
         """
@@ -274,7 +274,7 @@ class Engine:
         except NumericsError as error:
             if len(chunks) == 1:
                 return [error]
-            # Copies, because a runner's result is good only until the next one.
+            # Copies, because the next run overwrites a runner's result.
             alone = (self._compute([chunk])[0] for chunk in chunks)
             return [result if isinstance(result, NumericsError) else result.copy() for result in alone]
         assert logits.shape == (len(batch.logit_rows), self.config.vocab_size), f"logits of shape {logits.shape}"
@@ -282,7 +282,7 @@ class Engine:
         return [logits[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
     def _collect(self, chunks: list[Chunk], results: list[NDArray[np.floating] | NumericsError]) -> None:
-        """Sample, make text, end what is done, and let all who have something new know."""
+        """Sample, make text, end finished choices, and publish the updates."""
         self._half_done = True
         changed: dict[str, None] = {}
         for chunk, logits in zip(chunks, results, strict=True):
@@ -296,18 +296,18 @@ class Engine:
         self._half_done = False
 
     def _serve(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> None:
-        """Hand a chunk's logits to who wants them. What goes wrong with that ends this reader alone."""
+        """Give a chunk's logits to its reader. An error ends this reader alone."""
         try:
             if self._read(reader, chunk, logits):
                 self._drop(reader)
-        except Exception as error:  # noqa: BLE001 - it is told in the choice's `error`, and logged if it is a bug
+        except Exception as error:  # noqa: BLE001 - reported in the choice's `error`, and logged if it is a bug
             if not isinstance(error, KaratError):
                 _log.error("a sequence ends because its tokens could not be read", exc_info=error)
             reader.fail(error)
             self._drop(reader, forget=isinstance(error, NumericsError))
 
     def _read(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> bool:
-        """True if the sequence ends with this chunk."""
+        """Read a chunk's logits. Returns True if the sequence ends with this chunk."""
         if isinstance(logits, NumericsError):
             raise logits
         seq = reader.sequence
@@ -336,6 +336,6 @@ class Engine:
 
 
 def _work(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
-    """The work of the chunks that are decoding, or of those that are part of a prefill."""
+    """The work of the chunks that decode, or of those that belong to a prefill."""
     wanted = (chunk for chunk in chunks if (chunk.seq.num_pending == 1) == decoding)
     return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)

@@ -1,4 +1,4 @@
-"""Intake: what callers of `LLM` give (prompts, conversations, parameters) made into requests."""
+"""Intake: makes requests from the prompts, conversations and parameters that callers of `LLM` give."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ _log = logging.getLogger("karat")
 
 
 class Intake:
-    """Numbers requests and settles what they leave open: parameters, seed, end tokens. Runs nothing.
+    """Numbers requests and fills in what they leave open: parameters, seed, end tokens. It computes nothing.
 
-    `defaults` are shown, if they have a notice, the first time they are applied. max_model_len is the context; seed
-    is what requests without a seed of their own draw by, together with their number.
+    The notice of `defaults` is logged when they are first applied. max_model_len is the context in tokens. `seed` and a
+    request's number give the seed of a request that has none.
     """
 
     def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_model_len: int, seed: int) -> None:
@@ -40,11 +40,11 @@ class Intake:
 
     @cached_property
     def chat_end_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer in a conversation: the model's and what closes a turn in the template."""
+        """The tokens that end an answer in a conversation: the model's, and the one that the template ends it with."""
         return self._defaults.end_token_ids | turn_end_ids(self._tokenizer)
 
     def default_params_after(self, prompt_len: int) -> SamplingParams:
-        """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
+        """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
         params, rest = self._defaults.params, self._max_model_len - prompt_len
         if params.max_tokens is None or params.max_tokens <= rest:
             return params
@@ -53,7 +53,7 @@ class Intake:
     def params_for(
         self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> Sequence[SamplingParams | None]:
-        """Parameters for each prompt; None: the defaults, which depend on the length of the prompt."""
+        """The parameters for each prompt; None stands for the defaults, which depend on the prompt's length."""
         if params is None:
             if self._notice_is_due:
                 _log.info("%s", self._defaults.notice)
@@ -70,7 +70,7 @@ class Intake:
         return listed
 
     def priorities_for(self, num_prompts: int, priority: int | Sequence[int]) -> Sequence[int]:
-        """A priority for each prompt, of one for all or one for each."""
+        """The priority of each prompt, from one for all or one for each."""
         if isinstance(priority, int):
             return [priority] * num_prompts
         if not isinstance(priority, Sequence) or len(priority) != num_prompts:
@@ -80,7 +80,7 @@ class Intake:
         return priority
 
     def request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
-        """To answer a conversation, or to continue a text, which may get a BOS, or token ids, taken as they are."""
+        """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
         if isinstance(prompt, ChatPrompt):
             return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
         if isinstance(prompt, Mapping):
@@ -91,7 +91,7 @@ class Intake:
         return self._request(prompt, params, None, self._defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
-        """A conversation as the model gets it; `variables` are what Tokenizer.chat_prompt takes beside the messages."""
+        """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
         return self._tokenizer.chat_prompt(plain_messages(messages), max_tokens=self._max_model_len, **variables)
 
     def _request(
@@ -111,7 +111,7 @@ class Intake:
 
 
 def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a text, token ids or a mapping; anything else is a sequence of prompts."""
+    """A list of prompts. One prompt is a text, token ids or a mapping; anything else is a sequence of prompts."""
     if isinstance(prompts, str | Mapping | ChatPrompt):
         return [prompts]
     _require_sequence("prompts", prompts)
@@ -121,7 +121,7 @@ def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
-    """The ids of a mapping, which count if there are any, or its text."""
+    """The token ids of a mapping, or its text if it has none."""
     ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
     is_text = ids is None and isinstance(text, str)
     if is_text or (isinstance(ids, Sequence | np.ndarray) and not isinstance(ids, str)):
@@ -141,13 +141,13 @@ def chat_options(
     variables: Mapping[str, Any] | None,
     sanitize_control_tokens: bool,
 ) -> dict[str, Any]:
-    """What `Intake.chat_prompt` takes as variables; `now` None is the clock."""
+    """The `variables` of `Intake.chat_prompt`. A `now` of None is the clock."""
     options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
     return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}
 
 
 def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation is a sequence of mappings; anything else is a sequence of conversations."""
+    """A list of conversations. One conversation is a sequence of mappings; anything else is a sequence of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise _no_conversation(messages)
     if len(messages) > 0 and isinstance(messages[0], Mapping):
@@ -156,9 +156,9 @@ def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages, their content as one text: parts {"type": "text", "text": …} are joined by line breaks.
+    """The messages with each content as one text: parts {"type": "text", "text": …} are joined by line breaks.
 
-    So does vLLM. RequestError for what is no conversation, and for parts that are no text, such as images.
+    vLLM does the same. Raises RequestError for anything but a conversation, and for parts other than text.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise _no_conversation(messages)
@@ -191,7 +191,7 @@ def _no_conversation(value: object) -> RequestError:
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
-    """NumPy's integers as Python's; anything else as it is, for the engine to judge."""
+    """Token ids with NumPy's integers converted to Python's. Other values stay; the engine checks them."""
     _require_sequence("a prompt", token_ids)
     return tuple(int(i) if isinstance(i, np.integer) else i for i in token_ids)
 

@@ -1,4 +1,4 @@
-"""LLM: a model on this machine, in one object."""
+"""LLM: a model, its tokenizer and an engine in one object."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,36 +30,43 @@ from karat.text import ChatPrompt, Tokenizer
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
 
-MAX_LOGITS_BYTES = 1024**3  # of what `LLM.logits` returns
-_MUCH = 64 * 1024**2  # bytes of weights: whose loading takes its time, if they are not loaded later and together
+MAX_LOGITS_BYTES = 1024**3  # of the array that `LLM.logits` returns
+_MUCH = 64 * 1024**2  # bytes of weights: more take long to load, unless they are loaded later and together
 
 _log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model, its tokenizer and an engine. Several threads may use an LLM: one at a time computes, for all of them.
+    """A model, its tokenizer and an engine. Several threads may use an LLM; one at a time computes, for all of them.
     `with LLM(...) as llm:` closes it at the end.
 
-    model is a folder, a GGUF file, org/name (or org/name:Q4_K_M) on the Hugging Face hub, or a checkpoint that is open
-    already; None is the model shipped with Karat. tokenizer is taken instead of the model's own; a path or a name
-    stands for the tokenizer of that model. dtype is what is computed in ("auto": float32, whatever the weights are
-    stored as), kv_dtype what the KV cache stores (None: the executor's default), executor "auto" or a name that
-    karat.ops.registry lists. max_model_len bounds prompt and output together (None: what the model was made for). seed
-    is what requests without a seed of their own draw by, together with their number. At most max_num_seqs sequences and
-    max_num_batched_tokens tokens are computed in a step. The KV cache has kv_cache_bytes, or num_blocks blocks of 16
-    tokens; by default it is enough for max_num_seqs full contexts, but at most 40 % of the memory that is available.
-    enable_prefix_caching keeps what was computed, while there is room, for prompts that begin with the same tokens.
-    quantize "q8_0" or "q4_0" quantises matrices as they are loaded, into the blocks that a converted file would hold.
-    threads is for the native executor (None: one for each physical core). generation_config "auto" takes default
-    sampling from the model's generation_config.json (see karat.engine.defaults); "none" takes SamplingParams() instead.
-    End tokens are the model's in both cases. guard runs op by op and ends a request at the first result that is not
-    finite, with the op's name (slower; the same bits). tensor_parallel_size is the number of processes that share the
-    model, each with cores of its own and `threads` threads (None: its share of the cores); they end with `close`, with
-    this object or this process. While streams are open, a step in which somebody decodes takes at most about
-    max_step_ms, by computing less of other prompts (0: no bound; None: 200 with the native executor, whose bits do not
-    depend on it, no bound with others). progress is called with the bytes of weights that are loaded, and of all.
-    Arguments of vLLM's that cannot change anything here, such as gpu_memory_utilization, are logged and left at that;
-    for any other name UsageError says what replaces it.
+    - model: a folder, a GGUF file, org/name (or org/name:Q4_K_M) on the Hugging Face hub, or an open checkpoint. None
+      is the model in the package.
+    - tokenizer: used instead of the model's own. A path or a name means the tokenizer of that model.
+    - dtype: the compute dtype. "auto" is float32 for every stored type of the weights.
+    - kv_dtype: the dtype of the KV cache. None is the executor's default.
+    - executor: "auto" or a name of karat.ops.registry.
+    - max_model_len: the most tokens of prompt and output together. None is the model's own limit.
+    - seed: with a request's number, the seed of requests that have none.
+    - max_num_seqs, max_num_batched_tokens: the most sequences and tokens of a step.
+    - kv_cache_bytes, or num_blocks (of 16 tokens): the size of the KV cache. By default it has room for max_num_seqs
+      full contexts, but takes at most 40 % of the available memory.
+    - enable_prefix_caching: keeps computed blocks, while there is room, for prompts with the same first tokens.
+    - generation_config: "auto" takes default sampling from the model's generation_config.json (see
+      karat.engine.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.
+    - quantize: "q8_0" or "q4_0" quantises matrices while loading, to the same blocks as a converted file.
+    - threads: of the native executor. None is one for each physical core, or a rank's share of the cores.
+    - guard: runs op by op and ends a request at its first impossible result, with the op's name (karat.ops.guard). It
+      is slower and gives the same bits.
+    - progress: called with the bytes of the weights loaded so far and of all weights.
+    - tensor_parallel_size: the number of processes that share the model, each with its own cores. They end with
+      `close`, with this object or with this process.
+    - max_step_ms: while streams are open, a step with decoding takes at most about this time, by computing less of
+      other prompts. 0 is no bound. None is 200 with the native executor, whose bits do not depend on it, and no bound
+      with others.
+
+    Arguments of vLLM that cannot change an answer of Karat, such as gpu_memory_utilization, are logged and ignored. Any
+    other name is a UsageError that says what replaces it.
 
     Raises ConfigError, CheckpointError, TokenizerError, HubError, CapacityError, ExecutorError and UsageError.
     """
@@ -124,13 +131,13 @@ class LLM:
         def loaded(done: int, total: int) -> None:
             if done > _MUCH:
                 text_side.start()
-            text_side.raise_fault()  # rather than after all is loaded
+            text_side.raise_fault()  # at once, not after all is loaded
             if progress is not None:
                 progress(done, total)
 
         self._ranks: ParallelModel | None = None
         if tensor_parallel_size > 1:
-            text_side.result()  # a fault in it leaves no ranks behind
+            text_side.result()  # before ranks start: an error leaves no ranks behind
             self._ranks = plan.ranks(loaded)
         run = self._ranks or plan.runner(loaded, meanwhile=text_side.start)
         self.tokenizer, defaults = text_side.result()
@@ -150,16 +157,16 @@ class LLM:
         priority: int | Sequence[int] = 0,
         **others: object,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many; outputs in the order of the prompts.
+        """Continue one prompt or several. Outputs are in the order of the prompts.
 
-        A prompt is a text, which the tokenizer may give a BOS, or token ids, which are taken as they are, or a mapping
-        {"prompt": text} or {"prompt_token_ids": ids}, or what `chat_prompt` made of a conversation. sampling_params are
-        for all prompts, or one for each; None: the model's defaults. use_tqdm writes to stderr how many requests and
-        tokens are done. Of the requests that wait, those of other threads too, the one of the smallest priority enters
-        first; it is for all prompts, or one for each. RequestError, before any work, for a prompt that is empty or too
-        long, or parameters that do not suit the model. What goes wrong later ends only the choice it concerns, with
-        finish_reason "error".
-        UsageError for any other argument.
+        A prompt is a text (the tokenizer may add a BOS), token ids (taken as they are), a mapping {"prompt": text} or
+        {"prompt_token_ids": ids}, or a result of `chat_prompt`. sampling_params are for all prompts, or one for each;
+        None is the model's defaults. use_tqdm shows the numbers of finished requests and tokens on stderr. priority is
+        for all prompts, or one for each: of all waiting requests, other threads' included, the smallest enters first.
+
+        Raises RequestError, before any work, for a prompt that is empty or too long, and for parameters that do not
+        suit the model; UsageError for any other argument. A later failure ends only its own choice, with finish_reason
+        "error".
         """
         refuse("generate", others, LLM.generate)
         self._turns.require_open()
@@ -185,12 +192,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
 
-        A content is a text, or a list of parts {"type": "text", "text": …}, which are joined by line breaks. The prompt
-        is made by the model's chat template, which also gets `tools`, the time `now` (None: the clock) and
+        A content is a text, or a list of parts {"type": "text", "text": …}, which are joined by line breaks. The
+        model's chat template makes the prompt; it also receives `tools`, the time `now` (None: the clock) and
         `chat_template_kwargs`. A control token such as <|im_end|> that a message spells becomes that token, as in
-        transformers; with sanitize_control_tokens, which is for text of strangers, it stays text (the prompt of the
-        output shows both alike, its prompt_token_ids do not). sampling_params, use_tqdm and priority as in `generate`.
-        RequestError for what is no conversation of text, TemplateError if there is no template or it refuses.
+        transformers. With sanitize_control_tokens, for untrusted text, it stays text (the output's prompt shows both
+        alike, its prompt_token_ids do not). sampling_params, use_tqdm and priority are as in `generate`.
+
+        Raises RequestError for anything but conversations of text, TemplateError if there is no template or if it
+        refuses the conversation, and the errors of `generate`.
         """
         refuse("chat", others, LLM.chat)
         self._turns.require_open()
@@ -213,12 +222,13 @@ class LLM:
         on_prompt: Callable[[PromptProgress], object] | None = None,
         **others: object,
     ) -> Iterator[StreamChunk]:
-        """Continue one prompt, token by token; errors as in `generate`, raised by this call.
+        """Continue one prompt, token by token. This call raises the errors of `generate`.
 
-        Work is done as chunks are asked for. Closing or dropping the iterator ends the request and frees its blocks.
-        Several streams may be open; a step serves all of them. priority as in `generate`. on_prompt is called after
-        each step until the prompt is computed; what it raises ends the request. So that it is called often enough,
-        steps without decoding take at most about half a second then, with the native executor.
+        Steps are computed as chunks are asked for. Closing or dropping the iterator ends the request and frees its
+        blocks. Several streams may be open; a step serves all of them. priority is as in `generate`.
+
+        on_prompt is called after each step until the prompt is computed; its exception ends the request. With on_prompt
+        and the native executor, a step without decoding takes at most about half a second.
         """
         refuse("stream", others, LLM.stream)
         self._turns.require_open()
@@ -258,7 +268,7 @@ class LLM:
         sanitize_control_tokens: bool = False,
         **others: object,
     ) -> ChatPrompt:
-        """One conversation as `chat` gives it to the model, for who wants to see or count it: text and token_ids.
+        """One conversation as `chat` gives it to the model, to be shown or counted: text and token_ids.
 
         `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again.
         """
@@ -271,14 +281,14 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is sampled by where no sampling_params are given: the model's own, or SamplingParams()."""
+        """The sampling parameters of calls that give none: the model's own, or SamplingParams()."""
         return self.default_params
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.floating]:
-        """The model's logits [tokens, vocab] after each token, as they are, in the compute dtype.
+        """The model's unchanged logits [tokens, vocab] after each token, in the compute dtype.
 
-        Row i is what the model expects after token_ids[: i + 1]. Made in chunks. CapacityError where they would take
-        more than 1 GiB.
+        Row i follows token_ids[: i + 1]. They are computed in chunks. Raises CapacityError if they take more than
+        1 GiB.
         """
         ids = self._text_ids(token_ids)
         dtype = np.dtype(self.dtype)
@@ -294,14 +304,14 @@ class LLM:
         return logits
 
     def write_logits(self, token_ids: Sequence[int], target: LogitsTarget) -> None:
-        """What `logits` returns, written to `target` row by row: an array, or what keeps less of each row.
+        """Write the rows of `logits` to `target` in order: an array, or an object that keeps less of each row.
 
-        The rows are there only while they are written, and some may come twice. An exception of `target` is raised.
+        Rows are valid only while they are written, and some may come twice. Exceptions of `target` pass through.
         """
         self._turns.write_logits(self._text_ids(token_ids), target)
 
     def check_ranks(self) -> None:
-        """Raise RankError if a rank of tensor parallelism has died since the last step: for an idle model."""
+        """Raise RankError if a rank of tensor parallelism has died since the last step. For an idle model."""
         self._turns.require_open()
         if self._ranks is not None:
             self._ranks.check()
@@ -319,11 +329,11 @@ class LLM:
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer in a conversation: end_token_ids and what closes a turn in the template."""
+        """The tokens that end an answer in a conversation: end_token_ids and the one that the template ends it with."""
         return self._intake.chat_end_token_ids
 
     def default_params_after(self, prompt_len: int) -> SamplingParams:
-        """The default sampling after a prompt; its max_tokens, which nobody asked for, gives way to the context."""
+        """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
         return self._intake.default_params_after(prompt_len)
 
     def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -340,7 +350,7 @@ class LLM:
 
 
 def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:
-    """The checkpoint of what `model` names; what its file warns of is logged."""
+    """The open checkpoint of `model`. Its warnings are logged."""
     if isinstance(model, FolderCheckpoint | GgufCheckpoint):
         checkpoint: ModelCheckpoint = model
     else:

@@ -1,4 +1,4 @@
-"""What happens to weights between the file and the executor, and what runs the model that they make."""
+"""Preparation of weights between the file and the executor, and open_runner, which runs the loaded model."""
 
 import logging
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class Preparation:
-    """What is done to each weight on its way: nothing, or quantising matrices to the format of that name.
+    """The conversion of each weight: none, or quantising matrices to the format named `quantize`.
 
-    Says which matrices stay as they are.
+    A warning names each matrix that stays unchanged.
     """
 
     def __init__(self, quantize: str | None) -> None:
@@ -33,7 +33,7 @@ class Preparation:
         return done.weight
 
     def stored_type(self, weight: Weight) -> str:
-        """The type that the weight will have; nothing is read."""
+        """The stored type that the converted weight will have. Nothing is read."""
         return weight.dtype if self._format is None else requantized_type(weight, self._format)
 
 
@@ -46,7 +46,7 @@ def open_runner(
     block_size: int = BLOCK_SIZE,
     guard: bool = False,
 ) -> Runner:
-    """What computes the model's steps, over a KV cache of its own; `guard` looks at every result (karat.ops.guard)."""
+    """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard)."""
     ops = model.ops
     cache = new_cache(ops, model.config, kv_dtype, num_blocks, block_size=block_size, num_kv_heads=model.num_kv_heads)
     return model_runner(model.on(Guard(ops)) if guard else model, cache, limits)

@@ -12,10 +12,10 @@ from karat.request import Logprob, TokenLogprobs
 def token_logprobs(
     logits: NDArray[np.floating], token_id: int, num_top: int, decode: Callable[[int], str]
 ) -> TokenLogprobs:
-    """`token_id` and the `num_top` most probable tokens, the chosen one first, then by rank.
+    """`token_id` and the `num_top` most probable tokens for logits [vocab]: the chosen token first, then by rank.
 
-    Ranks count from 1; of equally probable tokens the smaller id has the smaller rank. Logarithms are natural,
-    in float64.
+    Ranks start at 1; of equally probable tokens the smaller id has the smaller rank. Logarithms are natural, in
+    float64.
     """
     largest, log_sum = rows.log_sum_exp(logits)
     num_top = min(num_top, len(logits))

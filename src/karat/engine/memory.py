@@ -1,15 +1,15 @@
-"""How large a KV cache to make of the memory there is."""
+"""The size of the KV cache for the available memory."""
 
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
-LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and a place in two lists
+LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and an entry in two lists
 
 
 def require_room(weight_bytes: int, available: int) -> None:
-    """CapacityError, with the figures, for weights that take more memory than there is."""
+    """Raise CapacityError, with the figures, for weights that take more memory than is available."""
     if weight_bytes > available:
         raise CapacityError(
             f"the weights take {_size(weight_bytes)} of memory, and {_size(available)} are available; take a file of "
@@ -30,11 +30,11 @@ def num_cache_blocks(
     weight_bytes: int = 0,
     rope_bytes: int = 0,
 ) -> int:
-    """Blocks for the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
+    """Blocks of the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
-    num_kv_heads counts KV heads as often as ranks hold them (None: once); weight_bytes and rope_bytes (the tables of
-    RoPE) are still to be loaded. Blocks are counted with the lists that say who holds them. CapacityError, with the
-    figures, if not even one sequence of max_model_len tokens fits, or the tables or lists do not.
+    num_kv_heads counts a KV head once for each rank that holds it (None: once). weight_bytes and rope_bytes (tables of
+    RoPE) are still to be loaded. A block is counted with its entries in the pool's lists. Raises CapacityError, with
+    the figures, if not even one sequence of max_model_len tokens fits, or if the tables or lists do not.
     """
     available = max(0, available_bytes() - weight_bytes)
     if rope_bytes > available:

@@ -1,4 +1,4 @@
-"""What an LLM may be told beside its model and tokenizer, checked before anything is opened."""
+"""Options: the arguments of LLM besides model and tokenizer, checked before any file is opened."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,7 +13,7 @@ Quantization = Literal["q8_0", "q4_0"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of karat.LLM of these names. Making it raises UsageError for a value that one cannot have."""
+    """The arguments of karat.LLM with these names. Raises UsageError for an invalid value."""
 
     dtype: FloatName | Literal["auto"] = "auto"
     kv_dtype: FloatName | None = None
@@ -41,7 +41,7 @@ class Options:
         if self.kv_dtype is not None and self.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"kv_dtype={shown(self.kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
-            raise UsageError("kv_cache_bytes and num_blocks both say how large the KV cache is; give one")
+            raise UsageError("kv_cache_bytes and num_blocks both set the size of the KV cache; give one")
         if not isinstance(self.enable_prefix_caching, bool):
             raise UsageError(f"enable_prefix_caching={shown(self.enable_prefix_caching)}: expected True or False")
         self._check_int("seed", 0, MAX_SEED)
@@ -60,14 +60,14 @@ class Options:
 
     @property
     def compute_dtype(self) -> FloatName:
-        """What is computed in; ExecutorError for any other type, which weights may well be stored in."""
+        """The compute dtype. ExecutorError for a type that weights can be stored in but Karat does not compute in."""
         match self.dtype:
             case "auto" | "float32":
                 return "float32"
             case "float64":
                 return "float64"
         raise ExecutorError(
-            f"dtype={shown(self.dtype)}: expected 'auto', 'float32' or 'float64'; this is what is computed in, and "
+            f"dtype={shown(self.dtype)}: expected 'auto', 'float32' or 'float64'; this is the compute dtype, and "
             "weights stay as stored, float16 and bfloat16 ones too"
         )
 

@@ -1,4 +1,4 @@
-"""A model shared out over ranks, as the engine sees it: a function from batches to logits."""
+"""ParallelModel: a model on several ranks, as the engine sees it: a function from batches to logits."""
 
 import logging
 import os
@@ -28,16 +28,16 @@ from karat.ranks.shared_memory import Tally, Watcher, create_file, make_room
 _log = logging.getLogger(__name__)
 
 STEP = PATIENCE
-# A file system over the network may keep a rank waiting; a large matrix may be quantised before there is any progress.
+# A network file system may keep a rank waiting, and quantising a large matrix takes long without progress.
 LOADING = Patience(idle_s=30.0, behind_s=600.0, vain_s=600.0)
-_HEADER_BYTES = 64  # before an array that is exchanged through the host
+_HEADER_BYTES = 64  # in front of an array that is exchanged through the host
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a rank has: bytes of files that it read, threads, CPUs that it is pinned to (none: the system chooses)."""
+    """A rank's bytes read from files, threads, and CPUs that it is pinned to (empty: the system chooses)."""
 
     bytes_read: int
     threads: int
@@ -45,11 +45,11 @@ class Holding:
 
 
 class ParallelModel:
-    """`size` processes that load a model together with `load`, each its part; then a call computes a step (a Runner).
+    """`size` processes that load a model with `load`, each its part. A call then computes a step (it is a Runner).
 
-    `load` may be called again, for another model. The processes end with `close`, with this object or this process;
-    `module` is what they run. Raises RankError, CapacityError for want of shared memory, and ExecutorError without the
-    C++ extension.
+    `load` may be called again, for another model. The processes run `module` and end with `close`, with this object or
+    with this process. Raises RankError, CapacityError for lack of shared memory, and ExecutorError without the C++
+    extension.
     """
 
     def __init__(self, size: int, module: str = "karat.engine.rank") -> None:
@@ -70,10 +70,10 @@ class ParallelModel:
         return self._ranks.process_ids
 
     def load(self, load: Load, config: ModelConfig, progress: Callable[[int], None] = lambda done: None) -> None:
-        """Each rank loads its part; threads (None: a fair share of the cores), cores and memory are decided here.
+        """Load the model, each rank its part. Threads (None: a share of the cores), cores and memory are decided here.
 
-        `progress` is called now and then with the bytes that all ranks together have read, and at the end. Raises what
-        loading raises. The ranks stay, and may be told to load again.
+        `progress` is called several times, and at the end, with the bytes that all ranks together have read. Errors of
+        loading pass through; the ranks stay and can load again.
         """
         item = FLOAT_BYTES[load.dtype]
         slot_bytes = max(load.limits.num_tokens, load.limits.num_logit_rows) * config.hidden_size * item + _HEADER_BYTES
@@ -98,22 +98,22 @@ class ParallelModel:
             _log.warning("%s", warning)
 
     def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
-        """Logits [rows, vocab] of the batch's logit_rows, good until the next call."""
+        """Logits [rows, vocab] of the batch's logit_rows. Valid until the next call."""
         self.command(lambda number: Step.of(number, batch), Done)
         assert self._watcher is not None
         return self._watcher.whole((len(batch.logit_rows), self._vocab_size), self._dtype)
 
     def command(self, make: Callable[[int], msgspec.Struct], answer: type[Answer], num_steps: int = 1) -> list[Answer]:
-        """Give all ranks the command that `make` makes of the number of its first collective; their answers.
+        """Send all ranks the command `make(number)` and return their answers; `number` is that of its first collective.
 
-        `num_steps` is how many steps it takes at most. Where a rank fails, the others give up, and its error is raised.
+        The command takes at most `num_steps` steps. If a rank fails, the others give up, and its error is raised.
         """
         assert self._watcher is not None, "nothing is loaded"
         number = self._watcher.next_number(num_steps)
         return self._exchange([make(number)] * self.size, answer, self._watcher, number)
 
     def check(self) -> None:
-        """Raise RankError if a rank has ended since the last step; the others are ended then."""
+        """If a rank has ended since the last step, end the others and raise RankError."""
         self._ranks.check()
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class ParallelModel:
 
 @cache
 def _decoder(answer: type[msgspec.Struct]) -> Any:
-    """Of the replies to commands that are answered so, or by Failed."""
+    """The decoder of replies that are an `answer` or Failed."""
     return msgspec.msgpack.Decoder(answer | Failed)
 
 
@@ -167,7 +167,7 @@ def load_command(
     quantize: str | None = None,
     guard: bool = False,
 ) -> Load:
-    """What ranks are told to load for an engine of these sizes."""
+    """The command that makes ranks load a model for an engine of these sizes."""
     return Load(
         path=str(checkpoint.path.absolute()),
         executor=executor,
@@ -190,7 +190,7 @@ def _close(ranks: Ranks, file: int) -> None:
 
 
 def _raised(rank: int, failure: Failed, *, of_all: bool) -> KaratError:
-    """The error that a rank reported, of its own class."""
+    """The error that a rank reported, of its own class; RankError for a class that is not in karat.errors."""
     kind = getattr(errors, failure.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, KaratError)):
         return RankError(f"rank {rank}: {failure.message}")

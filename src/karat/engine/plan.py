@@ -1,4 +1,4 @@
-"""What an LLM loads, and whether there is room for it: decided before a weight is read."""
+"""plan_load: what an LLM loads, and whether it fits into memory, decided before any weight is read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from karat.ops.rope_table import table_bytes
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
 
-MAX_STEP_MS = 200  # of the native executor, unless another is asked for
+MAX_STEP_MS = 200  # the default of the native executor
 Progress = Callable[[int, int], None]  # bytes of weights that are loaded, and of all of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadPlan:
-    """A model that fits: on `ops` or on ranks of its kind, with a KV cache and steps of these sizes."""
+    """A model that fits into memory, with its executor and the sizes of its KV cache and steps."""
 
     checkpoint: ModelCheckpoint
     config: ModelConfig
@@ -39,7 +39,7 @@ class LoadPlan:
     num_bytes: int  # of the weights in their files
 
     def runner(self, progress: Progress, meanwhile: Callable[[], None]) -> Runner:
-        """The model, loaded into this process; `meanwhile` is called while its weights are under way."""
+        """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
         model = build(
             self.config,
             self.ops,
@@ -54,8 +54,8 @@ class LoadPlan:
         )
 
     def ranks(self, progress: Progress) -> "ParallelModel":
-        """The model, loaded into ranks, each its part; what several of them hold is told once."""
-        from karat.engine.parallel import ParallelModel, load_command  # which one process does without
+        """The model, loaded into ranks, each its part. Bytes that several ranks read count once in `progress`."""
+        from karat.engine.parallel import ParallelModel, load_command  # not needed by a single process
 
         options = self.options
         command = load_command(
@@ -78,16 +78,17 @@ class LoadPlan:
 
 
 def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, options: Options) -> LoadPlan:
-    """How the model is loaded; CheckpointError unless its weights fit, CapacityError for want of memory.
+    """The plan for loading a model. Nothing is loaded.
 
-    UsageError for a context that the model was not made for and for ranks that it cannot have.
+    Raises CheckpointError if the weights do not fit the config, CapacityError for lack of memory, UsageError for a
+    context beyond the model's and for a number of ranks that it cannot have.
     """
     longest = config.max_position_embeddings
     max_model_len = longest if options.max_model_len is None else options.max_model_len
     if max_model_len > longest:
         raise UsageError(
             f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
-            "config.json); beyond them its answers mean nothing; lower it"
+            "config.json), and longer contexts give meaningless answers; lower it"
         )
     kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
     weights = find_weights(config, checkpoint)
@@ -133,7 +134,7 @@ def _max_step_ms(ops: Ops, options: Options) -> int:
 
 
 def _key_work(config: ModelConfig) -> float:
-    """Multiply-adds of attention for each key that a token sees, over those of its linear layers."""
+    """Multiply-adds of attention for one key that a token sees, as a fraction of those of the token's linear layers."""
     width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
     linear = config.hidden_size * (2 * width + 2 * kv_width + 3 * config.intermediate_size)

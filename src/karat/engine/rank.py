@@ -1,6 +1,6 @@
-"""A tensor-parallel rank: a process that loads its part of a model and computes the steps it is told to.
+"""A tensor-parallel rank: a process that loads its part of a model and computes steps on command.
 
-It is started by karat.engine.parallel, never by hand: `main` gets the numbers of descriptors that it inherited.
+karat.engine.parallel starts it; `main` receives the numbers of inherited descriptors.
 """
 
 import errno
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def serve(arguments: Sequence[str], kind: "type[Rank]") -> None:
-    """`main` of a module that has a `kind` of its own."""
+    """`main` for a module with its own `kind` of rank."""
     rank, size, end, lifeline, shared = map(int, arguments)
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
@@ -43,11 +43,11 @@ def serve(arguments: Sequence[str], kind: "type[Rank]") -> None:
         while True:
             connection.send(msgspec.msgpack.encode(served.answer(decoder.decode(connection.receive()))))
     except ConnectionEndedError:
-        os._exit(0)  # nothing here is worth a clean-up, and threads may still be at work
+        os._exit(0)  # nothing needs cleaning up, and threads may still be working
 
 
 class Rank:
-    """What one rank has and does. `descriptor` is of the group's shared memory."""
+    """The state and commands of one rank. `descriptor` is that of the group's shared memory."""
 
     COMMANDS: Any = Load | Step
 
@@ -61,10 +61,10 @@ class Rank:
         self._run: Runner | None = None
 
     def answer(self, command: msgspec.Struct) -> msgspec.Struct:
-        """Do what the command says. What goes wrong becomes the answer."""
+        """Carry out the command. An exception becomes the answer Failed."""
         try:
             return self.do(command)
-        except Exception as error:  # noqa: BLE001 - it is told to who started this rank, which raises it
+        except Exception as error:  # noqa: BLE001 - reported to the starting process, which raises it
             kind, message = _told(error, "loading its part of the model" if isinstance(command, Load) else "computing")
             abandoned = self._group is not None and self._group.abandoned
             return Failed(kind=kind, message=message, abandoned=abandoned)
@@ -82,7 +82,7 @@ class Rank:
         raise AssertionError(f"no such command: {command}")
 
     def _load(self, load: Load) -> Loaded:
-        self._group = self._model = self._run = None  # the memory of an earlier one
+        self._group = self._model = self._run = None  # frees the memory of an earlier model
         if self._all_cpus:
             os.sched_setaffinity(0, load.cpus or self._all_cpus)
         with _warnings() as warnings:
@@ -120,7 +120,7 @@ class Rank:
 
 
 def _told(error: Exception, work: str) -> tuple[str, str]:
-    """The class to raise, by name, and what it says: a sentence for what the system refused, a traceback for a bug."""
+    """The name of the class to raise and its message: a sentence for a refusal of the system, a traceback for a bug."""
     match error:
         case KaratError():
             return type(error).__name__, str(error)
@@ -139,7 +139,7 @@ def _told(error: Exception, work: str) -> tuple[str, str]:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """What would be logged meanwhile, and is not."""
+    """Warnings of karat inside the block, collected instead of logged."""
     messages: list[str] = []
 
     class Keep(logging.Handler):

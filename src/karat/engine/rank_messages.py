@@ -1,4 +1,4 @@
-"""What a rank is told and what it answers: typed messages (msgspec), never pickle."""
+"""Commands to a rank and its answers: typed messages (msgspec), never pickle."""
 
 import msgspec
 import numpy as np
@@ -9,9 +9,10 @@ from karat.ops.api import StepLimits
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Load this rank's part of the model at `path` and make its cache; the first message, answered by Loaded.
+    """Load this rank's part of the model at `path` and make its cache. The first command, answered by Loaded.
 
-    Bytes are of the group's shared memory. `cpus` are those that the rank may run on, empty for no choice.
+    `slot_bytes` and `whole_bytes` are sizes of the group's shared memory. `cpus` are the CPUs that the rank may run on;
+    empty means all.
     """
 
     path: str
@@ -32,14 +33,14 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The model is there. `bytes_read` of files were taken; `warnings` are for the user."""
+    """The model is loaded. `bytes_read` is the number of bytes read from files; `warnings` are for the user."""
 
     bytes_read: int
     warnings: tuple[str, ...]
 
 
 class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Compute a batch (karat.batch.ForwardBatch, int32 arrays as bytes); answered by Done."""
+    """Compute a batch (karat.batch.ForwardBatch, int32 arrays as bytes). Answered by Done."""
 
     number: int
     token_ids: bytes
@@ -79,13 +80,13 @@ class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The command is done, its results in shared memory."""
+    """The command is done; its results are in shared memory."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The command ended with an error: the name of its class, of karat.errors or any other, and what it says.
+    """The command ended with an error: the name of its class, in karat.errors or any other, and its message.
 
-    `abandoned`: only because another rank failed.
+    `abandoned`: it ended only because another rank failed.
     """
 
     kind: str

@@ -9,32 +9,32 @@ from karat.engine.sequence import Sequence
 
 
 class Reader(Protocol):
-    """Who wants a sequence's logits. Rows [positions, vocab] are of consecutive positions, and lent for the call."""
+    """Receives a sequence's logits. Rows [positions, vocab] are of consecutive positions and valid during the call."""
 
     sequence: Sequence
 
     def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
-        """Logits of prompt positions from `first` on, the last of the prompt excepted; each comes once."""
+        """Logits of prompt positions from `first` on, except the last one's. Each position comes once."""
 
     def read_last(self, row: NDArray[np.floating]) -> bool:
-        """Logits [vocab] of the last token so far; appends the next one, or returns True: nothing more is wanted."""
+        """Logits [vocab] of the last token so far. Appends the next token, or returns True: the sequence ends."""
 
     def fail(self, error: Exception) -> None:
-        """The sequence ends here: its numbers are not to be used, or reading them failed."""
+        """The sequence ends with an error: its numbers must not be used, or reading them failed."""
 
     def recover(self) -> bool:
-        """Make whole what an interrupt left half done; True if nothing more is wanted. The sequence begins anew."""
+        """Repair the state after an interrupt. Returns True if the sequence ends; else it is computed anew."""
 
 
 class LogitsTarget(Protocol):
-    """What takes the logits [tokens, vocab] of a text as an array does, and is one, or keeps less of them."""
+    """Receives the logits [tokens, vocab] of a text: an array, or an object that keeps less of them."""
 
     def __setitem__(self, positions: slice, rows: NDArray[np.floating], /) -> None:
-        """Rows [positions, vocab] are lent for the call. They come in order; after an interrupt some come again."""
+        """Rows [positions, vocab] are valid during the call. They come in order; after an interrupt some come again."""
 
 
 class LogitsReader:
-    """Writes the logits of every position of a text; generates nothing. When `done`, `error` says if it failed."""
+    """Writes the logits of every position of a text; generates nothing. When `done`, `error` is None or the cause."""
 
     def __init__(self, sequence: Sequence, target: LogitsTarget) -> None:
         self.sequence = sequence

@@ -1,4 +1,4 @@
-"""How far a call of `LLM.generate` or `LLM.chat` is, drawn on stderr."""
+"""RequestBar: the progress of a call of `LLM.generate` or `LLM.chat`, drawn on stderr."""
 
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class RequestBar:
-    """Requests that are done of all, tokens and their rate, and how long it may still take; only if `shown`."""
+    """Draws finished requests, tokens, tokens a second and the remaining time; nothing unless `shown`."""
 
     def __init__(self, num_requests: int, *, shown: bool) -> None:
         self._start = monotonic()
@@ -33,7 +33,7 @@ class RequestBar:
         progress.start()
 
     def count(self, update: RequestUpdate) -> None:
-        """One more update of one of the requests."""
+        """Count one update of a request."""
         if self._bar is None:
             return
         progress, task = self._bar
@@ -43,6 +43,6 @@ class RequestBar:
         progress.update(task, advance=update.output is not None, tokens=tokens)
 
     def close(self) -> None:
-        """Nothing more comes. The bar stays as it is then."""
+        """Stop drawing. The bar stays as it is."""
         if self._bar is not None:
             self._bar[0].stop()

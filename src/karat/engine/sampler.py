@@ -1,9 +1,9 @@
-"""From one row of logits to one token.
+"""Sampling: from one row of logits to one token.
 
-Pure functions of their arguments: a row is handled alone, sorts are by value and then token id, and the only random
-number is a hash of (seed, choice, position). So a token does not depend on what else is in the batch, on how often a
-sequence was preempted, or on the order of requests. All arithmetic is float64, exp included (karat.ops.rows), and made
-of IEEE operations in a fixed order: the same logits give the same token on every machine.
+These are pure functions. A row is handled alone, sorting is by value and then token id, and the only random number is a
+hash of (seed, choice, position). So a token does not depend on the rest of the batch, on preemptions, or on the order
+of requests. All arithmetic is float64, exp included (karat.ops.rows), in IEEE operations of a fixed order: the same
+logits give the same token on every machine.
 """
 
 import hashlib
@@ -21,7 +21,10 @@ Ids = NDArray[np.int64]
 
 
 def finite_argmax(logits: NDArray[np.floating], position: int) -> int:
-    """The first of the largest logits [vocab] of the token at `position`; NumericsError unless all are finite."""
+    """The token id of the largest of the logits [vocab]; of equal ones the smallest id.
+
+    Raises NumericsError, with `position` (of the token that they follow), unless all logits are finite.
+    """
     if (found := rows.finite_argmax(logits)) is not None:
         return found
     bad = np.flatnonzero(~np.isfinite(logits))
@@ -43,8 +46,8 @@ def choose(
 ) -> int:
     """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
 
-    `logits` [vocab] are the model's own; `barred` tokens are never chosen. NumericsError unless all logits are finite,
-    and if nothing is left to choose from.
+    `logits` [vocab] are the model's own. `barred` tokens are never chosen. Raises NumericsError unless all logits are
+    finite, and if every token is barred.
     """
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
     if barred or _adjusts(params):
@@ -72,9 +75,9 @@ def adjusted(
     prompt_len: int,
     barred: Collection[int] = (),
 ) -> Float64:
-    """Scores [vocab]: bias, then the three penalties; tokens that are barred or not allowed are -inf.
+    """Scores [vocab]: logits with bias, then the three penalties; barred and not allowed tokens are -inf.
 
-    NumericsError for a repetition penalty that is so small or large that a score overflows.
+    Raises NumericsError for a repetition penalty that makes a score overflow.
     """
     scores = logits.astype(np.float64)
     for token_id, bias in params.logit_bias.items():
@@ -103,11 +106,10 @@ def adjusted(
 
 
 def candidates(scores: NDArray[np.floating], params: SamplingParams) -> tuple[Ids, Float64]:
-    """Token ids [kept], ascending, and their weights, proportional to their probabilities; the largest is 1.
+    """Token ids [kept], ascending, and their weights [kept], proportional to their probabilities; the largest is 1.
 
-    Kept is what top-k, top-p and min-p leave at this temperature. Of equal scores the smaller token ids are kept
-    first. Top-p keeps the most probable tokens up to and including the one with which their share of what top-k left
-    reaches top_p.
+    top-k, top-p and min-p are applied in this order at the temperature. Of equal scores the smaller token ids are kept
+    first. top-p keeps the fewest most probable tokens whose share of the tokens left by top-k is at least top_p.
     """
     token_ids = np.arange(len(scores))
     if 0 < params.top_k < len(scores):
@@ -122,9 +124,9 @@ def candidates(scores: NDArray[np.floating], params: SamplingParams) -> tuple[Id
 
 
 def nucleus(scores: NDArray[np.floating], weights: Float64, share: float) -> Ids:
-    """Indices, ascending, of the fewest largest scores whose weights add up to this share of all weights."""
+    """Indices, ascending, of the fewest largest scores whose weights sum up to `share` of all weights."""
     wanted, num = share * np.cumsum(weights)[-1], 256
-    while True:  # a few hundred are nearly always enough, and much quicker to sort than all
+    while True:  # a few hundred are nearly always enough, and sorting them is much faster than sorting all
         top = rows.largest(scores, min(num, len(scores)))
         top = top[np.argsort(-scores[top], kind="stable")]
         masses = np.cumsum(weights[top])
@@ -134,9 +136,9 @@ def nucleus(scores: NDArray[np.floating], weights: Float64, share: float) -> Ids
 
 
 def draw(weights: Float64, u: float) -> int:
-    """The index in whose interval u of [0, 1) falls when the weights, in order, share [0, 1) out."""
+    """The index whose interval contains u, where the weights, in order, divide [0, 1)."""
     ends = np.cumsum(weights)
-    # u is at most 1 - 2^-53, by which no product rounds up to the total: there is always an end beyond it.
+    # u is at most 1 - 2^-53, so u * total never rounds up to the total: an end beyond it always exists.
     return int(np.searchsorted(ends, u * ends[-1], side="right"))
 
 
@@ -147,6 +149,6 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def derived_seed(seed: int, counter: int) -> int:
-    """The seed of request number `counter` of an engine seeded with `seed`, where the request names none."""
+    """The seed of request number `counter` of an engine with seed `seed`, if the request has none."""
     key = seed.to_bytes(8, "little") + counter.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"karat-request").digest(), "little") >> 1

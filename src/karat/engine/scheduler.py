@@ -1,17 +1,17 @@
-"""Which sequences compute how many tokens in the next step: continuous batching. Pure: no array library, no clock.
+"""Scheduler: which sequences compute how many tokens in the next step (continuous batching). No arrays, no clock.
 
-Sequences have an order: the smaller priority first, and of one priority the older. Every step serves the running ones
-in it. Those with one pending token (decode) come first in the token budget; what is left goes to prefills, which may be
-cut into chunks. When blocks run out, the last in order gives all of its blocks back and waits to be computed anew. The
-first in order therefore always gets on, and while nothing comes that goes before, every sequence becomes the first:
-no livelock. Waiting sequences enter in order, none overtakes.
+Sequences are ordered by priority, the smaller first, and then by age, the older first. Every step serves the running
+sequences in this order. Those with one pending token (decode) come first in the token budget; the rest goes to
+prefills, which may be cut into chunks. When blocks run out, the last sequence in order gives all of its blocks back and
+waits to be computed anew. So the first in order always makes progress, and while no smaller one arrives, every sequence
+becomes the first: there is no livelock. Waiting sequences are admitted in order; none overtakes.
 
-What a priority does not do: whoever runs is not stopped to let in one that goes before (only blocks that run out stop
-it), and who waits does not rise with time. So sequences of a large number wait as long as smaller ones keep coming.
+Limits of a priority: a running sequence is not stopped to admit a smaller one (only a lack of blocks stops it), and a
+waiting sequence does not rise with time. So sequences of a large priority wait as long as smaller ones keep arriving.
 
-With share_prefixes a sequence begins with the blocks that hold its first tokens already, whoever computed them: another
-with the same beginning, another choice of the same request, or itself before it was preempted. What a running one is
-about to compute is waited for rather than computed twice.
+With share_prefixes a sequence begins with the cached blocks of its first tokens. Another sequence, another choice of
+the request, or the sequence itself before a preemption computed them. If a running sequence is about to compute such a
+block, a waiting one waits for it instead of computing it a second time.
 """
 
 from bisect import insort
@@ -34,9 +34,9 @@ class Chunk:
 
 @dataclass(slots=True)
 class _Head:
-    """What is known of the first waiting sequence, lest every step that it waits costs as much as its prompt is long.
+    """Facts on the first waiting sequence, kept between steps: else every step that it waits costs O(prompt).
 
-    `rivals` are the running ones in prefill that have its first `beginning` tokens, as of `num_changes`.
+    `rivals` are the running sequences in prefill with the same first `beginning` tokens, as of `num_changes`.
     """
 
     seq: Sequence
@@ -48,16 +48,16 @@ class _Head:
 
 @dataclass(slots=True)
 class _Left:
-    """What a step still has for prefills: tokens, prompt positions whose logits are wanted, work."""
+    """The rest of a step's budget for prefills: tokens, prompt positions whose logits are wanted, and work."""
 
     budget: StepBudget
     num_tokens: int
     num_logits: int
     work: float
-    is_whole: bool = True  # nothing was taken yet
+    is_whole: bool = True  # no chunk was taken yet
 
     def most(self, seq: Sequence, start: int) -> int:
-        """The largest chunk of a prefill from position `start` on; the first in order has a token at least."""
+        """The largest chunk of a prefill from position `start` on, in tokens. The first in order gets at least one."""
         num_tokens = min(self.num_tokens, self.num_logits) if seq.reads_prompt else self.num_tokens
         in_time = self.budget.num_tokens(start, self.work)
         return int(min(num_tokens, max(in_time, 1 if self.is_whole else 0)))
@@ -96,13 +96,13 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_prompt_logits = max_prompt_logits
         self._share_prefixes = share_prefixes
-        self._waiting: list[Sequence] = []  # both in order
+        self._waiting: list[Sequence] = []  # in order, as `_running` is
         self._running: list[Sequence] = []
         self._head: _Head | None = None
-        self._num_changes = 0  # of who runs
+        self._num_changes = 0  # of `_running`
         self.num_preemptions = 0
-        self.num_wanted_tokens = 0  # that sequences had when they began or came back
-        self.num_found_tokens = 0  # of these, those that were in the cache, so not computed again
+        self.num_wanted_tokens = 0  # of sequences when they began or came back
+        self.num_found_tokens = 0  # those of them that were in the cache and are not computed again
 
     @property
     def num_waiting(self) -> int:
@@ -113,7 +113,7 @@ class Scheduler:
         return len(self._running)
 
     def check_fits(self, num_tokens: int) -> None:
-        """Raise CapacityError for a sequence that could not be in the cache even alone."""
+        """Raise CapacityError for a sequence of `num_tokens` tokens that does not fit into the cache even alone."""
         num_blocks, size = self.blocks.num_blocks, self.blocks.block_size
         if self.blocks.blocks_for(num_tokens) > num_blocks:
             raise CapacityError(
@@ -122,14 +122,14 @@ class Scheduler:
             )
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence, younger than all before; CapacityError if it can never fit."""
+        """Queue a sequence, younger than all earlier ones. CapacityError if it can never fit."""
         self.check_fits(seq.max_len)
         insort(self._waiting, seq, key=_order)
 
     def remove(self, seq: Sequence, *, forget: bool = False) -> None:
-        """Take out a sequence that ended or was aborted, whether it runs or waits.
+        """Remove a sequence that ended or was aborted, running or waiting.
 
-        `forget`: its K and V are not to be trusted, so no other sequence shall find them from now on.
+        `forget`: its K and V must not be used, so no other sequence finds its blocks from now on.
         """
         if seq in self._running:
             self._running.remove(seq)
@@ -141,9 +141,9 @@ class Scheduler:
             self._waiting.remove(seq)
 
     def schedule(self, budget: StepBudget = UNBOUNDED) -> list[Chunk]:
-        """The chunks of the next step, their blocks reserved; empty only if there is no sequence at all.
+        """The chunks of the next step, their blocks reserved. Empty only if there is no sequence at all.
 
-        `budget` bounds its work beside the limits that the scheduler was made for; it stops nobody who decodes.
+        `budget` bounds the step's work in addition to the scheduler's limits. It never stops a decoding sequence.
         """
         decoding = [budget.work(seq.num_computed, 1) for seq in self._running if seq.num_pending == 1]
         left = _Left(
@@ -155,7 +155,7 @@ class Scheduler:
         chunks: list[Chunk] = []
         for seq in list(self._running):
             if seq not in self._running:
-                break  # preempted, and with it all that come after
+                break  # preempted, and so are all after it
             is_decode = seq.num_pending == 1
             chunk = self._reserve(seq, 1 if is_decode else left.most(seq, seq.num_computed))
             if chunk:
@@ -178,18 +178,18 @@ class Scheduler:
         return chunks
 
     def advance(self, chunk: Chunk) -> None:
-        """Record that a chunk was computed: its K and V are in the cache, where others may find them."""
+        """Record that a chunk was computed: its K and V are in the cache, and other sequences can find them."""
         seq = chunk.seq
         self.blocks.commit(seq.seq_id, chunk.num_tokens, seq.token_ids if self._share_prefixes else None)
         seq.num_computed += chunk.num_tokens
 
     def preempt_all(self) -> None:
-        """Take the blocks of every running sequence; all start anew, in the same order."""
+        """Take the blocks of every running sequence. All are computed anew, in the same order."""
         for seq in reversed(self._running[:]):
             self._preempt(seq)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Begin anew with these sequences and an empty cache, whatever state all was left in."""
+        """Begin anew with these sequences and an empty cache, from any state."""
         self.blocks = BlockPool(self.blocks.num_blocks, self.blocks.block_size)
         self._running = []
         self._head = None
@@ -210,7 +210,7 @@ class Scheduler:
         assert all(seq.num_computed == 0 for seq in self._waiting), "a waiting sequence holds nothing"
 
     def _find(self, seq: Sequence) -> list[int]:
-        """Blocks of the cache that a waiting sequence can begin with; what logits are wanted of is computed anyway."""
+        """Cached blocks that a waiting sequence can begin with. Positions with wanted logits are always computed."""
         if not self._share_prefixes:
             return []
         if self._head is None or self._head.seq is not seq:
@@ -218,7 +218,7 @@ class Scheduler:
         return self.blocks.follow(self._head.chain)
 
     def _has_room_for(self, seq: Sequence, found: list[int]) -> bool:
-        """Whether all of it fits, even if each running sequence grows by a block: lest it be preempted at once."""
+        """Whether the whole sequence fits even if each running one grows by a block: else it is soon preempted."""
         blocks = self.blocks
         spoken_for = sum(
             blocks.blocks_for(len(other.token_ids) + blocks.block_size) - len(blocks.table(other.seq_id))
@@ -227,9 +227,10 @@ class Scheduler:
         return blocks.cost(seq.num_pending, found) + spoken_for <= blocks.num_free
 
     def _should_wait(self, seq: Sequence, num_found: int) -> bool:
-        """Whether the block after those found is in the pending prefill of a running sequence.
+        """Whether the block after the found ones is in the pending prefill of a running sequence.
 
-        That one goes before it, and is sure to get there; to wait costs no more than to compute the same beside it.
+        That sequence comes before this one in order, so it will compute the block. Waiting costs no more than computing
+        the same block a second time.
         """
         stop = (num_found + 1) * self.blocks.block_size
         head = self._head
@@ -259,7 +260,7 @@ class Scheduler:
         self.num_found_tokens += seq.num_computed
 
     def _reserve(self, seq: Sequence, most: int) -> Chunk | None:
-        """A chunk of at most `most` tokens; preempts those that come after rather than get no block."""
+        """A chunk of at most `most` tokens. If there is no block for it, sequences after it are preempted."""
         wanted = min(seq.num_pending, most)
         if wanted == 0:
             return None
@@ -281,5 +282,5 @@ class Scheduler:
 
 
 def _order(seq: Sequence) -> tuple[int, int]:
-    """Who is served first and preempted last."""
+    """The order in which sequences are served. They are preempted in reverse order."""
     return seq.priority, seq.seq_id

@@ -1,20 +1,20 @@
-"""Sizes of an engine, and what follows from them."""
+"""EngineConfig: the sizes of an engine, and the limits of its steps."""
 
 from dataclasses import dataclass
 
 from karat.kv.blocks import BLOCK_SIZE
 from karat.ops.api import StepLimits
 
-PROMPT_LOGITS_BYTES = 64 * 1024**2  # of the logits of prompt positions made in one step
+PROMPT_LOGITS_BYTES = 64 * 1024**2  # the most bytes of logits of prompt positions in one step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Sizes of an engine. max_model_len bounds prompt and output of a request together.
+    """Sizes of an engine. max_model_len is the most tokens of prompt and output of a request together.
 
-    With enable_prefix_caching, sequences that begin with the same tokens share the blocks of these (karat.kv.blocks).
-    A step in which somebody decodes takes at most about max_step_ms (0: no bound), by computing less of prompts; what
-    the keys that a token sees cost, over its linear layers, is key_work (karat.engine.pace).
+    With enable_prefix_caching, sequences with the same first tokens share blocks (karat.kv.blocks). A step with
+    decoding takes at most about max_step_ms (0: no bound), by computing less of prompts. key_work is the work of one
+    key that a token sees, as a fraction of the token's linear layers (karat.engine.pace).
     """
 
     vocab_size: int
@@ -29,7 +29,7 @@ class EngineConfig:
 
     @property
     def max_prompt_logits(self) -> int:
-        """Prompt positions of a step whose logits may be wanted."""
+        """The most prompt positions of a step whose logits are wanted."""
         return max(1, PROMPT_LOGITS_BYTES // (4 * self.vocab_size))
 
     @property

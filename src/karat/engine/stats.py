@@ -1,15 +1,15 @@
-"""What an engine counts."""
+"""EngineStats: the counters of an engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """An engine at one moment. What has no `num_running`, `num_waiting` or `num_blocks` in its name only ever rises.
+    """An engine at one moment. All counters except num_running, num_waiting and num_blocks* only rise.
 
-    A request of n choices is n sequences. Blocks used are held by sequences that run; those that are kept for prompts
-    to come count as free. Of the tokens of every sequence that begins, or comes back after a preemption, prefix_queries
-    counts all and prefix_hits those that the cache had.
+    A request of n choices is n sequences. Used blocks are held by running sequences; blocks that are kept for later
+    prompts count as free. When a sequence begins or comes back after a preemption, prefix_queries counts its tokens and
+    prefix_hits those of them that are in the cache.
     """
 
     num_running: int

@@ -1,4 +1,4 @@
-"""From the scheduler's chunks to a checked ForwardBatch, and through the model to logits."""
+"""build_batch: from the scheduler's chunks to a checked ForwardBatch. model_runner: from a batch to logits."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,8 +15,8 @@ from karat.ops.api import Cache, Runner, StepLimits
 def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) -> ForwardBatch:
     """The batch of one step, validated.
 
-    Positions come from what the sequences count as computed, cache lengths from what the blocks count as written;
-    that both agree is checked on every step (AssertionError otherwise).
+    Positions come from the sequences' num_computed, cache lengths from the block pool. Each step checks that both agree
+    (AssertionError otherwise).
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -39,7 +39,7 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
         num_used = blocks.blocks_for(stop)
         block_tables += table[:num_used]
         block_tables += [-1] * (width - num_used)
-    # One array for all: a call of NumPy for each would be a good part of what a step of one token costs.
+    # One array for all parts: a NumPy call for each would be a good part of the cost of a step of one token.
     parts = (token_ids, positions, slots, query_starts, context_lens, block_tables, logit_rows, cached_lens)
     flat, ends = np.array([number for part in parts for number in part], np.int32), accumulate(map(len, parts))
     arrays = [flat[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
@@ -58,11 +58,12 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
 
 
 def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
-    """The model as the engine calls it: a batch in, logits [rows, vocab] of its logit_rows out, good until the next.
+    """The model as a function from a batch to the logits [rows, vocab] of its logit_rows. Valid until the next call.
 
-    Writes K and V of the batch's tokens to its slots. Raises NumericsError for what the cache cannot hold.
+    A call writes K and V of the batch's tokens to its slots. It raises NumericsError for numbers that the cache's dtype
+    cannot hold.
     """
     ops, group = model.ops, model.group
-    if group.size > 1 and group.channel is None:  # between two ops the transport needs the host: nothing to record
+    if group.size > 1 and group.channel is None:  # the transport needs the host between ops, so no plan is recorded
         return lambda batch: ops.read(model.forward(ops.begin(batch), cache))
     return ops.runner(lambda ops, step: model.on(ops).forward(step, cache), limits)

@@ -1,4 +1,4 @@
-"""What of an LLM is about text, made beside the loading of its weights."""
+"""TextSide: the tokenizer and the defaults of an LLM, made while its weights are loading."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -16,8 +16,8 @@ from karat.text import Tokenizer
 class TextSide:
     """The tokenizer of a model and the defaults of its requests, made by a thread from `start` on.
 
-    A tokenizer of 150,000 tokens takes as long to make as 200 MB of weights to load, and holds the interpreter's lock
-    for most of that: `start` belongs where weights load without it.
+    Making a tokenizer of 150,000 tokens takes as long as loading 200 MB of weights, and holds the interpreter's lock
+    for most of that time: call `start` where weights load without the lock.
     """
 
     def __init__(
@@ -27,24 +27,24 @@ class TextSide:
         tokenizer: Tokenizer | str | Path | None,
         source: GenerationSource,
     ) -> None:
-        """`tokenizer` is taken instead of the checkpoint's own; a path or a name stands for that of another model."""
+        """`tokenizer` is used instead of the checkpoint's own; a path or a name means that of another model."""
         self._checkpoint, self._config, self._tokenizer, self._source = checkpoint, config, tokenizer, source
         self._future: Future[tuple[Tokenizer, GenerationDefaults]] | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it has started."""
         if self._future is None:
             thread = ThreadPoolExecutor(1, "karat-tokenizer")
             self._future = thread.submit(self._make)
             thread.shutdown(wait=False)
 
     def raise_fault(self) -> None:
-        """What `result` will raise, as soon as it is known."""
+        """Raise the error that `result` will raise, if it is known by now."""
         if self._future is not None and self._future.done():
             self._future.result()
 
     def result(self) -> tuple[Tokenizer, GenerationDefaults]:
-        """Waits. Raises TokenizerError, ConfigError and, of a tokenizer that was named, what opening a model raises."""
+        """Wait for both. Raises TokenizerError, ConfigError and, for a named tokenizer, errors of opening a model."""
         self.start()
         assert self._future is not None
         return self._future.result()

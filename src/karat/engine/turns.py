@@ -1,4 +1,4 @@
-"""Several threads with one engine: each carries its own requests to their end, and one at a time is in the engine."""
+"""Turns: several threads use one engine. Each waits for its own requests, and one thread at a time is in the engine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
@@ -12,25 +12,25 @@ from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import UsageError
 from karat.request import Request, RequestOutput, StreamChunk
 
-PROMPT_STEP_S = 0.5  # of a prompt of whose progress somebody is told, while nobody decodes
+PROMPT_STEP_S = 0.5  # the longest step while a caller follows its prompt's progress and no sequence decodes
 
 T = TypeVar("T")
 
 
 class Turns:
-    """Serves what threads ask of an engine. A step computes for all of them, whoever makes it.
+    """Serves several threads with one engine. A step computes for all of them, whichever thread makes it.
 
-    An interrupt may come at any place, in what cleans up behind another one too. So all cleaning up here is done twice
-    where an exception passes: in a `finally`, which the interrupt may have fallen into, and once more around it.
+    An interrupt may come anywhere, also while another one is being cleaned up. So where an exception passes, cleaning
+    up is done twice: in a `finally`, which the interrupt may have hit, and once more around it.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = RLock()
         self._inside = False  # whether the thread that has the lock is in the engine
-        self._left: list[str] = []  # requests that nobody waits for any more
-        self._streams: set[str] = set()  # requests whose tokens somebody sees as they come
-        self._told: set[str] = set()  # requests of whose prompt somebody is told
+        self._left: list[str] = []  # requests whose callers no longer wait
+        self._streams: set[str] = set()  # requests whose callers see tokens as they come
+        self._told: set[str] = set()  # requests whose callers follow the prompt's progress
         self._closed = False
 
     def require_open(self) -> None:
@@ -39,7 +39,7 @@ class Turns:
             raise UsageError("this LLM was closed; expected one that is open; load the model again, with LLM(...)")
 
     def close(self, act: Callable[[], None]) -> None:
-        """From now on every use raises UsageError; `act` is done while no thread is in the engine."""
+        """From now on every use raises UsageError. `act` is called while no thread is in the engine."""
         with self._lock:
             self._closed = True
             act()
@@ -70,9 +70,9 @@ class Turns:
     def stream(
         self, request: Request, on_prompt: Callable[[PromptProgress], object] | None = None
     ) -> Iterator[StreamChunk]:
-        """A generator: what is never asked for is never queued.
+        """The chunks of a request, as a generator: the request is queued when the first chunk is asked for.
 
-        `on_prompt` is called after each step until the prompt is computed; what it raises ends the request.
+        `on_prompt` is called after each step until the prompt is computed; its exception ends the request.
         """
         try:
             try:
@@ -143,7 +143,7 @@ class Turns:
             self._left.pop()
 
     def _alone(self, act: Callable[[], T]) -> T:
-        """What `act` returns, while no other thread is in the engine."""
+        """The result of `act`, called while no other thread is in the engine."""
         with self._lock:
             try:
                 try:

@@ -1,4 +1,4 @@
-"""What an engine has to tell of its requests."""
+"""Updates: what is new of an engine's requests."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,10 @@ from karat.request import Request, RequestOutput, StreamChunk
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How far a prompt of `num_tokens` is: `num_computed` are in the cache, of which `num_cached` were found there."""
+    """The progress of a prompt of `num_tokens` tokens.
+
+    `num_computed` tokens are in the cache; `num_cached` of them were found there when the prompt began.
+    """
 
     num_tokens: int
     num_cached: int = 0
@@ -17,7 +20,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """What is new of one request; `output` comes once, with the last chunk. Only AsyncLLM tells `progress`."""
+    """The news of one request. `output` comes once, with the last chunk. Only AsyncLLM sets `progress`."""
 
     request_id: str
     chunks: tuple[StreamChunk, ...]
@@ -27,7 +30,7 @@ class RequestUpdate:
 
 @dataclass(slots=True)
 class Entry:
-    """A request, its choices, and its news: what updates have carried of each choice, and those not taken yet.
+    """A request, its choices, and its news: the part of each choice that updates carried, and the untaken updates.
 
     `news` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.
     """
@@ -38,11 +41,11 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Whether the last update was made."""
+        """Whether the last update exists."""
         return all(carried.end for carried in self.news[0])
 
     def publish(self) -> None:
-        """Add to the news what choices have that no update has carried."""
+        """Add an update with everything of the choices that no update has carried."""
         if self.ended:
             return
         carried, updates = self.news

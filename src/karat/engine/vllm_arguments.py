@@ -1,4 +1,4 @@
-"""Arguments of vLLM's LLM that Karat's does not have: which change nothing here, and what stands in for the others."""
+"""Arguments of vLLM's LLM that Karat's LLM does not have: those without effect, and advice for the others."""
 
 import inspect
 import logging
@@ -9,7 +9,7 @@ from karat.request import unknown_name
 
 _log = logging.getLogger(__name__)
 
-# Nothing that these ask for could change an answer of Karat's, or would be missed.
+# These cannot change an answer of Karat, and their absence is not noticed.
 _WITHOUT_EFFECT = {
     "gpu_memory_utilization": "there is no GPU; kv_cache_bytes bounds the KV cache",
     "enforce_eager": "there are no CUDA graphs",
@@ -66,9 +66,9 @@ _OF_CALLS = {
 
 
 def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..., None]) -> None:
-    """Logs at INFO those of `arguments` without effect; UsageError for a name that is not known.
+    """Log each of `arguments` at INFO as without effect. Raises UsageError for any other name.
 
-    `constructor` takes none of `arguments`; the names that it takes are those that the error advises.
+    `constructor` is the function without these arguments; the error advises names of its parameters.
     """
     for name in arguments:
         if name not in _WITHOUT_EFFECT:
@@ -78,7 +78,7 @@ def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..
 
 
 def refuse(method: str, arguments: Mapping[str, object], function: Callable[..., object]) -> None:
-    """UsageError if there are `arguments`, which the method `function` of LLM does not take; with advice."""
+    """Raise UsageError, with advice, if there are `arguments`, which the method `function` of LLM does not take."""
     for name in arguments:
         raise UsageError(unknown_name(f"LLM.{method}", name, _names(function), _OF_CALLS))
 
