@@ -25,20 +25,20 @@ from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array, Finding
 from karat.check.replay.replay import Replay
 
-# A mistake reproduces a result if what is left is rounding. Healthy ops stay below 4 (replay.finding.LIMIT).
+# A mistake reproduces a result if the error that is left is rounding. Healthy ops stay below 4 (replay.finding.LIMIT).
 REPRODUCED = 5.0
-# … and if it leaves so much less than the right computation does; a fit has a free number and needs more.
+# It also has to divide the error by this. A fit has a free number, so it has to do more.
 GAIN, FIT_GAIN = 3.0, 10.0
 EVERYTHING = "any mistake"
 _SHOWN = 6
-_LAST = "layer-prefix"  # of deep models most variants by far; tried after all others where each takes a while
+_LAST = "layer-prefix"  # most variants of a deep model; over several ops, where a try is slow, they are tried last
 
 
 class Explainer:
-    """Works on one trace beside its model.
+    """The search for explanations in one trace beside its model.
 
-    `seconds` bounds each search for two mistakes at one place, `budget` all searches together. `progress` is told what
-    is being tried.
+    `seconds` bounds each search for two mistakes at one place, `budget` all searches together. `progress` is called
+    with what is being tried.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Explainer:
         self._enumeration, self._seconds, self._budget, self._progress = enumeration, seconds, budget, progress
         self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
         self._ends = list(enumeration.of_ends())
-        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs that were found, to be tried first elsewhere
-        self._alone: dict[str, list[Explanation]] = {}  # what single mistakes explain, by result
+        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs found so far; other results try them first
+        self._alone: dict[str, list[Explanation]] = {}  # single mistakes that explain a result, by its name
         self._not_tried: list[str] = []
 
     def explain(self, finding: Finding) -> tuple[list[Explanation], str]:
-        """Everything that reproduces one wrong result, best first; and what was not tried, as the time was up."""
+        """All explanations of one wrong result, the best first; and the mistakes not tried because the time was up."""
         self._not_tried = []
         if self._budget.is_spent and finding.name not in self._alone and len(finding.segment) > 1:
             return [], EVERYTHING
@@ -67,7 +67,7 @@ class Explainer:
         if not found and self.is_tied_head(finding):
             found = [e for e in [other_head(self.replay, finding)] if e]
         stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
-        # A fit that comes out at a mistake of the catalogue is that mistake.
+        # A fit of the same parameters as an enumerated mistake is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
         unique = {explanation.key: explanation for explanation in sorted(found, key=lambda e: -e.ratio)}
         explanations = sorted(unique.values(), key=lambda e: e.ratio)
@@ -75,7 +75,7 @@ class Explainer:
         return explanations, _shortened(dict.fromkeys(self._not_tried))
 
     def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[Explanation]:
-        """What of the mistakes that explain other results explains this one, in its own layers; best first."""
+        """The explanations of this result by mistakes of other results, moved to its layers; the best first."""
         names = finding.segment
         layers = self._layers(names)
         here = {(v.bug, v.detail): v for v in self.singles(names, finding.name)}
@@ -90,12 +90,12 @@ class Explainer:
         return sorted(found, key=lambda e: e.ratio)
 
     def is_tied_head(self, finding: Finding) -> bool:
-        """Whether a result is logits, computed behind the layers, of a model without a head of its own."""
+        """Whether a result is the logits of a model with tied embeddings, computed after the layers."""
         behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
         return finding.name == "lm_head" and behind and self.graph.config.tie_word_embeddings
 
     def alone(self, finding: Finding) -> list[Explanation]:
-        """What single mistakes reproduce a wrong result, each looked for once."""
+        """The single mistakes that reproduce a wrong result; searched for once."""
         if finding.name not in self._alone:
             self._alone[finding.name] = self._found(finding)
         return self._alone[finding.name]
@@ -112,19 +112,19 @@ class Explainer:
         return found + list(self._all_of(finding, [variant for variant in singles if variant.bug == _LAST]))
 
     def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[Explanation]:
-        """What each of these mistakes explains, as long as there is time."""
+        """The explanations among these mistakes, until the time is up."""
         for number, variant in enumerate(variants):
             if self._budget.is_spent:
                 left = Counter(v.bug for v in variants[number:])
                 self._not_tried += [f"{bug} ({count})" for bug, count in left.most_common()]
                 return
-            if len(finding.segment) > 1:  # of one op that takes no time
+            if len(finding.segment) > 1:  # one op takes no time
                 self._progress(f"{finding.name}: {number} of {len(variants)} mistakes tried")
             if explanation := self.attempt(finding, (variant,)):
                 yield explanation
 
     def _searched(self, finding: Finding) -> Iterator[Variant]:
-        """Free numbers of ops that are not recorded, as long as there is time."""
+        """Free numbers of ops that are not recorded, until the time is up."""
         if not self._budget.is_spent:
             self._progress(f"{finding.name}: numbers are searched for")
         found = searched(self.replay, finding, self._budget)
@@ -136,7 +136,7 @@ class Explainer:
         return tuple(sorted({layer for n in names if (layer := self.graph.nodes[n].layer) is not None}))
 
     def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
-        """Variants that touch the segment, each once; those of one node fitted too."""
+        """The mistakes that change the segment, each once, and mistakes of its last node with fitted numbers."""
         inside = set(names)
         layers = self._layers(names)
         seen: set[Any] = set()
@@ -144,7 +144,7 @@ class Explainer:
         if len(layers) > 1:
             pools += [self._enumerated((layer,)) for layer in layers]
         pools.append(self._ends)
-        parts: list[Variant] = []  # of mistakes that reach further: they say more than happened here
+        parts: list[Variant] = []  # mistakes that change nodes outside too: tried last, as they claim more than is seen
         for variant in (variant for pool in pools for variant in pool):
             edits = {n: params for n, params in variant.edits.items() if n in inside}
             if edits and len(edits) < len(variant.edits):
@@ -168,7 +168,7 @@ class Explainer:
         return self._by_layers[layers]
 
     def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
-        """Whether these mistakes give what was recorded."""
+        """The explanation by these mistakes; None if they do not give the recorded result."""
         edits = merged(variants)
         if edits is None:
             return None
@@ -179,11 +179,11 @@ class Explainer:
         gain = FIT_GAIN if any(variant.fitted for variant in variants) else GAIN
         if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
-        # A mistake that has a higher floor of its own may seem to explain what it does not bring any closer.
+        # A mistake with a higher floor of its own may have a small ratio without reducing the error.
         return Explanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
 
     def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
-        """Whether anything wrong is left to reproduce, besides what may have overflowed under these mistakes."""
+        """Whether values are wrong that cannot be overflows under these mistakes, so that the mistakes explain them."""
         beyond = self.replay.overflowed(finding.name, expected, edits)
         if not beyond.any():
             return True
@@ -193,7 +193,7 @@ class Explainer:
         return bool((error > LIMIT * self.replay.floor(finding.segment, right)).any())
 
     def _is_close(self, finding: Finding, expected: Array, edits: Edits) -> bool:
-        """A cheap look, before the floor of a mistake is measured."""
+        """A cheap test before the floor under a mistake is measured: whether the result is roughly the recorded one."""
         recorded = self.replay.recorded[finding.name]
         got = recorded.values
         with np.errstate(all="ignore"):
@@ -213,11 +213,11 @@ class Explainer:
                 return True
             error = np.abs(got[finite] - expected[finite]).max()
             size = np.abs(expected[finite]).max()
-            # Rounding moves even a whole layer by far less than this part of its largest value.
+            # Rounding moves the result of a whole layer by far less than this share of its largest value.
             return bool(error <= max(0.02, 200 * self.replay.unit) * size) if size else bool(error == 0)
 
     def _pairs(self, finding: Finding) -> list[Explanation]:
-        """Two mistakes at once, at one place; stops when the time is up."""
+        """Pairs of mistakes at one place, until the time is up."""
         until = time.monotonic() + self._seconds
         names = finding.segment
         singles = list(self.singles(names, finding.name))
@@ -245,7 +245,7 @@ class Explainer:
         return found
 
     def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:
-        """An enumerated mistake, and then a fitted one of the node as it stands with the first."""
+        """Pairs of an enumerated mistake, and one that is fitted to the node with the first mistake in it."""
         node = self.graph.nodes[finding.name]
         changed = node.changed(first.edits[node.name])
         inputs = [self.replay.value(source) for source in changed.inputs]
@@ -260,7 +260,7 @@ def _shortened(parts: Iterable[str]) -> str:
 
 
 def _leaves_zeros(variant: Variant) -> bool:
-    """Whether nothing of another mistake would be seen beside it: zeros say nothing of what they were made of."""
+    """Whether a mistake leaves zeros, which hide any other mistake."""
     return any(params.get("factor") == 0 for params in variant.edits.values())
 
 
@@ -269,7 +269,7 @@ def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
 
 
 def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Sequence[str]) -> Variant | None:
-    """A mistake with a number that was fitted elsewhere, in these layers; its parameters name no weights."""
+    """A mistake with a number fitted at another result, moved to these layers. Its parameters name no weights."""
     graph, inside = replay.graph, set(names)
     edits: dict[str, Mapping[str, Any]] = {}
     for name, params in variant.edits.items():
@@ -284,7 +284,7 @@ def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def other_head(replay: Replay, finding: Finding) -> Explanation | None:
-    """Logits as some linear map of the final hidden state, where no weight of the model gives them."""
+    """Logits explained as a linear map of the final hidden state that is none of the model's weights."""
     found = fitted_head(replay, finding)
     if found is None:
         return None

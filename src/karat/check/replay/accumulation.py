@@ -1,8 +1,8 @@
-"""How far the order of a sum moves a result: dot products added up one after the other in float32, on a sample.
+"""The error of a sequential sum: dot products added up one after the other in float32, on a sample.
 
-A naive loop strays about sqrt(length) further than a blocked sum, and both are right; so the longest chain that an
-engine may use belongs to the noise floor. It is measured on real inputs and weights, as an error relative to the
-norms of the two vectors: of those weights that the node has, which a loader may have got wrong.
+A naive loop strays about sqrt(length) further than a blocked sum, and both are right. So the noise floor has the error
+of the longest chain that an engine may use. It is measured on real inputs and on the weights that the node has (wrong
+ones under a mistake), relative to the norms of the two vectors.
 """
 
 # NumPy's stubs lose the type of many expressions.
@@ -32,9 +32,9 @@ class Accumulation:
         self._measured: dict[tuple[str, Effective | None], tuple[float, float]] = {}
 
     def amplitude(self, node: Node, inputs: Sequence[Array], factor: float) -> Array | None:
-        """Broadcastable to the result: how far a sequential sum strays; None for a node without a sum.
+        """How far a sequential sum strays, broadcastable to the result; None for a node without a sum.
 
-        `factor` is the precision of the accumulator relative to float32.
+        factor: the precision of the accumulator relative to float32.
         """
         with np.errstate(all="ignore"):
             match node.kind:
@@ -56,7 +56,7 @@ class Accumulation:
         return None
 
     def _once(self, node: Node, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-        """An error relative to the norms, and a norm; measured once for a node and for what stands for its weights."""
+        """An error relative to the norms, and a norm; measured once for a node and the weights that it has."""
         key = node.name, node.params.get("effective")
         if key not in self._measured:
             self._measured[key] = measure()

@@ -1,4 +1,4 @@
-"""A trace against the whole right computation: how errors add up, and where they first leave what rounding explains.
+"""A trace against the whole right computation: accumulated errors, and the first one that rounding does not explain.
 
 karat.check.replay.replay finds local errors: each op is run again from its recorded inputs. Here the reference runs
 freely, from the token ids on, in float64. Beside it the same run is made in the engine's precision: once in float32,
@@ -28,9 +28,12 @@ _DRAWS = 2
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The accumulated error of one result: largest and root mean square, and in multiples of the floor of its row.
+    """The accumulated error of one result.
 
-    floor is the root mean square of what rounding alone does to it; scale that of the result itself.
+    largest, rms  the largest error, and the root mean square
+    floor         the root mean square of what rounding alone does to the result
+    ratio         the largest error in multiples of the floor of its row
+    scale         the root mean square of the result
     """
 
     name: str
@@ -50,10 +53,7 @@ class Comparison:
 
 
 def compare(replay: Replay) -> Comparison:
-    """Local and accumulated errors of the replay's trace, the latter against the float64 run.
-
-    Results of which only some rows were recorded are compared in those.
-    """
+    """Local errors of the replay's trace, and accumulated errors against the float64 run, in the recorded rows."""
     local = replay.findings()
     free = FreeRun(replay)
     found = []
@@ -65,9 +65,9 @@ def compare(replay: Replay) -> Comparison:
 
 
 def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
-    """The results of another trace of the same tokens, in the shape and the rows that the replay's own have.
+    """The results of another trace of the same tokens, in the shapes and rows of the replay's results.
 
-    Raises TraceError if its tokens are others. Results that lack rows which the replay's trace has are left out.
+    A result is left out if it lacks rows that the replay's trace has. Raises TraceError for other tokens.
     """
     if reference.info.token_ids != replay.trace.info.token_ids:
         raise TraceError(
@@ -96,7 +96,7 @@ def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:
 
 
 def coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
-    """Ours, with whatever rounds more in either."""
+    """`ours`, with the types and activations of either description that round more."""
 
     def cache(info: TraceInfo) -> FloatName:
         return info.kv_dtype or info.dtype
@@ -110,7 +110,7 @@ def coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Free:
-    """One result of the runs from the token ids on: in float64, and how far rounding moves each row [..., 1]."""
+    """A result of the runs from the token ids on: right, in float64; spread: how far rounding moves a row [..., 1]."""
 
     name: str
     right: Array
@@ -131,7 +131,7 @@ class FreeRun:
         self._values: list[dict[str, Array]] = [{} for _ in self._runs]
 
     def advance(self, replay: Replay, name: str) -> Free:
-        """Compute the next node, with the disturbances that `replay` (of this graph and these tokens) measures."""
+        """Compute the next node in all runs, with the noise of `replay`, which has this graph and these tokens."""
         node = replay.graph.nodes[name]
         right: Array = np.zeros(0)
         spread: Array | None = None
@@ -164,9 +164,9 @@ class FreeRun:
 
 
 def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] | None = None) -> Drift:
-    """How far a recorded result is from `target` (the float64 run, or another engine's), in multiples of the spread.
+    """The distance of a recorded result from `target` (the float64 run's, or another engine's), against the spread.
 
-    rows: of the result's tokens those that are compared, at least one; None: all.
+    rows: the tokens of the result that are compared, at least one; None: all.
     """
     recorded = replay.recorded[run.name]
     error = distance(recorded.values, target)
@@ -191,7 +191,7 @@ def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] |
 
 
 def _rms(x: Array) -> float:
-    """Of the finite values."""
+    """The root mean square of the finite values."""
     with np.errstate(all="ignore"):
         square = float(np.vdot(x, x))
     if np.isfinite(square):

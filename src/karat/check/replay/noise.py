@@ -1,4 +1,4 @@
-"""What rounding may have done to a number on its way: random moves of the size that an engine's types explain."""
+"""Noise: random moves of numbers, of the size that the rounding of an engine's types explains."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
@@ -29,7 +29,7 @@ _ERF_UNITS = 8
 
 
 class Noise:
-    """Moves of results that were recorded as `info` says, by numbers drawn from a seed."""
+    """Noise for the results of a trace with description `info`, drawn from a seed."""
 
     def __init__(self, info: TraceInfo, context: Context, seed: int) -> None:
         self._unit = PRECISION[info.dtype]
@@ -40,7 +40,7 @@ class Noise:
         self._accumulator = 2.0**-29 if info.dtype == "float64" else 1.0
 
     def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
-        """The node's result as another order of summation and another rounding might have left it."""
+        """The node's result with noise for another order of summation and another rounding."""
         result = self.moved(result, self._unit)
         amplitude = self._accumulation.amplitude(node, inputs, self._accumulator)
         if amplitude is None:
@@ -49,7 +49,7 @@ class Noise:
             return result + amplitude.astype(result.dtype, copy=False) * self.like(result)
 
     def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """The inputs of a matrix product as an engine may have rounded them that rounds activations."""
+        """The inputs of a matrix product with the noise of rounded activations, if the engine rounds them."""
         if node.kind != "linear" or not self._rounds_activations:
             return inputs
         x = inputs[0].reshape(len(inputs[0]), -1)
@@ -57,12 +57,12 @@ class Noise:
         return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
 
     def as_cached(self, x: Array) -> Array:
-        """K or V as a cache of a narrower type might have rounded what differs in its last digit."""
+        """K or V with the rounding noise of a narrower cache, if there is one."""
         kv_dtype = self._context.kv_dtype
         return x if kv_dtype is None else x * (1 + PRECISION[kv_dtype] * self._rng.uniform(-1, 1, x.shape))
 
     def moved(self, x: Array, unit: float) -> Array:
-        """x with each number moved at random by up to 1.5 `unit` of its size; x itself where that is zero."""
+        """x with each number moved at random by up to 1.5 `unit` of its size; x itself if `unit` is 0."""
         if not unit:
             return x
         with np.errstate(all="ignore"):
@@ -73,14 +73,14 @@ class Noise:
             return moved
 
     def like(self, x: Array) -> Array:
-        """Numbers from -1 to 1 in the shape and type of x; of many, a stretch of a pool, over and over."""
+        """Random numbers from -1 to 1 in the shape and type of x; a large x repeats a pool, from a random start."""
         if x.size < len(_pool(x.dtype)):
             return self._rng.uniform(-1, 1, x.shape).astype(x.dtype, copy=False)
         start = int(self._rng.integers(len(_pool(x.dtype))))
         return np.resize(np.roll(_pool(x.dtype), start), x.shape)
 
     def with_erf_of_library(self, inputs: Sequence[Array], result: Array) -> Array:
-        """A library's erf near -1 is off by some units of 1, and nothing else is left of 1 + erf."""
+        """GELU's result with the error of a library's erf: near -1 it is off by units of 1, which 1 + erf keeps."""
         return result + _ERF_UNITS * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
 
 

@@ -1,8 +1,8 @@
-"""Re-running each recorded result from the recorded results before it, and the noise floor of every row.
+"""A replay: each recorded result computed again from the recorded results before it, and the noise floor of its rows.
 
-The floor is measured, not assumed: the same computation in float32 and float64, and with every input and every
+The floor is measured, not assumed. The same computation is made in float32 and in float64, and with every input and
 intermediate result moved at random by the precision of the engine's type (as TTrace, arXiv 2506.09280, does for
-training). What rounding alone can explain lies within a small multiple of it.
+training). An error that rounding explains lies within a small multiple of the floor.
 """
 
 # NumPy's stubs lose the type of many expressions.
@@ -29,8 +29,8 @@ from karat.errors import TraceError
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
-_WIDE = 64  # features
-_STRAY = 16  # units of its row's largest value, by which a number may be off when a cache of a narrower type rounds it
+_WIDE = 64  # features, from which on one draw of noise has enough values
+_STRAY = 16  # how far off a number may be when a narrower cache rounds it, in units of its row's largest value
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
@@ -53,18 +53,18 @@ class Replay:
         narrow = kv_dtype is not None and PRECISION[kv_dtype] > self.unit
         self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None)
         loose = _STRAY * self.unit if narrow else 0.0
-        # Between them, every number near a tie has been rounded to either side.
+        # One of them rounds every number near a tie up, the other one down.
         self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
         places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
         self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
         self._segments = Segments(graph, self.tokens, head_rows, self.recorded)
         self.beyond_judging: list[str] = []
-        self._wrong: dict[str, NDArray[np.uint8]] = {}  # bits: the values of a result that are beyond the limit
+        self._wrong: dict[str, NDArray[np.uint8]] = {}  # packed bits: the values of a result beyond the limit
         self._finite: dict[str, bool] = {}
         self._right: dict[tuple[str, ...], dict[str, Array]] = {}
-        self._computed: ByteLRU[str, Array] = ByteLRU(_BUDGET)  # what the next node reads, where it is not recorded
-        self.floors: dict[str, Array] = {}  # of the results judged so far, the largest of each row [..., 1]
+        self._computed: ByteLRU[str, Array] = ByteLRU(_BUDGET)  # results that are read and not recorded
+        self.floors: dict[str, Array] = {}  # the largest floor of each row [..., 1] of the results judged so far
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
@@ -94,9 +94,9 @@ class Replay:
                 return (config.hidden_size,)
 
     def segment(self, name: str) -> tuple[str, ...]:
-        """The nodes computed between what is recorded and what the trace has of `name`, in order, `name` last.
+        """The nodes between the recorded results and the recorded rows of `name`, in order, `name` last.
 
-        A result of which only some tokens or heads are recorded is among them if others are needed.
+        A result of which only some tokens or heads are recorded is among them if its other rows are needed.
         """
         return self._segments.of(name)
 
@@ -105,9 +105,9 @@ class Replay:
         return self._segments.is_partial(name)
 
     def run(self, names: tuple[str, ...], edits: Edits | None = None) -> Array:
-        """The last of `names` computed in float64 from what is recorded, with some parameters replaced.
+        """The last of `names`, computed in float64 from recorded results, under `edits`.
 
-        What the edits do not reach is computed once and kept.
+        Results that the edits do not change are computed once and kept.
         """
         if not edits or len(names) == 1:
             return self._run(names, edits or {}, F64, 0.0, self.context)
@@ -152,26 +152,26 @@ class Replay:
                 if node.params.get("activation") == "gelu (erf)":
                     result = self.noise.with_erf_of_library(inputs, result)
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
-                # Only some of it is recorded: what is there counts.
+                # Only some rows are recorded: these are used.
                 known = self.noise.moved(recorded.values.astype(dtype, copy=False), unit)
                 result = known if recorded.present is None else np.where(recorded.present, known, result)
             local[name] = result
         return result
 
     def _input(self, name: str) -> Array:
-        """What a segment reads; of a result of which only some rows are recorded, others are not asked for."""
+        """A result that a segment reads. If only some of its rows are recorded, no other row is needed."""
         recorded = self.recorded.get(name)
         return self.value(name) if recorded is None else recorded.values
 
     def value(self, name: str) -> Array:
-        """What was recorded for `name`; computed where it was not."""
+        """The result `name`: as recorded, and computed where it is not recorded."""
         recorded = self.recorded.get(name)
         if recorded is not None and recorded.present is None:
             return recorded.values
         return self._computed.get(name, lambda: self._completed(name))
 
     def _completed(self, name: str) -> Array:
-        """A result that the trace has not, or only rows of, computed from what is recorded before it."""
+        """A result that the trace lacks, wholly or in some rows, computed from the recorded results before it."""
         result, recorded = self.run(self._segments.of(name, missing=True)), self.recorded.get(name)
         if recorded is None or recorded.present is None:
             return result
@@ -180,15 +180,15 @@ class Replay:
     def floor(self, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Array:
         """How far rounding alone moves each value of the last of `names`; broadcastable to it.
 
-        The largest move of a value in the same row (a token's; in scores, weights and RoPE a head's of a token), or in
-        the same feature over all tokens if that is less.
+        It is the largest move within the value's row, or within its feature over all tokens if that is less. A row is a
+        token's; in scores, weights and RoPE it is one head's of a token.
         """
         edits = edits or {}
         with np.errstate(all="ignore"):
             spread = _ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
             draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
             if self.is_wide(names):
-                # Thousands of values at once: one draw is enough, and noise and float32 in the same pass.
+                # With thousands of values one draw is enough, with noise and float32 in the same pass.
                 draws = [(self.noisy_dtype, 0)]
             for dtype, draw in draws:
                 moved = self._run(names, edits, dtype, self.unit, self._noisy[draw % 2])
@@ -199,24 +199,24 @@ class Replay:
         spread[~np.isfinite(spread)] = 0
         recorded = self.recorded.get(names[-1])
         if recorded is not None and recorded.present is not None:
-            spread = np.where(recorded.present, spread, 0)  # the other rows may be computed from nothing
+            spread = np.where(recorded.present, spread, 0)  # inputs of the other rows may be missing
         per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
         by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
         num_rows = len(spread) if recorded is None or recorded.present is None else int(recorded.present.sum())
         if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or num_rows < _ENOUGH:
             return by_row
-        # A feature that is small in every token has a floor of its own: weights of very different sizes.
+        # A feature that is small in every token, by small weights, has a floor of its own.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
 
     def row_floors(self, names: tuple[str, ...]) -> dict[str, Array]:
-        """The floor of each row [..., 1] of all of `names`, computed one from the other; by fewer runs than `floor`."""
+        """The floor of each row [..., 1] of all `names`, each computed from the one before; fewer runs than `floor`."""
         right: dict[str, Array] = {}
         self._run(names, {}, F64, 0.0, self.context, kept=right)
         kinds = {name: self.graph.nodes[name].kind for name in names}
         spread = {}
         with np.errstate(all="ignore"):
             for name in names:
-                sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # a mask is no size
+                sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # masks do not count
                 spread[name] = _ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
@@ -228,7 +228,7 @@ class Replay:
 
     @property
     def noisy_dtype(self) -> np.dtype[np.floating]:
-        """In what a noisy run is computed where there is only one: float32 adds its own rounding to the noise."""
+        """The type of a single noisy run: float32, whose rounding adds to the noise, unless the engine's is finer."""
         return F64 if self.unit < PRECISION["float32"] else F32
 
     def is_wide(self, names: tuple[str, ...]) -> bool:
@@ -238,7 +238,7 @@ class Replay:
         return alone and self.tokens.num_tokens >= MANY
 
     def judge(self, name: str, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Finding:
-        """Compare what was recorded for `name` with `expected`, what `names` (under `edits`) make of their inputs."""
+        """Compare the recorded result `name` with `expected`, the result of `names` under `edits`."""
         recorded = self.recorded[name]
         got = recorded.values
         error = distance(got, expected)
@@ -268,7 +268,7 @@ class Replay:
         return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token, odd)
 
     def _beyond_limit(self, name: str, error: Array, floor: Array, edits: Edits | None) -> NDArray[np.bool_] | None:
-        """Which values of a result are wrong; under a mistake those that are without it. None where all are right."""
+        """The values of a result that are wrong without any mistake assumed; None if all are right."""
         if edits is not None:
             bits = self._wrong.get(name)
             return None if bits is None else np.unpackbits(bits, count=error.size).view(bool).reshape(error.shape)
@@ -280,7 +280,7 @@ class Replay:
         return wrong
 
     def _odd(self, name: str, expected: Array) -> tuple[int, ...]:
-        """The first place of NaN or infinity in a recorded result; a mask's is none."""
+        """The index of the first NaN or infinity in a recorded result, masks aside."""
         recorded = self.recorded[name]
         odd = ~np.isfinite(recorded.values)
         if not odd.any():
@@ -295,7 +295,7 @@ class Replay:
         return tuple(int(i) for i in np.argwhere(odd)[0]) if odd.any() else ()
 
     def overflowed(self, name: str, expected: Array, edits: Edits) -> NDArray[np.bool_]:
-        """Values that wrong weights may bring beyond the engine's type, so that anything large may come out."""
+        """Values that may overflow the engine's type with the wrong weights of `edits`, and be anything large."""
         node = self.graph.nodes[name]
         largest = _LARGEST[self.trace.info.dtype]
         effective = edits.get(name, {}).get("effective")
@@ -312,7 +312,7 @@ class Replay:
             return ~(reached < 0.1 * largest) & ~(np.abs(got) < 1e-3 * largest) & ~np.isnan(expected)
 
     def undefined(self, name: str, expected: Array) -> NDArray[np.bool_]:
-        """Where a softmax has nothing but masked scores to go by: engines are free to put anything there."""
+        """Where all scores of a softmax are masked: an engine may write anything there."""
         scores = self.recorded.get(self.graph.nodes[name].inputs[0])
         if scores is None:
             return np.zeros((1, 1, 1), bool)
@@ -321,9 +321,9 @@ class Replay:
         return found if scores.present is None else np.where(scores.present, found, np.isnan(expected))
 
     def findings(self, among: Collection[str] | None = None) -> list[Finding]:
-        """One for each recorded result (of `among`) whose recorded inputs are finite, in the order of computation.
+        """A finding for each recorded result (of `among`) whose recorded inputs are finite, in order of computation.
 
-        NaN and infinity hide what an op does with them, so nothing is said of ops behind them: see `beyond_judging`.
+        Ops with NaN or infinity among their inputs cannot be judged; their names go to `beyond_judging`.
         """
         return list(self.judged(among))
 

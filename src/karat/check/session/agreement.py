@@ -1,4 +1,4 @@
-"""Agreement with the other side: transformers where it is installed, the float64 reference always."""
+"""Agreement of logits with another side, and transformers as that side where it is installed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ Array = NDArray[np.floating]
 
 # How far apart the logits of right hybrid runs are, relative to their deviation.
 HYBRID_LIMIT = 1e-2
-_ROWS = 16  # of logits that are compared at a time
+_ROWS = 16  # rows of logits that are compared at a time
 
 
 def has_transformers() -> bool:
@@ -49,7 +49,7 @@ def hf_layerwise(
 
 
 def hf_tokenizer(path: Path) -> Any:
-    """transformers' tokenizer of a folder; None where it cannot read one."""
+    """transformers' tokenizer of a folder; None if it cannot read one."""
     from transformers import AutoTokenizer
 
     try:
@@ -59,7 +59,7 @@ def hf_tokenizer(path: Path) -> Any:
 
 
 def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> tuple[str, list[int]] | None:
-    """The prompt that transformers' tokenizer makes of a conversation, and its ids; None if it has no template."""
+    """A conversation as transformers' tokenizer renders it, and its ids; None if the tokenizer has no template."""
     if not getattr(tokenizer, "chat_template", None):
         return None
     text = tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True)
@@ -68,7 +68,7 @@ def hf_chat(tokenizer: Any, chat: Sequence[Mapping[str, str]]) -> tuple[str, lis
 
 
 def hf_end_ids(path: Path) -> frozenset[int]:
-    """The ids at which transformers' `generate` ends a text of the model in this folder."""
+    """The ids at which transformers' `generate` ends a text, for the model in this folder."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -94,7 +94,7 @@ def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
 
 
 def not_finite(logits: Array, tokens: Sequence[int] | NDArray[np.int64]) -> str | None:
-    """Where logits [rows, vocab] hold NaN or infinity, in words; None: nowhere. tokens: those of the rows."""
+    """Where logits [rows, vocab] hold NaN or infinity, in words; None: nowhere. tokens: the token index of each row."""
     bad = ~np.isfinite(logits)
     rows = bad.any(axis=1)
     if not rows.any():
@@ -106,11 +106,11 @@ def not_finite(logits: Array, tokens: Sequence[int] | NDArray[np.int64]) -> str 
 
 
 def logit_facts(ours: Array, right: Array, shown: Callable[[int], str] = str) -> dict[str, Any]:
-    """How two sets of logits [rows, vocab] agree; a flip of the likeliest token is explained by the margin, or not.
+    """How two sets of logits [rows, vocab] agree. A flip of the likeliest token is explained if its margin is at most
+    twice the row's largest difference.
 
-    shown: a token id for people.
-
-    A row that is not finite on both sides agrees with nothing, its own copy included: differences are then infinite.
+    shown: a token id for people. A row that is not finite on both sides agrees with nothing, not even with its own
+    copy: differences are then infinite.
     """
     k = min(5, ours.shape[1])
     largest, squares, total, total_squares = 0.0, 0.0, 0.0, 0.0
@@ -163,7 +163,7 @@ def logit_facts(ours: Array, right: Array, shown: Callable[[int], str] = str) ->
 
 
 def text_perplexity(logits: Array, rows: NDArray[np.int64], ids: Sequence[int]) -> float:
-    """Perplexity of the tokens that follow those whose logits [rows, vocab] there are; NaN if a logit is not finite."""
+    """Perplexity of the tokens after `rows`, whose logits are [rows, vocab]; NaN if a logit is not finite."""
     if not np.isfinite(logits).all():
         return float("nan")
     nats: list[float] = []
@@ -176,7 +176,7 @@ def text_perplexity(logits: Array, rows: NDArray[np.int64], ids: Sequence[int]) 
 
 
 def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
-    """What `logit_facts` says, in words."""
+    """The facts of `logit_facts` in words."""
     return [
         f"against {other}: largest difference {facts['largest']:.3g}, root mean square {facts['rms']:.3g} of a "
         f"deviation of {facts['deviation']:.3g}; KL {facts['kl']:.2g}",
@@ -186,7 +186,7 @@ def logit_lines(other: str, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _kl(p: Array, q: Array) -> Array:
-    """Kullback-Leibler divergence in nats of each row of logits, in two exponentials a number: rows are long."""
+    """Kullback-Leibler divergence of each row of logits, in nats, with two exponentials a number: rows are long."""
     p, q = (x - x.max(axis=1, keepdims=True) for x in (p, q))
     apart = p - q
     weights, theirs = np.exp(p, out=p), np.exp(q, out=q)
@@ -204,12 +204,14 @@ def greedy_difference(
     tokens: Sequence[int] | NDArray[np.int64] | None = None,
     shown: Callable[[int], str] = str,
 ) -> str | None:
-    """Where two engines that read the same tokens would take different ones next; None if nowhere.
+    """The first token at which two engines that read the same tokens choose differently, in words; None: nowhere.
 
-    theirs, ours: logits [tokens, vocab]; tokens: what the rows are called (None: 0, 1, …); shown: a token id for
-    people. The first difference that
-    rounding does not explain, or else the first one. It explains what leaves logits within 2 % of their deviation, or
-    within `room`.
+    theirs, ours  logits [tokens, vocab]
+    tokens        the numbers of the rows (None: 0, 1, …)
+    shown         a token id for people
+
+    A difference that rounding does not explain comes first. Rounding explains differences of logits within 2 % of their
+    standard deviation, or within `room`.
     """
     found: list[str] = []
     for step, a, b in zip(range(len(ours)) if tokens is None else tokens, ours, theirs, strict=True):
