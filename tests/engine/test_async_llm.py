@@ -46,9 +46,9 @@ def engine() -> Iterator[AsyncLLM]:
     made.shutdown()
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
+def run(work: Coroutine[Any, Any, Result], limit_s: float = 120) -> Result:
     async def bounded() -> Result:
-        return await asyncio.wait_for(work, 120)
+        return await asyncio.wait_for(work, limit_s)
 
     return asyncio.run(bounded())
 

@@ -22,13 +22,14 @@ from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids
 from karat.engine.llm import LLM
 from karat.engine.options import Options
 from karat.engine.stats import EngineStats
+from karat.engine.text_side import TextSide
 from karat.engine.updates import RequestUpdate
 from karat.engine.vllm_arguments import settle_constructor
 from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.request import MAX_SEED, RequestOutput, SamplingParams, shown
-from karat.text import ChatPrompt, Tokenizer
+from karat.text import ChatPrompt
 
 Result = TypeVar("Result")
 
@@ -74,9 +75,12 @@ class AsyncLLM:
         self.model_name = _name_of(model, self.path)
         process = EngineProcess(opening)
         try:
-            self.tokenizer = _tokenizer(opening.tokenizer or opening.path)
-            self.config = read_config(open_model(self.path).config)
+            checkpoint = open_model(self.path)
+            self.config = read_config(checkpoint.config)
+            text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
+            text_side.start()
             ready = process.ready(progress)
+            self.tokenizer, defaults = text_side.result()
         except BaseException:
             process.close()
             raise
@@ -86,10 +90,10 @@ class AsyncLLM:
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
         self.tensor_parallel_size = opening.options.tensor_parallel_size
-        self.default_params = ready.defaults.params
-        self.defaults_notice = ready.defaults.notice
-        self.end_token_ids = ready.defaults.end_token_ids
-        self._intake = Intake(self.tokenizer, ready.defaults, max_model_len=self.max_model_len, seed=0)
+        self.default_params = defaults.params
+        self.defaults_notice = defaults.notice
+        self.end_token_ids = defaults.end_token_ids
+        self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
         # Only for its check_request: what the engine would refuse is refused here, before it is queued.
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
         self._numbers = count()
@@ -364,11 +368,6 @@ def _name_of(model: object, path: Path) -> str:
     if isinstance(model, str) and not Path(model).exists():
         return model
     return path.stem if path.suffix == ".gguf" else path.name
-
-
-def _tokenizer(path: str) -> Tokenizer:
-    place = Path(path)
-    return Tokenizer.of(open_model(place)) if place.is_file() else Tokenizer.from_folder(place)
 
 
 def _computes_nothing(*_: object) -> Any:

@@ -6,7 +6,6 @@ from typing import Self
 import msgspec
 
 from karat.config import FloatName
-from karat.engine.defaults import GenerationDefaults
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
@@ -59,7 +58,6 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The model is loaded, and this is what it turned out to be."""
 
     sizes: EngineConfig
-    defaults: GenerationDefaults
     executor: str
     dtype: FloatName
     kv_dtype: FloatName

@@ -19,7 +19,6 @@ import msgspec
 
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import Abort, Add, Failed, Loading, Log, News, Open, Piece, Ready, Stepped, ToEngine
-from karat.engine.defaults import GenerationDefaults
 from karat.engine.llm import LLM
 from karat.engine.updates import RequestUpdate
 from karat.errors import CapacityError, KaratError, RequestError
@@ -96,7 +95,6 @@ def _opened(line: _Line) -> LLM:
     )
     ready = Ready(
         sizes=llm.engine.config,
-        defaults=GenerationDefaults(llm.default_params, llm.end_token_ids, llm.defaults_notice),
         executor=llm.executor,
         dtype=llm.dtype,
         kv_dtype=llm.kv_dtype,
