@@ -4,15 +4,15 @@
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
 // one rounding each, fused multiply-adds are written as such and nothing else is contracted or reordered. Nor do they
 // depend on how work is cut: every function takes a range of independent items, and each item's result is its own.
-// Kernels expect the default floating-point environment (float_env.h); their callers set it, and leave all arithmetic
-// to them: a compiler may move an operation of the caller's to before the call that sets the environment. Where a
-// result is NaN it is NaN in every build; its sign and payload are not part of the contract.
+// Kernels expect the default floating-point environment (float_env.h), which their callers set. Callers leave all
+// arithmetic to kernels: a compiler may move an operation of the caller to before the call that sets the environment.
+// Where a result is NaN it is NaN in every build; its sign and payload are not part of the contract.
 //
-// The linker keeps one copy of an inline function, and could take the one that was compiled for AVX-512 for everybody.
-// So what kernel sources include holds no inline function outside the instruction set's namespace, and inside only such
-// as are always inlined (KARAT_INLINE); tables in headers are of each source's own. Nor does an object of an
-// instruction set do anything as it is loaded, when nobody has asked yet what the machine can run.
-// tests/packaging/test_objects.py looks.
+// The linker keeps one copy of an inline function, and might keep the one that was compiled for AVX-512, for all
+// machines. So headers of kernel sources have no inline function outside the instruction set's namespace, and inside
+// only functions that are always inlined (KARAT_INLINE). Tables in headers have internal linkage. No object of an
+// instruction set runs code when it is loaded: nobody has asked yet what the machine can run.
+// tests/packaging/test_objects.py checks all this.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 // Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
 inline constexpr std::size_t kMaxLeaves = 8;
 
-// Formats multiplied by nibbles: panels of each of two matrices that kernels take together at best, for more tokens
-// than these.
+// Formats multiplied by nibbles, for more than kNibbleFewTokens tokens: the number of panels of each of two matrices
+// that kernels compute together fastest.
 inline constexpr std::size_t kNibblePanels = 8;
 inline constexpr std::size_t kNibbleFewTokens = 12;
 
@@ -120,13 +120,14 @@ struct AttentionArgs {
 };
 
 struct Kernels {
-    // `attention` unpacks a key once for this many rows (query heads of tokens): how a step's tokens are best cut.
+    // `attention` unpacks a key once for this many rows (query heads of tokens). A plan cuts tokens into items of this
+    // size.
     std::size_t attention_rows;
 
     // Bytes of scratch memory that a thread needs for `linear` and `attention`.
     std::size_t (*scratch_bytes)(std::size_t head_dim);
 
-    // Panels first … last - 1 of the matrix.
+    // Computes panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
     // The same of two matrices with the same rows, columns, x and leaves.
@@ -163,12 +164,12 @@ struct Kernels {
     std::ptrdiff_t (*kv_write)(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
                                std::size_t tokens);
 
-    // Tokens first … last - 1 of sequence seq, all query heads of one KV head.
+    // Computes tokens first … last - 1 of sequence seq, all query heads of one KV head.
     void (*attention)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t first,
                       std::size_t last, float* scratch);
 
-    // One split of 256 keys for the only token of a sequence: partial results for `attention_merge`,
-    // part [heads of the KV head, head_dim rounded up to 16, then total, top].
+    // Computes one split of 256 keys for the only token of a sequence. part: [heads of the KV head, head_dim rounded up
+    // to 16, then total, top], which `attention_merge` merges.
     void (*attention_split)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t split,
                             float* part, float* scratch);
     void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,

@@ -85,8 +85,8 @@ struct Matrix {
     const std::uint8_t* panel(std::size_t panel) const;
 };
 
-// Where the rows of a stored matrix begin (each in one piece, blocks along it): `stride` bytes from one to the next, as
-// of some columns of a wider one. Row i is the order[i]-th of them, if there is an order.
+// Rows of a stored matrix. A row is one run of blocks; rows begin `stride` bytes apart, more than their length if they
+// are some columns of a wider matrix. With an order, row i of the matrix is stored row order[i].
 struct StoredRows {
     const std::uint8_t* data;
     std::size_t stride;
@@ -95,12 +95,12 @@ struct StoredRows {
     std::size_t at(std::size_t row) const;
 };
 
-// Packs panels first … last - 1 of a stored matrix into `packed`, the place of the whole packed matrix. Different
-// panels may be packed by different threads.
+// Packs panels first … last - 1 of a stored matrix. `packed` is the beginning of the whole packed matrix. Threads may
+// pack different panels at the same time.
 void pack_panels(const Matrix& shape, const StoredRows& stored, std::size_t first_panel, std::size_t last_panel,
                  std::uint8_t* packed);
 
-// The inverse: the matrix as it was stored, row after row, to be compared with the file.
+// The inverse: writes the matrix as it was stored, row after row, so that it can be compared with the file.
 void unpack(const Matrix& matrix, std::uint8_t* stored);
 
 }  // namespace karat

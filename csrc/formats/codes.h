@@ -35,9 +35,9 @@ KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
             block + (has_scale ? 2 * lanes : 0) + static_cast<std::size_t>(group) * 4 * kGroupRows, 4 * lanes};
 }
 
-// Bits `at` … `at` + kWidth - 1 of each lane as a number, less `bias`. They are not shifted: where the mantissa of a
-// power of two has them, a bit of it counts what it should, and the power is subtracted, exactly. With kSigned the
-// field is a two's complement, and `bias` comes off besides.
+// Bits `at` … `at` + kWidth - 1 of each lane as a number, less `bias`. The bits are not shifted: they are put into the
+// mantissa of the power of two in which bit `at` counts 1, and the power is subtracted, exactly. With kSigned the field
+// is a two's complement.
 template <int kWidth, bool kSigned = false>
 KARAT_INLINE f32x16 field(i32x16 word, int at, float bias = 0) {
     constexpr int kMantissa = 23, kShift = kWidth > 4 ? 16 : 12;
@@ -51,8 +51,9 @@ KARAT_INLINE f32x16 field(i32x16 word, int at, float bias = 0) {
     return as_float(masked_xor(word, ((1 << kWidth) - 1) << at, power | (kTop << at))) - set1(offset);
 }
 
-// Bits `at` … `at` + kWidth - 1 of byte j of word i of a block, so. With AVX-512 all bytes of a word come from one
-// load; else from loads that begin at them, which leave one mask and one power for all of them, and those in registers.
+// The same for bits `at` … `at` + kWidth - 1 of byte j of word i of a block. With AVX-512 all bytes of a word come from
+// one load. Elsewhere each byte has a load that begins with it, so that all bytes share one mask and one power, which
+// stay in registers.
 template <int kWidth, bool kSigned = false>
 KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bias = 0) {
 #if defined(KARAT_AVX512)
@@ -63,8 +64,8 @@ KARAT_INLINE f32x16 stored_field(const Block& b, int i, int j, int at, float bia
 #endif
 }
 
-// Codes of up to six bits, less kBias: `stored`, that at bit `at` of byte j of word i of a block, and `byte`, that
-// which is byte j of a word.
+// Codes of up to six bits, less kBias. stored: the code at bit `at` of byte j of word i of a block. byte: the code that
+// is byte j of a word.
 template <int kWidth, int kBias>
 struct NumberBits {
     static KARAT_INLINE NumberBits make() { return {}; }

@@ -1,6 +1,5 @@
-// How formats of two and three bits are multiplied: by nibbles, the four bits that two codes of two bits have, or the
-// third bits of four codes. What the columns of a nibble add to a sum is one of sixteen products, the same for all rows
-// of a matrix.
+// How formats of two and three bits are multiplied: by nibbles. A nibble is the four bits of two codes of two bits, or
+// the third bits of four codes. Its columns add one of sixteen products to a sum, and these are the same for all rows.
 //
 // Such a format has sub-blocks of 16 columns. Codes::word_of(s, 0) is the word with the low two bits of sub-block s,
 // those of column 4 c + j at bit 2 c of byte j; Codes::word_of(s, 1), where there are third bits, has that of this
@@ -32,8 +31,8 @@ constexpr float kOfFour[4][kProducts] = {{-4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4,
                                          {-4, -4, -4, -4, 0, 0, 0, 0, -4, -4, -4, -4, 0, 0, 0, 0},
                                          {-4, -4, -4, -4, -4, -4, -4, -4, 0, 0, 0, 0, 0, 0, 0, 0}};
 
-// The contract: what columns whose numbers are x(column) add up to, of which count(values) says how often column m
-// counts.
+// The product of a nibble, as the contract orders its operations. x(column): a number of x. count(values): how often a
+// column counts, for the nibble (or for each of sixteen) in question.
 template <class X, class Count>
 KARAT_INLINE f32x16 product(Nibble n, const X& x, const Count& count) {
     const auto values = [n](int m) -> const float (&)[kProducts] { return n.columns == 2 ? kOfPair[m] : kOfFour[m]; };
@@ -42,8 +41,8 @@ KARAT_INLINE f32x16 product(Nibble n, const X& x, const Count& count) {
     return sum;
 }
 
-// The nibble of 16 rows, in the lowest four bits of each lane. (The three after nibble 0, 4 or 8 are those of its other
-// bytes.)
+// The nibbles of 16 rows, in the lowest four bits of each lane. (Nibbles 0 … 3, 4 … 7 and 8 … 11 lie in the four bytes
+// of a word.)
 template <class Fmt>
 KARAT_INLINE i32x16 nibbles_of(const Block& b, int s, Nibble n) {
     const int word = Fmt::Codes::word_of(s, n.word), shift = Fmt::Codes::shift_of(s, n.word);

@@ -60,7 +60,7 @@ KARAT_INLINE f32x16 subnormal(const Block& b, int s, int c, int j) {
     return as_float(word & iset1(((1 << Fmt::Codes::kWidth) - 1) << subnormal_at<Fmt>(s, c, j)));
 }
 
-// What a column of a block is scaled by.
+// The power of two that scales each column of a block.
 namespace {
 constexpr float power_of_two(int n) { return n == 0 ? 1 : 2 * power_of_two(n - 1); }
 template <class Fmt>

@@ -1,5 +1,5 @@
-// Linear layers for a few tokens, where there are registers enough: codes go straight from the packed words into the
-// chains of several tokens.
+// Linear layers for a few tokens, in builds with enough registers: codes are multiplied as they are read, for several
+// tokens, without an unpacked copy.
 #include "kernels/linear.h"
 
 #if defined(KARAT_AVX512) || defined(KARAT_AVX2)
@@ -31,8 +31,8 @@ inline constexpr int kPassTokens = kSharesProducts<Fmt> ? 4 : kTuning.direct_row
 template <class Fmt>
 inline constexpr int kPassGroups = kSharesProducts<Fmt> ? static_cast<int>(kPanelGroups) : kTuning.direct_vectors;
 
-// Whether two tokens take two groups at a time: by one there are too few chains to keep the multiply-adds busy. But
-// where codes lie in several words or in a table, or minima come after them, there are too few registers.
+// Whether two tokens take two groups at a time: with one group there are too few chains to keep the multiply-adds busy.
+// Formats whose codes lie in several words or in a table, or that have minima, have too few registers left for it.
 template <class Fmt>
 inline constexpr bool kPairByTwo = [] {
 #if defined(KARAT_AVX2)
@@ -133,7 +133,7 @@ private:
     template <class Codes, int T>
     KARAT_INLINE void add_codes(const Codes& codes, const std::uint8_t* w, int sub, const float* x,
                                 f32x16 (&part)[T][DG], Ahead& ahead) const {
-        // Halves of 16 columns, of which the compiler knows which it is.
+        // Columns in halves of 16; the half is a constant.
         const auto sixteen = [&](auto half) {
             for (int word = 0; word < 4; ++word) {
                 ahead.step();
@@ -177,7 +177,7 @@ private:
     }
 };
 
-// In passes of up to T tokens by DG groups.
+// Computes one panel, in passes of up to T tokens by DG groups.
 template <class Fmt, int T, int DG>
 void panel_of_few(const LinearArgs& a, std::size_t panel, const LinearScratch& s) {
     const std::size_t tiles = (a.tokens + T - 1) / T, passes = tiles * (kPanelGroups / DG);

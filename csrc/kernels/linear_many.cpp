@@ -1,6 +1,6 @@
-// Linear layers for many tokens, of formats that are multiplied column by column: a chunk of columns is unpacked once
-// into a buffer that stays in the second-level cache, and tiles of tokens run over it; accumulators rest in memory
-// between chunks, so the chain is the same.
+// Linear layers for many tokens, of formats that are multiplied column by column. A chunk of columns is unpacked once
+// into a buffer that stays in the second-level cache; tiles of tokens then run over it. Sums are stored between chunks
+// and loaded again, so the chain is the same.
 #include "kernels/linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -48,7 +48,7 @@ struct NextChunk {
     std::size_t bytes;
 };
 
-// One tile over one chunk of columns: sums [tokens, kWide] go on.
+// Input of a tile: one chunk of columns, added to sums [tokens, kWide].
 struct TileArgs {
     const float *x, *x_sums;
     std::size_t x_stride, x_sums_stride, count;
@@ -56,9 +56,8 @@ struct TileArgs {
     NextChunk next;
 };
 
-// While a tile runs over columns k … k + 31, a part of the next chunk comes near, and what the next tile reads of x and
-// a line of its sums. (Those on Intel's cores only: they save a tenth of the time and more there, and nothing of a
-// prefill on Zen 4.)
+// Prefetches while a tile runs over columns k … k + 31: a part of the next chunk, and on Intel's cores also the next
+// tile's part of x and a line of its sums. That saves a tenth of the time and more there, and nothing on Zen 4.
 template <int T>
 KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
 #if defined(KARAT_TWO_PORTS)
@@ -75,7 +74,7 @@ KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
     for (std::size_t at = begin; at < end && at < a.next.bytes; at += 64) prefetch_far(a.next.lines + at);
 }
 
-// The end of a sub-block that begins at column k, with factor(g) and minimum(g) for group g.
+// Ends a sub-block that begins at column k: multiplies its parts by factor(g), and adds minimum(g), for each group g.
 template <int kSub, bool kMinimum, int T, int TG, class Factor, class Minimum>
 KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t k, const f32x16 (&part)[T][TG],
                                 const Factor& factor, const Minimum& minimum) {
@@ -97,8 +96,8 @@ KARAT_INLINE void end_sub_block(const TileArgs& a, float* first_sum, std::size_t
     forget_stored();
 }
 
-// Whether a tile keeps its sums in registers besides, and is half as wide for it: where sub-blocks end after 16
-// columns, and a store takes two cycles.
+// Whether a tile keeps its sums in registers, too, and is half as wide for that: where sub-blocks end after 16 columns
+// and a store takes two cycles (Zen 4).
 template <int kSub>
 inline constexpr bool kSumsInRegisters =
 #if defined(KARAT_AVX512) && !defined(KARAT_TWO_PORTS)
@@ -107,7 +106,7 @@ inline constexpr bool kSumsInRegisters =
     false;
 #endif
 
-// The chunk as it is in the buffer. kSub = 0: plain floats.
+// A tile that reads an unpacked chunk. kSub = 0: stored floats.
 template <int kSub, bool kMinimum, int kStride, int TG>
 struct Tile : TileArgs {
     const float *w, *scales, *minima;
@@ -159,8 +158,8 @@ struct Tile : TileArgs {
     }
 };
 
-// The same, by which the chunk comes into the buffer: codes go from the packed blocks into the chain and into memory.
-// Where the multiply-add shares its ports, a few tokens would wait for an unpacking before it.
+// The first tile of a chunk, which unpacks it: it multiplies codes as it reads them, and stores them to the buffer for
+// the other tiles. For cores whose multiply-add shares its ports: a few tokens would wait for an unpacking of its own.
 template <class Fmt, int G>
 struct FirstTile : TileArgs {
     const std::uint8_t* from;  // the block of the chunk's first column
@@ -192,7 +191,7 @@ struct FirstTile : TileArgs {
                 if (k % 32 == 0) fetch_next<T>(*this, k);
                 for (int t = 0; t < T; ++t)
                     for (int g = 0; g < G; ++g) acc[t][g] = zero();
-                // Halves of 16 columns, of which the compiler knows which it is.
+                // Columns in halves of 16; the half is a constant.
                 const auto sixteen = [&](auto half) {
                     const std::size_t start = k + 16 * half;
                     for (std::size_t c = 0; c < 4; ++c) {
@@ -237,14 +236,14 @@ private:
     }
 };
 
-// Not inline: all formats of a kind share one.
+// Not inline: all formats of a kind share one function.
 template <int kSub, bool kMinimum, int kStride, int TG>
 KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kSub, kMinimum, kStride, TG>& tile) {
     with_height(height, tile);
 }
 
-// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves by itself, while its
-// sums are in the first-level cache and what is written to memory waits behind the next tile's arithmetic.
+// One panel and up to kTokenBlock tokens from `token` on. Each tile begins and ends its leaves itself: its sums are
+// then in the first-level cache, and its stores overlap the next tile's arithmetic.
 template <class Fmt, int G>
 struct PanelOfMany {
     static constexpr int kSub = [] {

@@ -1,13 +1,13 @@
 // Linear layers for many tokens of formats that are multiplied by nibbles (nibbles.h): a lane is a token. All products
-// of a sub-block are made once for all rows, in a table that stays in the first-level cache; a row's nibbles say which
-// of them it adds up. One addition stands for one and a third (Q3_K) or two multiply-adds (Q2_K).
+// of a sub-block are computed once for all rows, into a table that stays in the first-level cache; a row's nibbles
+// select the products that it adds. One addition replaces one and a third (Q3_K) or two multiply-adds (Q2_K).
 #include "kernels/linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Nibbles and rows are known to the compiler where it has instructions for sixteen lanes; without, code would fill
-// megabytes.
+// Loops over nibbles and rows are unrolled where there are instructions for sixteen lanes; elsewhere the code would
+// take megabytes.
 #if defined(KARAT_AVX512) || defined(KARAT_AVX2)
 #define KARAT_UNROLL _Pragma("GCC unroll 16")
 #else
@@ -40,7 +40,7 @@ KARAT_INLINE int sub_block_at(std::size_t k) {
     return static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
 }
 
-// So many rows are taken in turns: their chains do not wait for each other, and all of them have registers.
+// Rows that are computed together: their chains do not wait for each other, and all of them have registers.
 template <int V>
 inline constexpr std::size_t kAtOnce = [] {
 #if defined(KARAT_AVX512)
@@ -154,7 +154,8 @@ struct TokensByNibbles {
     }
 
 private:
-    // What rows add up of the sub-block that begins at column k: products [nibble, V, kProducts, lanes] and sums of x.
+    // Computes the table of the sub-block that begins at column k: products [nibble, V, kProducts, lanes], and sums of
+    // x.
     void make_products(std::size_t k) const {
         for (std::size_t v = 0; v < V; ++v) {
             const float* rows[kLanes];
@@ -179,7 +180,7 @@ private:
                 s.totals[lane] = sum_of_x<Fmt::kSub>(x_sums[lane], k / Fmt::kSub);
     }
 
-    // What add_panel reads comes near.
+    // Prefetches the words that add_panel reads.
     static void fetch(const Place& place, std::size_t k) {
         if (k >= place.args.weight->columns) return;
         const Block b = block_at<Fmt>(place, k, 0);

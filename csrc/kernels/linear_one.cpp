@@ -1,4 +1,4 @@
-// Linear layers for one token: codes go straight from the packed words into the chain.
+// Linear layers for one token: codes are multiplied as they are read, without an unpacked copy.
 #include "kernels/linear.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -11,10 +11,9 @@ namespace {
 #define KARAT_UNROLL_SUB_BLOCK
 #endif
 
-// Whether two panels are read side by side. Intel's cores read two streams faster than one, and ahead in each by
-// themselves, but only to the end of a page: so far ahead the first lines of the next one must be asked for. (Codes as
-// subnormal numbers need a second panel besides: the chains of one just fill the multiply-add's latency, and nothing is
-// left for a delay.)
+// Whether two panels are read side by side. Intel's cores read two streams faster than one. They read ahead in each by
+// themselves, but only to the end of a page: the first lines of the next page are prefetched kPageAhead bytes before.
+// (Codes as subnormal numbers need a second panel, too: the chains of one just fill the multiply-add's latency.)
 #if defined(KARAT_TWO_PORTS)
 inline constexpr bool kTwoStreams = true;
 #else
@@ -27,8 +26,8 @@ inline constexpr int kPageLines = 8;
 inline constexpr std::size_t kLinesAhead = 2048;
 inline constexpr std::size_t kBlocksAhead = kTwoStreams ? 1 : 2;
 
-// Whether codes are put together as bytes first, so that there are registers for the sums afterwards: where there are
-// 16, and codes lie in several words or in a table.
+// Whether codes are first assembled as bytes in memory. With 16 registers, and codes that lie in several words or in a
+// table, there are no registers for the sums at the same time.
 template <class Fmt>
 inline constexpr bool kBytesBefore = [] {
 #if defined(KARAT_AVX2)
@@ -37,7 +36,7 @@ inline constexpr bool kBytesBefore = [] {
     return false;
 }();
 
-// Sums that a compiler with 16 registers would rather keep in memory.
+// Holds sums in registers: with 16 of them a compiler would keep the sums in memory.
 template <int G>
 KARAT_INLINE void keep_in_registers([[maybe_unused]] f32x16 (&sum)[G]) {
 #if defined(KARAT_AVX2)
@@ -68,11 +67,12 @@ struct Panels {
             for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + at + line);
     }
 
-    // What lies `bytes` on in the streams: beyond the end of a panel comes the one that is read after it.
+    // Offset of the byte that a stream reads `bytes` later: after the end of a panel it goes on with the panel that is
+    // read next.
     KARAT_INLINE std::size_t ahead(std::size_t bytes) const { return w + bytes < end ? bytes : bytes + skipped; }
 
-    // Where the next `bytes` of a stream lead into a new page of 4 KiB, kPageAhead further on, its first lines come
-    // near; as do those of the panel that is read after this one.
+    // If the next `bytes` of a stream, kPageAhead further on, enter a new page of 4 KiB, its first lines are
+    // prefetched. So are the first lines of the panel that is read next.
     KARAT_INLINE void fetch_page(std::size_t at, std::size_t bytes) const {
         for (int i = 0; i < kStreams; ++i) {
             const std::uint8_t* ahead = stream(i * kEach) + at + kPageAhead;
@@ -99,7 +99,8 @@ KARAT_INLINE void leaf_of_floats(Panels<Fmt, G>& w, const float* x, std::size_t 
     }
 }
 
-// A sub-block's chains, of `code(g, j)` for its column j; `done(j)` comes after each.
+// Computes a sub-block's chains by columns: code(g, j) is the code of group g, column j; done(j) is called after column
+// j.
 template <class Fmt, int G, class Code, class Done>
 KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& done, f32x16 (&part)[G]) {
     for (int g = 0; g < G; ++g) part[g] = zero();
@@ -112,7 +113,7 @@ KARAT_INLINE void chain_of_codes(const float* x, const Code& code, const Done& d
     }
 }
 
-// Nibbles of all groups, asked for in turn.
+// The nibbles of all groups of a sub-block, for calls in the order of nibbles.
 template <class Fmt, int G>
 class NibblesInTurn {
 public:
@@ -129,7 +130,7 @@ private:
     i32x16 bytes_[4][G];
 };
 
-// The chains by nibbles; `done(i)` comes after nibble i.
+// Computes a sub-block's chains by nibbles; done(i) is called after nibble i.
 template <class Fmt, int G, class Done>
 KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float* x, const Done& done,
                                    f32x16 (&part)[G]) {
@@ -147,11 +148,11 @@ KARAT_INLINE void chain_of_nibbles(const Panels<Fmt, G>& w, int sub, const float
     }
 }
 
-// Whether the scales of a block have several sub-blocks to serve.
+// Whether a block has several sub-blocks, each with a scale.
 template <class Fmt>
 inline constexpr bool kManyScales = Fmt::kColumns > Fmt::kSub;
 
-// What the scales of a block are made of, for each group: once for all its sub-blocks.
+// The parts of a block from which the scales of all its sub-blocks are computed, read once, for each group.
 template <class Fmt, int G>
 struct ScalesOf {
     typename Fmt::Scales each[kManyScales<Fmt> ? G : 1];
@@ -181,8 +182,8 @@ KARAT_INLINE void end_sub_block(const Panels<Fmt, G>& w, const ScalesOf<Fmt, G>&
     }
 }
 
-// Whether the lines ahead are asked for evenly, some after each column. All at once they take the buffers that loads
-// need; but where arithmetic is what a core waits for (AVX2, most formats), they cost more than they bring.
+// Whether lines are prefetched evenly, a few after each column. Prefetched all at once they take the buffers that loads
+// need. Where a core waits for arithmetic (AVX2, most formats), spreading them costs more than it gains.
 template <class Fmt>
 #if defined(KARAT_AVX512)
 inline constexpr bool kEvenly = true;
@@ -192,7 +193,7 @@ inline constexpr bool kEvenly = std::is_same_v<Fmt, Q8_0>;
 inline constexpr bool kEvenly = false;
 #endif
 
-// Before each sub-block.
+// Prefetches before a sub-block.
 template <class Fmt, int G>
 KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub) {
     constexpr std::size_t share = Panels<Fmt, G>::kStep * Fmt::kSub / Fmt::kColumns;
@@ -204,8 +205,8 @@ KARAT_INLINE void prefetch_sub_block([[maybe_unused]] const Panels<Fmt, G>& w, [
 #endif
 }
 
-// After each step of a sub-block (a column, a nibble), its part of the lines ahead. Most formats read the words of a
-// block of 256 columns in no order, so it is whole blocks that they need, and the second-level cache has room for them.
+// Prefetches after each step of a sub-block (a column, a nibble): its share of the lines. Most formats read the words
+// of a block of 256 columns out of order, so whole blocks are prefetched, into the second-level cache.
 template <int kSteps, class Fmt, int G>
 KARAT_INLINE void prefetch_step([[maybe_unused]] const Panels<Fmt, G>& w, [[maybe_unused]] int sub,
                                 [[maybe_unused]] int step) {
@@ -251,7 +252,7 @@ KARAT_INLINE void leaf_of_blocks(Panels<Fmt, G>& w, const float* x, const float*
     }
 }
 
-// The same with bytes first, of up to kBytesFirst columns.
+// The same for formats whose codes are assembled as bytes first, up to kBytesFirst columns at a time.
 inline constexpr std::size_t kBytesFirst = 256;
 
 template <class Fmt, int G>
@@ -289,8 +290,8 @@ KARAT_INLINE void leaf_of_bytes(Panels<Fmt, G>& w, const float* x, const float* 
     }
 }
 
-// A panel of G groups, or two of kPanelGroups: both of one matrix, or the same of two. Not inline, as tiles are not
-// (tile.h).
+// A task is one panel of G groups, or two panels of kPanelGroups: the same panel of two matrices (gate and up), or two
+// panels of one. Not inline, as tiles (tile.h).
 template <class Fmt, int G, bool kScaled>
 KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     const LinearArgs& a = one.args;
@@ -362,7 +363,7 @@ private:
     }
 };
 
-// Those of two matrices, side by side.
+// Computes panels first … last - 1 of two matrices, side by side.
 struct RunBoth {
     const LinearArgs &a, &b;
     std::size_t first, last;

@@ -50,7 +50,8 @@ struct Largest {
     bool is_finite;  // all values; true where nobody asked
 };
 
-// The first of the largest values; in the same pass, if kCheck, whether any is not finite (x - x is 0 for all others).
+// Finds the first of the largest values. With kCheck the same pass finds whether any value is not finite: x - x is 0
+// for all others.
 template <bool kCheck>
 Largest first_largest(const float* x, std::size_t n) {
     constexpr std::size_t kBlock = 1024;

@@ -35,7 +35,8 @@ std::uint64_t read(const std::uint64_t* data, std::size_t bytes, std::size_t str
     return ahead ? read_streams<true>(data, bytes, streams, ahead) : read_streams<false>(data, bytes, streams, 0);
 }
 
-// Chains: latency times throughput of the machines known, and no more than there are registers beside two constants.
+// The number of chains is latency times throughput of known machines, and at most the number of registers less two
+// constants.
 #if defined(KARAT_AVX512)
 typedef __m512 Vector;
 constexpr int kVectorLanes = 16, kChains = 24;

@@ -58,7 +58,7 @@ std::vector<std::size_t> Plan::cut_into_phases() {
     std::size_t phase = 0;
     const Op* before = nullptr;
     for (const auto& op : ops_) {
-        const bool barrier = before && (op->joins() || !(op->by_rows() && before->by_rows()));
+        const bool barrier = before && (op->needs_barrier_before() || !(op->by_rows() && before->by_rows()));
         barrier_before_.push_back(barrier);
         phase += barrier;
         before = op.get();

@@ -66,7 +66,7 @@ struct StepInput {
     std::size_t num_wanted;
 };
 
-// What a thread sees while it runs a step.
+// The state of a step, shared by all threads (plan_ops.h).
 class StepContext;
 
 struct LinearOp;
@@ -80,7 +80,7 @@ struct Op {
     // Whether it is an op on single rows: a thread's share is the same rows in each of them.
     virtual bool by_rows() const { return false; }
     // Whether a barrier must come before it: it shows other ranks what all threads computed.
-    virtual bool joins() const { return false; }
+    virtual bool needs_barrier_before() const { return false; }
 };
 
 // Calls record one op each. `finish` then runs the passes: `fuse` joins ops that follow one another (fuse.h), `lower`

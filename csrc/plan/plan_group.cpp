@@ -1,4 +1,5 @@
-// Recording what ranks do together: rows of a shared vocabulary, sums over ranks, columns side by side.
+// Recording ops in which all ranks take part: rows of a vocabulary cut over ranks, sums over ranks, columns side by
+// side.
 #include <algorithm>
 
 #include "plan/plan.h"
@@ -11,7 +12,7 @@ constexpr std::uint32_t kMaxRows = 0x7fffffff;  // of a vocabulary: token ids ar
 
 }  // namespace
 
-// One collective more, in which each rank puts rows of `width` into its slot.
+// Numbers a new collective, in which each rank puts rows of `width` into its slot.
 std::uint32_t Plan::collective(const TransportRef& group, std::size_t width, Rows rows) {
     require(group && group->size > 1 && (group->size & (group->size - 1)) == 0 &&
                 static_cast<std::size_t>(group->size) <= kMaxLeaves,

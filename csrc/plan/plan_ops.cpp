@@ -46,7 +46,7 @@ namespace {
 
 constexpr std::size_t kPiece = 256;  // floats summed at a time: every level of the tree stays in the nearest cache
 
-// The tree over ranks first … first + count - 1 (a power of two) of `n` floats at `at` of their slots.
+// Adds `n` floats at `at` of the slots of ranks first … first + count - 1 (a power of two), along the tree.
 void tree_sum(const StepContext& s, std::uint32_t collective, int first, int count, std::size_t at, std::size_t n,
               float* out) {
     if (count == 2) return s.kernels.add(s.slot(first, collective) + at, s.slot(first + 1, collective) + at, out, n);
@@ -201,12 +201,13 @@ void LinearOp::run(StepContext& s, int thread) {
             next = std::min(items.last, (part + 1) * panels);
             const StepContext::Range of{first, first + next - item};
             const StepContext::Range rows{part * tokens / parts, (part + 1) * tokens / parts};
-            act < 0 ? several(s, thread, of, rows) : gate_and_up(s, thread, of, rows, (tokens + parts - 1) / parts);
+            act < 0 ? one_after_another(s, thread, of, rows)
+                    : gate_and_up(s, thread, of, rows, (tokens + parts - 1) / parts);
         }
 }
 
 // Computes a range of panels, counted over all matrices one after the other.
-void LinearOp::several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const {
+void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const {
     std::size_t before = 0;
     for (std::size_t which = 0; which < weights.size(); ++which) {
         const std::size_t count = weights[which]->matrix.num_panels();

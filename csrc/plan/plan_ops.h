@@ -7,7 +7,7 @@
 
 namespace karat {
 
-// What a thread sees while it runs a step.
+// The state of a step, shared by all threads.
 class StepContext {
 public:
     StepContext(Plan& plan, const StepInput& input, int num_threads)
@@ -56,8 +56,8 @@ public:
 
     // Takes the next items of work for a thread; false when none are left. A thread takes items from the front of its
     // own share, so that it reads one stream of memory. When its share is used up, it takes from the back of another's.
-    // It takes a third of what is left there, an even number where possible (kernels read two panels at once), and at
-    // least `least`.
+    // Each time it takes a third of what is left of that share, an even number where possible (kernels read two panels
+    // at once), and at least `least`.
     bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
         for (std::size_t i = 0; i < num_threads; ++i) {
             const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
@@ -95,7 +95,7 @@ struct EmbeddingOp final : RowOp {
 // An op in which all ranks take part. Threads share its rows.
 struct CollectiveOp : RowOp {
     std::uint32_t collective = 0;  // of the plan
-    bool joins() const override { return true; }
+    bool needs_barrier_before() const override { return true; }
 };
 
 // Writes the rows of those tokens that this rank's part of the table has into this rank's slot.
@@ -230,7 +230,7 @@ struct LinearOp final : Op {
     void run(StepContext& s, int thread) override;
 
 private:
-    void several(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const;
+    void one_after_another(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const;
     void gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                      std::size_t most_rows) const;
     LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens) const;

@@ -1,4 +1,4 @@
-// Running a plan: the step is checked, its items of attention are listed, and all threads walk through the ops.
+// Running a plan: checks the step, lists its items of attention, and runs all ops on all threads.
 #include <algorithm>
 #include <stdexcept>
 
@@ -15,7 +15,7 @@ std::size_t Plan::max_rows(Register reg) const {
     return registers_.at(static_cast<std::size_t>(reg)).rows == Rows::tokens ? max_tokens_ : max_wanted_;
 }
 
-// Memory safety only: what a batch must be besides is checked where it is made (karat.batch).
+// Checks what memory safety needs. karat.batch checks the rest where a batch is built.
 void Plan::check(const StepInput& input) const {
     const BatchView& b = input.batch;
     require(finished_, "the plan is not finished");

@@ -1,5 +1,5 @@
-// karat._native: packed matrices, caches and plans for Python. What could read or write outside memory is checked here
-// and in the plan; the typed errors with names and remedies are karat.ops.native's.
+// karat._native: packed matrices, caches and plans for Python. Memory safety is checked here and in the plan; typed
+// errors with names and remedies are raised by karat.ops.native.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -80,7 +80,7 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
     if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
         block_tables.shape(0) != seqs)
         throw std::invalid_argument("arrays of a step that do not fit together");
-    // Copies: other threads may write to the arrays once the interpreter's lock is given away, after they were checked.
+    // Copies: once the interpreter's lock is released, other threads may write to arrays that were already checked.
     std::vector<std::int32_t> numbers;
     numbers.reserve(3 * tokens + query_starts.size() + seqs + block_tables.size() + wanted.size());
     const auto copied = [&numbers](const auto& array) {

@@ -11,7 +11,7 @@
 namespace karat {
 namespace {
 
-// AddressSanitizer watches what malloc gives, to the byte, but not pages that were mapped.
+// AddressSanitizer watches memory from malloc to the byte, but not mapped pages.
 #if defined(__SANITIZE_ADDRESS__)
 std::uint8_t* get(std::size_t bytes) {
     void* data = nullptr;
@@ -45,7 +45,7 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
     return all;
 }
 
-// Pieces come one after another: the last region takes them until it is full.
+// Pieces are placed one after another in the last region, until it is full.
 Memory::Memory(std::size_t bytes, bool together) : size_(bytes) {
     if (bytes == 0) return;
     if (!together || bytes > kRegion / 2) {

@@ -29,8 +29,8 @@ void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomi
     sleeping.fetch_sub(1);
 }
 
-// How often one of so many threads spins: not at all where they are more than the CPUs that they may run on, for then
-// it keeps the others from what it waits for.
+// How often a thread of a pool spins. Not at all if there are more threads than CPUs that they may run on: a spinning
+// thread would keep the threads it waits for from running.
 int spins_of(int num_threads) {
     int cpus = static_cast<int>(std::thread::hardware_concurrency());
 #if defined(__linux__)
@@ -40,8 +40,8 @@ int spins_of(int num_threads) {
     return num_threads <= cpus ? kSpins : 0;
 }
 
-// State that all pools of a process share. A forked child starts with another one: in the old one a thread that does
-// not exist there may hold a lock for ever. Neither is ever destroyed: threads may be at work while the process exits.
+// State that all pools of a process share. A forked child gets a new one: in the old one a thread that does not exist
+// in the child may hold a lock for ever. It is never destroyed, because threads may be at work while the process exits.
 struct Shared {
     std::mutex looking, running;
     std::map<int, std::weak_ptr<Pool>> pools;

@@ -7,7 +7,7 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// Those of level_fit.cpp, for the table in k_fit.cpp.
+// Defined in level_fit.cpp, for the table in k_fit.cpp.
 void fit_levels(const float* values, std::size_t groups, const float* levels, int num_steps, float* scales);
 void nearest_levels(const float* values, std::size_t groups, const float* levels, const float* inverses,
                     std::int8_t* chosen);
@@ -16,7 +16,7 @@ KARAT_INLINE f32x16 magnitude(f32x16 a) { return as_float(as_int(a) & iset1(0x7f
 KARAT_INLINE f32x16 least(f32x16 a, f32x16 b) { return select(b < a, b, a); }
 KARAT_INLINE f32x16 most(f32x16 a, f32x16 b) { return larger(b, a); }
 
-// The value at each place of sixteen groups [groups, size]; groups that are not there are zero.
+// Sixteen groups [groups, size], transposed: a vector for each place. Missing groups are zero.
 template <int kSize>
 struct Columns {
     alignas(64) float at[kSize * kLanes];
@@ -39,7 +39,7 @@ struct Columns {
 // Whether a group with this extreme counts as zero.
 KARAT_INLINE mask16 counts_as_zero(f32x16 extreme) { return magnitude(extreme) < set1(1e-15f); }
 
-// Integers of one place of all groups.
+// Stores the integers of one place of all groups.
 KARAT_INLINE void put(f32x16 quants, int place, int size, std::size_t groups, std::int8_t* integers) {
     alignas(64) float lanes[kLanes];
     store(lanes, quants);
@@ -54,7 +54,7 @@ KARAT_INLINE void put(f32x16 numbers, std::size_t groups, float* out) {
     for (std::size_t group = 0; group < groups; ++group) out[group] = lanes[group];
 }
 
-// Calls f(first group, how many) for each sixteen groups and the rest.
+// Calls f(first group, number of groups) for sixteen groups at a time, and for the rest.
 template <class F>
 KARAT_INLINE void by_sixteen(std::size_t groups, const F& f) {
     for (std::size_t group = 0; group < groups; group += kLanes)
