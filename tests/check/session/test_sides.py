@@ -1,7 +1,4 @@
-"""`karat check` beside a trace or llama.cpp: every stage has its word, and a wrong run is a bug where it is wrong.
-
-Covers: karat.check.session.other_side.
-"""
+"""`karat check` beside a trace or llama.cpp: every stage has its word, and a wrong run is a bug where it is wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace

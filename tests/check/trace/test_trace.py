@@ -1,6 +1,6 @@
 """Traces are read back as they were written, by whomever, and refused where they are not what they say.
 
-Covers: karat.check.trace.format, karat.check.trace.reading, karat.check.trace.selection, karat.check.trace.writing.
+Covers: karat.check.trace.format, karat.check.trace.reading, karat.check.trace.writing.
 """
 
 import json
