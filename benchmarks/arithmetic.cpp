@@ -43,7 +43,7 @@ void prefetch_block(const std::uint8_t* w, std::size_t bytes) {
 
 template <Arithmetic kHow>
 void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t panels, Q4_0) {
-    const Lut16 lut = make_lut(kCentred);
+    const auto lut = make_lut<NibbleLut>(kCentred);
     for (std::size_t panel = 0; panel < panels; ++panel) {
         f32x16 sum[kGroups];
         for (f32x16& s : sum) s = zero();
@@ -56,7 +56,8 @@ void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t pa
                 for (int j = 0; j < 8; ++j) {
                     const f32x16 value = set1(x[k + static_cast<std::size_t>(8 * word + j)]);
                     for (int g = 0; g < kGroups; ++g) {
-                        const f32x16 code = look_up(lut, iload(w + 128 + (word * kGroups + g) * 64) >> (4 * j));
+                        const f32x16 code =
+                            look_up(lut, iload(w + 128 + (word * kGroups + g) * 64), j / 4, 4 * (j % 4));
                         if constexpr (kHow == Arithmetic::scaled_weight) sum[g] = fma(code * scale[g], value, sum[g]);
                         else part[g] = fma(code, value, part[g]);
                     }
@@ -111,7 +112,7 @@ void one_token(const std::uint8_t* w, const float* x, float* out, std::size_t pa
 template <Arithmetic kHow>
 void tile(const std::uint8_t* w, const float* x, float* out, std::size_t tokens, float* chunk) {
     constexpr std::size_t kChunk = 128, kHeight = 6;
-    const Lut16 lut = make_lut(kCentred);
+    const auto lut = make_lut<NibbleLut>(kCentred);
     float scales[kChunk / 32][kRows];
     for (std::size_t first = 0; first < kColumns; first += kChunk) {
         for (std::size_t block = 0; block < kChunk / 32; ++block, w += Q4_0::kBytes)
@@ -119,7 +120,8 @@ void tile(const std::uint8_t* w, const float* x, float* out, std::size_t tokens,
                 const f32x16 scale = load_f16(w + 32 * g);
                 store(&scales[block][g * kLanes], scale);
                 for (int k = 0; k < 32; ++k) {
-                    const f32x16 code = look_up(lut, iload(w + 128 + (k / 8 * kGroups + g) * 64) >> (4 * (k % 8)));
+                    const f32x16 code =
+                        look_up(lut, iload(w + 128 + (k / 8 * kGroups + g) * 64), k / 4 % 2, 4 * (k % 4));
                     float* at = chunk + (block * 32 + static_cast<std::size_t>(k)) * kRows + g * kLanes;
                     store(at, kHow == Arithmetic::scaled_weight ? code * scale : code);
                 }

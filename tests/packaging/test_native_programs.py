@@ -17,6 +17,6 @@ MACHINE = {"x86_64": "-DKARAT_X86", "AMD64": "-DKARAT_X86", "aarch64": "-DKARAT_
 def test_a_program_reads_without_an_error(path: Path) -> None:
     assert COMPILER is not None
     machine = [flag for name, flag in MACHINE.items() if name == platform.machine()]
-    command = [COMPILER, "-std=c++20", *machine, "-fsyntax-only", str(path)]
+    command = [COMPILER, "-std=c++20", *machine, "-Icsrc", "-fsyntax-only", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
