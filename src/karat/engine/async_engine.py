@@ -1,4 +1,4 @@
-"""The engine's process as one event loop uses it: which requests are open, what comes, and what if it dies."""
+"""AsyncEngine: the engine's process as one event loop uses it: open requests, incoming news, and its death."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 class AsyncEngine:
-    """The requests of a process whose model is loaded. All calls are made in one event loop at a time.
+    """The requests of an engine's process whose model is loaded. All calls come from one event loop at a time.
 
-    At most max_queue requests wait beside those that max_num_seqs have places for. `stats` are those of the last step;
-    at first what is given.
+    At most max_queue requests wait in addition to the max_num_seqs that have places. `stats` are those of the last
+    step, at first the given ones.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class AsyncEngine:
             raise UsageError("this AsyncLLM was closed; expected one that is open; load the model again")
 
     def attach(self) -> None:
-        """Listen to the engine in the event loop that runs; raises if it has died, or this was closed."""
+        """Listen to the engine in the running event loop.
+
+        Raises EngineDiedError if it has died, UsageError after `close`.
+        """
         self.require_open()
         loop = asyncio.get_running_loop()
         if self._loop is not loop and self.failure is None:
@@ -69,7 +72,7 @@ class AsyncEngine:
 
     @contextmanager
     def place(self, name: str | None) -> Iterator[None]:
-        """A place in the queue while a request of this name is made; OverloadedError if there is none."""
+        """Hold a place in the queue while a request of this name is made. OverloadedError if there is none."""
         places = self._max_queue + max(0, self._max_num_seqs - (len(self._open) - len(self._waiting)))
         num_waiting = len(self._waiting) + self._num_coming
         if num_waiting >= places:
@@ -84,7 +87,7 @@ class AsyncEngine:
             self._num_coming -= 1
 
     def add(self, add: Add, message: bytes, name: str | None) -> OpenRequest:
-        """Compute a request, whose message is made already; RequestError if another of this name is open."""
+        """Send a request, already encoded, to the engine. RequestError if another request of this name is open."""
         self.attach()
         self._require_free(name)
         name = secrets.token_hex(8) if name is None else name
@@ -97,13 +100,13 @@ class AsyncEngine:
         return opened
 
     def abort(self, name: str) -> None:
-        """The engine ends the request of this name, if there is one, and says so."""
+        """Make the engine end the request of this name, if there is one. Its last update then says "abort"."""
         for opened in self._open.values():
             if opened.name == name:
                 self._tell(encoded(Abort(opened.request.request_id)))
 
     def forget(self, opened: OpenRequest) -> None:
-        """Nobody waits for a request any more; the engine frees what it has of it, unless it did."""
+        """Drop a request whose caller no longer waits. The engine frees its blocks if it has not ended."""
         number = opened.request.request_id
         self._waiting.discard(number)
         if self._open.pop(number, None) is not None:
@@ -125,14 +128,14 @@ class AsyncEngine:
             self.attach()
 
     def end_requests(self) -> None:
-        """From now on every use raises UsageError, and so does what waits for an answer."""
+        """From now on every use raises UsageError, and so do calls that wait for an answer."""
         if not self.closed:
             self.closed = True
             self._detach()
             self._end_all(lambda: UsageError("this AsyncLLM was closed before the request had ended"))
 
     def _tell(self, command: bytes | None = None) -> None:
-        """Send now what goes without waiting, and the rest as soon as it does."""
+        """Send a message: as much as goes without waiting, and the rest as soon as the socket takes it."""
         if self.failure is not None or self.closed:
             return
         if not self.process.tell(command) and self._loop is not None and not self._loop.is_closed():
@@ -152,7 +155,7 @@ class AsyncEngine:
         self._loop = self._next_look = None
 
     def _hear(self) -> None:
-        """All that has come: usually one message, of one step."""
+        """Handle all messages that have arrived: usually one, of one step."""
         try:
             messages = self.process.take()
         except ConnectionEndedError:
@@ -182,7 +185,7 @@ class AsyncEngine:
                     return
 
     def _look(self) -> None:
-        """Look whether the engine hangs, now and from time to time."""
+        """Check now, and again at intervals, whether the engine hangs."""
         error = self.process.look(has_work=bool(self._open))
         if error is not None:
             self._fail(error)
@@ -196,7 +199,7 @@ class AsyncEngine:
         self._next_look = self._loop.call_later(delay_s, self._look)
 
     def _fail(self, cause: KaratError) -> None:
-        """The engine is dead, or as good as that: nobody waits any longer."""
+        """The engine died or hangs: every waiting call raises."""
         _log.error("%s", cause)
         self._detach()
         self.failure = cause
@@ -216,7 +219,7 @@ class AsyncEngine:
 
 
 def _started(opening: Open) -> EngineProcess:
-    """One whose model is loaded; raises what loading raises."""
+    """A new process with the loaded model. Errors of loading pass through."""
     process = EngineProcess(opening)
     try:
         write_logs(process.ready(None).logs)

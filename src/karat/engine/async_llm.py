@@ -37,22 +37,22 @@ _NUM_THREADS = 2  # for templates and tokenizers
 
 
 class AsyncLLM:
-    """A model whose engine computes in a process of its own, and methods for one event loop that is never kept waiting.
+    """A model whose engine computes in a process of its own. Its methods never block the event loop.
 
-    model and options are those of `LLM`, but `seed`: a request without a seed of its own draws one from the system's
-    randomness, and its output says which. A tokenizer is given by its path or name. At most max_queue requests wait
-    beside those that the engine has places for, each for at most queue_timeout_s seconds (None: without end);
-    OverloadedError otherwise. The constructor returns when the model is loaded, and raises what LLM would; `open` does
-    the same without keeping the event loop.
+    model and options are those of `LLM`, except `seed`: a request without a seed draws one from the system's
+    randomness, and its output states it. The tokenizer is given by path or name. At most max_queue requests wait in
+    addition to those that the engine has places for, each for at most queue_timeout_s seconds (None: no limit);
+    otherwise OverloadedError. The constructor returns when the model is loaded, and raises the errors of LLM. `open`
+    does the same without blocking the event loop.
 
-    One engine serves all requests: the tokens of each are those that LLM gives it alone. Texts and templates are
-    tokenised in threads. Where a task that waits for an answer is cancelled, or an iterator is closed or dropped, its
-    request ends and its blocks are free two steps later at the most. Whoever does not read a stream loses it, with
-    SlowReaderError, when 4,096 tokens wait.
+    One engine serves all requests, and each gets the tokens that LLM gives it alone. Texts and templates are tokenised
+    in threads. If a task that waits for an answer is cancelled, or an iterator is closed or dropped, the request ends
+    and its blocks are free after at most two steps. A stream that is not read ends with SlowReaderError when 4,096
+    tokens wait.
 
-    If the engine's process dies, or a rank of it, or hangs, every open request and every later one raises
-    EngineDiedError with the cause, until `restart`. The process ends with `close`, and with this process, however that
-    ends. Ctrl-C on the terminal is not for it.
+    If the engine's process, or one of its ranks, dies or hangs, every open and later request raises EngineDiedError
+    with the cause, until `restart`. The process ends with `close`, and with this process in any case. It does not
+    receive Ctrl-C of the terminal.
     """
 
     def __init__(
@@ -111,28 +111,31 @@ class AsyncLLM:
         queue_timeout_s: float | None = None,
         **options: Any,
     ) -> Self:
-        """The constructor, in a thread. Where this is cancelled, the process ends as soon as it has loaded."""
+        """The constructor, run in a thread.
+
+        If this is cancelled, the engine's process ends as soon as it has loaded.
+        """
         make = partial(cls, model, max_queue=max_queue, queue_timeout_s=queue_timeout_s, **options)
         return await asyncio.to_thread(make)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `chat` and `render` can work."""
+        """Whether the model has a chat template, which `chat` and `render` need."""
         return self.tokenizer.template_source is not None
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer in a conversation: end_token_ids and what closes a turn in the template."""
+        """The tokens that end an answer in a conversation: end_token_ids and the one that the template ends it with."""
         return self._intake.chat_end_token_ids
 
     @property
     def process_id(self) -> int:
-        """Of the engine's process, the present one."""
+        """The process id of the engine's present process."""
         return self._engine.process.process_id
 
     @property
     def healthy(self) -> bool:
-        """Whether requests can be made: neither closed nor failed."""
+        """Whether requests can be made: the engine is neither closed nor dead."""
         return self._engine.failure is None and not self._engine.closed
 
     @property
@@ -150,13 +153,13 @@ class AsyncLLM:
         salt: str | None = None,
         prompt_progress: bool = False,
     ) -> AsyncGenerator[RequestUpdate, None]:
-        """Continue one prompt: updates as the engine's steps bring them, the last with the output.
+        """Continue one prompt. Yields an update for each step of the engine that brings news; the last has the output.
 
-        Prompts and params are those of `LLM.generate`. request_id is what outputs and `abort` name it by (None: one is
-        made up), and no other open request has it. A smaller priority is served first. Prompts of different `salt`
-        share nothing in the cache. With prompt_progress the first update comes as soon as the request is accepted, and
-        one with each step of the prompt's computation. Raises, at the first step of the iteration, RequestError or
-        CapacityError for what can never be served, OverloadedError at once where the queue is full.
+        Prompts and params are those of `LLM.generate`. request_id names the request in outputs and `abort`; no other
+        open request may have it (None: a new name). A smaller priority is served first. Prompts of different `salt`
+        share no blocks of the cache. With prompt_progress the first update comes when the request is accepted, and one
+        with each step of the prompt. The first step of the iteration raises RequestError or CapacityError for a request
+        that can never be served, and OverloadedError if the queue is full.
         """
         add, message = await self._admitted(prompt, params, request_id, priority, salt, prompt_progress)
         opened = self._engine.add(add, message, request_id)
@@ -183,9 +186,9 @@ class AsyncLLM:
         priority: int = 0,
         salt: str | None = None,
     ) -> RequestOutput | list[RequestOutput]:
-        """The output of one prompt, or those of a list of prompts in its order; arguments as in `stream`.
+        """The output of one prompt, or the outputs of a list of prompts in order. Arguments are as in `stream`.
 
-        Of a list, as many are under way as the engine has places for and as may wait. The first error ends all.
+        As many prompts of a list are under way as the engine has places for and as may wait. The first error ends all.
         """
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), params)
@@ -215,7 +218,7 @@ class AsyncLLM:
         priority: int = 0,
         salt: str | None = None,
     ) -> RequestOutput:
-        """Answer one conversation; its arguments as in `LLM.chat`, the others as in `stream`."""
+        """Answer one conversation. Its arguments are as in `LLM.chat`, the others as in `stream`."""
         prompt = await self.render(
             messages,
             tools=tools,
@@ -236,19 +239,19 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
     ) -> ChatPrompt:
-        """What `LLM.chat_prompt` makes of one conversation: text and token ids, which `stream` and `generate` take."""
+        """One conversation as `LLM.chat_prompt` renders it: text and token ids, which `stream` and `generate` take."""
         self._engine.attach()
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return await self._in_thread(self._intake.chat_prompt, messages, options)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text, as a prompt has them; CapacityError for one that no context could hold."""
+        """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""
         self._engine.attach()
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens, max_tokens=self.max_model_len)
         return await self._in_thread(encode, text)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids; RequestError for what is none."""
+        """The text of token ids. RequestError for a value that is no token id."""
         self._engine.attach()
         ids = plain_ids(token_ids)
         for token_id in ids:
@@ -259,29 +262,29 @@ class AsyncLLM:
         return await self._in_thread(partial(self.tokenizer.decode, skip_special_tokens=skip_special_tokens), ids)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its last update says "abort", after the step in progress. Nothing if there is none (more)."""
+        """End a request after the step in progress; its last update says "abort". No effect if it has ended."""
         self._engine.attach()
         self._engine.abort(request_id)
 
     async def stats(self) -> EngineStats:
-        """What the engine counted as of its last step; none is waited for."""
+        """The counters of the engine's last step. It does not wait for a step."""
         return self._engine.stats
 
     async def restart(self) -> None:
-        """Load the model again after the engine died; nothing while it lives. Open requests have ended already.
+        """Load the model again after the engine died. No effect while it lives. Open requests have ended already.
 
-        Raises EngineDiedError, and every time from then on, if it died for the second time within a minute; and what
-        the constructor raises.
+        If the engine died twice within a minute, this call and every later one raise EngineDiedError. Errors of the
+        constructor pass through.
         """
         await self._engine.restart()
 
     async def close(self) -> None:
-        """End the engine's process, and open requests with UsageError; from now on so ends every use."""
+        """End the engine's process. Open requests and every later use raise UsageError."""
         self._engine.end_requests()
         await asyncio.to_thread(self.shutdown)
 
     def shutdown(self) -> None:
-        """`close` for where there is no event loop; not for another thread while there is one."""
+        """`close` without an event loop. It must not be called from another thread while an event loop runs."""
         self._engine.end_requests()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._engine.process.close()
@@ -312,7 +315,7 @@ class AsyncLLM:
         salt: str | None,
         tells_progress: bool,
     ) -> tuple[Add, bytes]:
-        """The request as the engine is to compute it, checked, and its message; it has a place from the beginning."""
+        """The checked request and its encoded message. The request holds a place in the queue from the start."""
         self._engine.attach()
         (own,) = self._intake.params_for(1, params)
         if salt is not None and not isinstance(salt, str):
@@ -345,7 +348,7 @@ class AsyncLLM:
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:
-    """What the engine's process is told; UsageError for options that LLM does not have, or this not."""
+    """The first message to the engine's process. UsageError for options that LLM, or AsyncLLM, does not have."""
     tokenizer = options.pop("tokenizer", None)
     own = {name: options.pop(name) for name in Options.__dataclass_fields__ if name in options}
     settle_constructor(options, LLM.__init__)
@@ -362,7 +365,7 @@ def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]
 
 
 def _name_of(model: object, path: Path) -> str:
-    """What a server calls the model: the name that was given, or the last part of a path."""
+    """The name of the model for a server: as given, or the last part of a path."""
     if model is None:
         return "karat-embedded"
     if isinstance(model, str) and not Path(model).exists():
@@ -375,7 +378,7 @@ def _computes_nothing(*_: object) -> Any:
 
 
 async def _all(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
-    """All of them; the first error, or being cancelled, ends the others."""
+    """All results. The first error, or a cancellation, ends the others."""
     tasks = [asyncio.ensure_future(output) for output in outputs]
     try:
         return await asyncio.gather(*tasks)

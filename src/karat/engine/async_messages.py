@@ -1,4 +1,4 @@
-"""What passes between AsyncLLM and the process of its engine: typed messages (msgspec), never pickle."""
+"""Messages between AsyncLLM and the process of its engine: typed (msgspec), never pickle."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -24,14 +24,17 @@ class Open(msgspec.Struct, frozen=True, tag=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Compute a request, whose id no other ever had; with `tells_progress`, say in each step how far the prompt is."""
+    """Compute a request.
+
+    Its id was never used before. With `tells_progress`, each step reports the prompt's progress.
+    """
 
     request: Request
     tells_progress: bool
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Free the blocks of a request. One that has ended, or is unknown, is passed over."""
+    """Free the blocks of a request. No effect if it has ended or is unknown."""
 
     request_id: str
 
@@ -40,14 +43,14 @@ ToEngine = Open | Add | Abort
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """Bytes of weights that are loaded, and of all of them."""
+    """Bytes of the weights loaded so far, and of all weights."""
 
     done: int
     total: int
 
 
 class Log(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the engine's process for the logger of this name here."""
+    """A log record of the engine's process, for the logger of this name in the parent."""
 
     level: int
     logger: str
@@ -55,7 +58,7 @@ class Log(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The model is loaded, and this is what it turned out to be."""
+    """The model is loaded; these are its properties."""
 
     sizes: EngineConfig
     executor: str
@@ -65,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine ends, for an error: the name of its class, of karat.errors or any other, and what it says."""
+    """The engine ends with an error: the name of its class, in karat.errors or any other, and its message."""
 
     kind: str
     message: str
@@ -73,7 +76,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A StreamChunk in few bytes: what most pieces do not have comes last and is left out."""
+    """A StreamChunk in few bytes: fields that most chunks do not have come last and are left out."""
 
     index: int
     text: str
@@ -111,10 +114,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
-    """What a step brought for one request.
+    """The news of one request in one step.
 
-    `progress` is (tokens of the prompt that were cached, that are computed): when the request begins, and in each step
-    where that was asked for. `refused` is the class and text of the error for which the engine did not take it.
+    `progress` is (tokens of the prompt that were cached, tokens that are computed): when the request begins and, if
+    asked for, in each step. `refused` is the class and text of the error for which the engine refused the request.
     """
 
     request_id: str
@@ -125,7 +128,7 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """A step, all of it in one message: of every request that has news, and what the engine counts then."""
+    """One step in one message: the news of every request that has any, and the engine's counters."""
 
     news: list[News]
     stats: EngineStats

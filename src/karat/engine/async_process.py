@@ -1,10 +1,9 @@
-"""The process of an engine as AsyncLLM sees it: started, asked and told without waiting, watched, ended.
+"""EngineProcess: the process of an engine as AsyncLLM sees it: started, sent messages without waiting, watched, ended.
 
-Death is seen at once, by the end of its socket. That it hangs is judged by what the system says of it, not by messages
-that it would have to send from within a step (a beat would be a wake-up of the event loop, and only say that the
-process runs): it is stopped; or no thread of it has run for long; or one step takes an hour of processor time. A long
-prefill is none of these. Ranks are the engine's to watch (karat.ranks.processes). Where the system has no /proc, only
-death is seen.
+Its death is noticed at once, as its socket closes. A hang is judged by the system's figures: the process is stopped, no
+thread of it has run for a long time, or one step takes an hour of processor time. A long prefill is none of these.
+Heartbeat messages from within a step are not used: each would wake up the event loop, and only show that the process
+runs. The engine watches its own ranks (karat.ranks.processes). Where the system has no /proc, only death is noticed.
 """
 
 import os
@@ -43,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value))
 
 
 def encoded(command: ToEngine) -> bytes:
-    """What `EngineProcess.tell` takes. RequestError for a request with text that is no valid Unicode."""
+    """A message encoded for `EngineProcess.tell`. RequestError for a request with text that is not valid Unicode."""
     try:
         return _encoder.encode(command)
     except UnicodeEncodeError as error:
@@ -51,7 +50,7 @@ def encoded(command: ToEngine) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Numbers and texts of types of their own (NumPy's float64 is a float) as Python's."""
+    """Values of subclasses of numbers and str (NumPy's float64 is a float) as plain Python values."""
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -59,7 +58,7 @@ def _plain(value: object) -> object:
 
 
 class EngineProcess:
-    """Started by the constructor, which raises EngineDiedError where it cannot; it ends with `close` or this object."""
+    """The constructor starts the process, or raises EngineDiedError. It ends with `close` or with this object."""
 
     def __init__(self, opening: Open) -> None:
         self._decoder: Any = msgspec.msgpack.Decoder(FromEngine)
@@ -93,7 +92,7 @@ class EngineProcess:
         return self._process.pid
 
     def ready(self, progress: Callable[[int, int], None] | None) -> Ready:
-        """What the engine says when its model is loaded. Waits for it; raises what loading raised there."""
+        """The engine's message that the model is loaded. Waits for it. Errors of loading are raised here."""
         while True:
             self._await_message()
             try:
@@ -122,14 +121,17 @@ class EngineProcess:
         return self._connection.fileno()
 
     def take(self) -> list[Stepped | Failed]:
-        """What has come, without waiting. Raises ConnectionEndedError."""
+        """The messages that have arrived, without waiting. Raises ConnectionEndedError."""
         messages = self._connection.take()
         self._num_messages += len(messages)
         self._stirred = time.monotonic()
         return [self._decoder.decode(message) for message in messages]
 
     def tell(self, command: bytes | None = None) -> bool:
-        """Send without waiting, and what did not go before; whether all has gone. An end is for `take` to find."""
+        """Send a message after the unsent rest, without waiting.
+
+        Returns whether all was sent. `take` notices a closed end.
+        """
         if command is not None:
             self._num_messages += 1
             self._stirred = time.monotonic()
@@ -138,7 +140,7 @@ class EngineProcess:
         return True
 
     def look(self, *, has_work: bool) -> EngineDiedError | None:
-        """Why the engine is to be given up, if it hangs. To be called a few times a second while there is work."""
+        """The reason if the engine hangs, else None. To be called a few times a second while there is work."""
         vitals = self._vitals
         vitals.look(self._num_messages)
         if vitals.stopped_s > STOPPED_S:
@@ -150,7 +152,7 @@ class EngineProcess:
         return None
 
     def cause_of_end(self) -> EngineDiedError:
-        """Why it ended, once its connection has."""
+        """Why the process ended. To be called after its connection has ended."""
         try:
             code = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -162,7 +164,10 @@ class EngineProcess:
         return self._died(f"was killed ({name})", _KILLED_MEANS.get(-code, advice))
 
     def close(self) -> None:
-        """Kill it, which has nothing to clean up, and wait for its end; ranks go with it. May be called again."""
+        """Kill the process (it has nothing to clean up) and wait for its end.
+
+        Its ranks end too. May be called again.
+        """
         self._end()
 
     def _died(self, what: str, advice: str = "start it again") -> EngineDiedError:
@@ -170,7 +175,7 @@ class EngineProcess:
 
 
 def raised(failure: Failed) -> KaratError:
-    """The error that the engine reported, of its own class; a bug there is EngineDiedError."""
+    """The error that the engine reported, of its own class; EngineDiedError for a bug."""
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, KaratError):
         return kind(failure.message)

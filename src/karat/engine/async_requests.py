@@ -1,4 +1,4 @@
-"""A request of AsyncLLM on this side: its news as they come, kept until they are read, and the output made of them."""
+"""OpenRequest: an open request of AsyncLLM: its news, kept until they are read, and the output made from them."""
 
 import asyncio
 from collections import deque
@@ -10,9 +10,9 @@ from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
 
 
 class OpenRequest:
-    """One reader waits for `next`; all else is called by the event loop as news come.
+    """One reader awaits `next`; the event loop calls the other methods as news arrive.
 
-    At most `most_kept` tokens wait to be read. `has_begun` once the engine computes it, `has_ended` when no more comes.
+    At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
     """
 
     def __init__(self, request: Request, name: str, *, most_kept: int, tells_progress: bool) -> None:
@@ -32,7 +32,7 @@ class OpenRequest:
             self._keep((), None, PromptProgress(len(request.prompt_token_ids)))
 
     def bring(self, news: News) -> None:
-        """What the engine tells; SlowReaderError takes the place of what is too much to keep."""
+        """Keep news of the engine. If too many tokens wait, SlowReaderError replaces them."""
         if self.has_ended:
             return
         progress = None
@@ -56,14 +56,14 @@ class OpenRequest:
             )
 
     def fail(self, error: KaratError) -> None:
-        """Nothing more comes but this error, at once; what is kept is dropped."""
+        """End with this error at once. News that wait are dropped."""
         self.has_ended = True
         self._kept.clear()
         self._error = error
         self._wake()
 
     async def next(self) -> RequestUpdate:
-        """The next news, in order; the last has the output. Raises the error that ended the request."""
+        """The next update, in order; the last has the output. Raises the error that ended the request."""
         while not self._kept:
             if self._error is not None:
                 raise self._error
@@ -101,7 +101,7 @@ class OpenRequest:
 
 
 def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
-    """All chunks of a choice as one; the last says how it ended."""
+    """All chunks of a choice as one output; the last chunk has the finish reason."""
     last = chunks[-1]
     logprobs = None
     if request.params.logprobs is not None:

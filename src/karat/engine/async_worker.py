@@ -1,7 +1,7 @@
-"""The process of AsyncLLM's engine: it owns an LLM, and its ranks, and computes what it is told to.
+"""The process of AsyncLLM's engine: it owns an LLM with its ranks, and computes requests on command.
 
-It is started by karat.engine.async_process, never by hand. Commands are read between two steps, all that have come;
-then one step is computed, and one message tells what it brought. While nothing is asked of it, it sleeps.
+karat.engine.async_process starts it. Between two steps it reads all commands that have arrived; then it computes one
+step and sends its news in one message. Without work it sleeps.
 """
 
 import logging
@@ -46,14 +46,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _low(descriptor: int) -> int:
-    """The same file by the least number: a server has its descriptors beyond what `select` takes."""
+    """The same file under the lowest free number: a server's descriptors may be too large for `select`."""
     low = os.dup(descriptor)
     os.close(descriptor)
     return low
 
 
 class _Line:
-    """Typed messages of a connection, and what was logged since the last one."""
+    """Typed messages of a connection, and log records since the last one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -77,7 +77,7 @@ class _Line:
         return command
 
     def has_come(self, wait_s: float | None) -> bool:
-        """Whether there is a message, or the beginning of one; None waits until there is."""
+        """Whether a message, or its beginning, has arrived. A timeout of None waits for one."""
         return self._connection.has_more or bool(select.select([self._connection], [], [], wait_s)[0])
 
     def take_logs(self) -> list[Log]:
@@ -105,7 +105,7 @@ def _opened(line: _Line) -> LLM:
 
 
 def _told(error: Exception) -> tuple[str, str]:
-    """The class to raise, by name, and what it says: the words of an error of ours, a traceback for a bug."""
+    """The name of the class to raise and its message: that of an error of Karat, a traceback for a bug."""
     match error:
         case KaratError():
             return type(error).__name__, str(error)
@@ -115,7 +115,7 @@ def _told(error: Exception) -> tuple[str, str]:
 
 
 class Worker:
-    """Requests on their way through the engine of this process."""
+    """The open requests of this process's engine."""
 
     def __init__(self, line: _Line, llm: LLM) -> None:
         self._line = line
@@ -126,7 +126,7 @@ class Worker:
         self._news: list[News] = []
 
     def serve(self) -> None:
-        """Until the connection ends, or the engine, which raises."""
+        """Serve until the connection ends. Errors of the engine pass through."""
         while True:
             for command in self._commands():
                 self._obey(command)
@@ -137,7 +137,7 @@ class Worker:
             self._tell()
 
     def _commands(self) -> Iterator[ToEngine]:
-        """Those that have come; where there is nothing to compute, waits for one or until ranks are due for a look."""
+        """The commands that have arrived. Without work, waits for one, or until the ranks are to be checked."""
         idle_s = _IDLE_LOOK_S if self._llm.tensor_parallel_size > 1 else None
         wait_s = 0.0 if self._engine.has_work else idle_s
         while self._line.has_come(wait_s):
@@ -162,7 +162,7 @@ class Worker:
                 raise AssertionError(f"no command for a model that is loaded: {type(command).__name__}")
 
     def _tell(self) -> None:
-        """One message of what is new, if anything is."""
+        """Send the news in one message, if there are any."""
         for request_id in list(self._open):
             progress = self._progress(request_id)
             for update in self._engine.take(request_id):
@@ -179,7 +179,7 @@ class Worker:
             self._news = []
 
     def _progress(self, request_id: str) -> tuple[int, int] | None:
-        """Of the prompt, where there is something to tell: it begins, or is on its way and each step was asked for."""
+        """The prompt's progress, when the prompt begins and, if asked for, in each step; else None."""
         if request_id not in self._waiting and not self._open[request_id]:
             return None
         found = self._engine.prompt_progress(request_id)
