@@ -73,10 +73,21 @@ def record() -> dict[str, dict[str, Any]]:
         return langchain_openai.ChatOpenAI(base_url=url, api_key="dummy", model="a", max_retries=0, **given)
 
     every: Any = {
-        "user": "a", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "a",
-        "prompt_cache_key": "a", "temperature": 1, "max_completion_tokens": 4, "seed": 1, "stop": ["a"],
-        "logit_bias": {"5": 1}, "logprobs": True, "top_logprobs": 1, "n": 2,
-    }  # fmt: skip
+        "user": "a",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "safety_identifier": "a",
+        "prompt_cache_key": "a",
+        "temperature": 1,
+        "max_completion_tokens": 4,
+        "seed": 1,
+        "stop": ["a"],
+        "logit_bias": {"5": 1},
+        "logprobs": True,
+        "top_logprobs": 1,
+        "n": 2,
+    }
     sdk_name, chain_name = f"openai {version('openai')}", f"langchain-openai {version('langchain-openai')}"
     calls: dict[str, tuple[str, Callable[[str], object]]] = {
         "openai": (f"{sdk_name}, chat.completions.create", sdk),

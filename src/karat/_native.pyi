@@ -161,10 +161,18 @@ class Plan:
     def write(self, register: int, values: Floats) -> None: ...
     def read(self, register: int) -> Floats: ...
     def run(
-        self, token_ids: Ints, positions: Ints, slots: Ints, query_starts: Ints, context_lens: Ints,
-        block_tables: Ints, wanted: Ints, block_size: int, scores: NDArray[np.float32] | None = None,
+        self,
+        token_ids: Ints,
+        positions: Ints,
+        slots: Ints,
+        query_starts: Ints,
+        context_lens: Ints,
+        block_tables: Ints,
+        wanted: Ints,
+        block_size: int,
+        scores: NDArray[np.float32] | None = None,
         score_seq: int = 0,
-    ) -> tuple[int, bool, int, int, float] | None: ...  # fmt: skip
+    ) -> tuple[int, bool, int, int, float] | None: ...
 
 def argmax(row: NDArray[np.float32]) -> int: ...
 def finite_argmax(row: NDArray[np.float32]) -> int: ...

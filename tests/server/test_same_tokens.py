@@ -47,8 +47,11 @@ def test_of_the_command_line(expected: list[int]) -> None:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in GIVEN.items()]
     done = subprocess.run(
         [sys.executable, "-m", "karat", "run", "--chat", TEXT, "-q", "--json", *options],
-        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(SOURCE)}, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        check=True,
+    )
     assert json.loads(done.stdout)["choices"][0]["token_ids"] == expected
 
 

@@ -53,7 +53,9 @@ def make_server(app: Any, settings: Settings) -> Server:
 
 def _limited(limits: Limits) -> type[asyncio.Protocol]:
     class LimitedProtocol(HttpToolsProtocol):
-        """A connection. A head (request line and headers) may be of so many bytes and take so long, from its first."""
+        """A connection. `limits` bound the bytes of a head (request line and headers) and its seconds from the first
+        byte.
+        """
 
         _in_head = True
         _head_bytes = 0
