@@ -18,7 +18,9 @@ from karat.check.diagnosis.verdict import Diagnosis, Explanation
 from karat.check.diagnosis.wording import diagnosis_lines
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.checked import CheckedModel, open_model
-from karat.check.model.ops import Context, evaluate, rounded
+from karat.check.model.context import Context
+from karat.check.model.evaluate import evaluate
+from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.check.record.executors import Steps, record
 from karat.check.replay.finding import F64, Finding

@@ -1,9 +1,7 @@
 """The diagnosis names what was broken and nothing else. `python -m tools.zoo` counts; this is a sample of each row.
 
 Covers: karat.check.diagnosis.budget, karat.check.diagnosis.fitted_head, karat.check.diagnosis.known_mistakes,
-karat.check.diagnosis.searched, karat.check.diagnosis.wording, karat.check.mistakes.attention,
-karat.check.mistakes.block, karat.check.mistakes.catalogue, karat.check.mistakes.enumerate, karat.check.mistakes.scope,
-karat.check.mistakes.weight_readings, karat.check.mistakes.weights.
+karat.check.diagnosis.searched, karat.check.diagnosis.wording.
 """
 
 from contextlib import ExitStack

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.check.mistakes.fitted import fits
+from karat.check.mistakes.nodes import changed, evaluate
+from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.model.ops import Context, evaluate
 from karat.check.model.tokens import Tokens
 from karat.check.trace.format import TraceInfo
 from karat.config import RopeConfig
@@ -32,9 +33,9 @@ def _context(num_tokens: int) -> Context:
 def _found(beside: dict[str, int], mistake: dict[str, object], seed: int) -> list[dict[str, object]]:
     """What is fitted to the output of a node with both, where the first is known."""
     context = _context(40)
-    node = Node("q_rope", "rope", ("q",), {"rope": RopeConfig(theta=10_000.0)}).changed(beside)
+    node = changed(Node("q_rope", "rope", ("q",), {"rope": RopeConfig(theta=10_000.0)}), beside)
     x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
-    got = evaluate(node.changed(mistake), [x], context, F64)
+    got = evaluate(changed(node, mistake), [x], context, F64)
     return [dict(params) for v in fits(node, [x], got, context) for params in v.edits.values()]
 
 

@@ -20,8 +20,9 @@ from karat.check.trace.format import Array, Trace, make_info
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.mistakes.weight_readings import Effective  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
+from karat.check.model.context import Context  # noqa: E402
+from karat.check.model.evaluate import evaluate  # noqa: E402
 from karat.check.model.graph import build_graph  # noqa: E402
-from karat.check.model.ops import Context, evaluate  # noqa: E402
 from karat.check.model.tokens import Tokens  # noqa: E402
 from karat.check.model.weights import CheckpointWeights  # noqa: E402
 from karat.check.record.executors import record_model  # noqa: E402

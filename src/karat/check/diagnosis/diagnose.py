@@ -13,7 +13,7 @@ from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_w
 from karat.check.diagnosis.budget import Budget
 from karat.check.diagnosis.explain import Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
-from karat.check.diagnosis.known_mistakes import Theory
+from karat.check.diagnosis.known_mistakes import KnownMistakes
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.diagnosis.wording import located
 from karat.check.mistakes.enumerate import Enumeration
@@ -53,7 +53,7 @@ class Diagnoser:
         self._budget, self._progress, self._say = Budget(budget), progress, say
         self._enumeration = Enumeration(graph, weights, self.replay.tokens)
         self._explainer = self._explainer_of(self.replay)
-        self._theory = Theory()
+        self._known = KnownMistakes()
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
@@ -117,7 +117,7 @@ class Diagnoser:
         found = sorted(self._explainer_of(replay).alone(again), key=lambda e: e.ratio)
         if not found:
             return findings, taken
-        self._theory.add(first.name, found)
+        self._known.add(first.name, found)
         return self._under(caches[0], alone=False), caches[0]
 
     def _explains(self, assumed: Assumed, findings: list[Finding]) -> bool:
@@ -152,7 +152,7 @@ class Diagnoser:
         for item in wrong:
             item.empty = emptiness(self.replay, item.finding.name)
             if self._follows(item):
-                self._theory.add(item.finding.name, item.explanations, follows=True)
+                self._known.add(item.finding.name, item.explanations, follows=True)
                 continue
             if item.empty is None:
                 self._explain(item)
@@ -163,14 +163,14 @@ class Diagnoser:
                 item.explanations = [explanation for explanation in found if explanation]
             if not item.explanations and self._explainer.is_tied_head(item.finding):
                 item.hint = tokens_wanted(self.replay)
-            self._theory.add(item.finding.name, item.explanations)
+            self._known.add(item.finding.name, item.explanations)
         return wrong
 
     def _explain(self, item: Wrong) -> None:
         """Search for what explains a result. Over several ops a try is slow, so others' mistakes come first."""
         if len(item.finding.segment) > 1:
             self._progress(f"{item.finding.name}: what explains others is tried")
-            item.explanations = self._explainer.with_known(item.finding, self._theory.known.values())
+            item.explanations = self._explainer.with_known(item.finding, self._known.known.values())
         if not item.explanations:
             item.explanations, item.not_tried = self._explainer.explain(item.finding)
 
@@ -183,15 +183,15 @@ class Diagnoser:
         through = [name for name in finding.segment[:-1] if name in self.replay.recorded]
         if not through:
             return False
-        if not self._theory.unexplained.isdisjoint(through):
+        if not self._known.unexplained.isdisjoint(through):
             item.follows = True
             return True
-        known = [*self._theory.singly(finding.segment)]
+        known = [*self._known.singly(finding.segment)]
         # The same mistake may be made here as well.
         singles = self._explainer.singles(finding.segment, finding.name)
-        known += [(single,) for single in singles if ((single.bug, single.detail),) in self._theory.known]
+        known += [(single,) for single in singles if ((single.bug, single.detail),) in self._known.known]
         tried = (attempt(finding, variants) for variants in known)
         item.explanations = sorted((e for e in tried if e), key=lambda e: e.ratio)
-        if not item.explanations and (everything := self._theory.together()):
+        if not item.explanations and (everything := self._known.together()):
             item.follows = attempt(finding, everything) is not None
         return item.follows or bool(item.explanations)

@@ -20,6 +20,7 @@ from karat.check.diagnosis.verdict import Explanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
+from karat.check.mistakes.nodes import changed
 from karat.check.model.graph import Edits
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array, Finding
@@ -247,9 +248,9 @@ class Explainer:
     def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:
         """Pairs of an enumerated mistake, and one that is fitted to the node with the first mistake in it."""
         node = self.graph.nodes[finding.name]
-        changed = node.changed(first.edits[node.name])
-        inputs = [self.replay.value(source) for source in changed.inputs]
-        for second in fits(changed, inputs, self.replay.recorded[node.name].values, self.replay.context):
+        wrong = changed(node, first.edits[node.name])
+        inputs = [self.replay.value(source) for source in wrong.inputs]
+        for second in fits(wrong, inputs, self.replay.recorded[node.name].values, self.replay.context):
             if explanation := self.attempt(finding, (first, second)):
                 yield explanation
 

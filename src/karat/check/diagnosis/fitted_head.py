@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from karat.check.model.ops import evaluate
+from karat.check.model.evaluate import evaluate
 from karat.check.replay.finding import F64, Finding
 from karat.check.replay.replay import Replay
 

@@ -1,7 +1,7 @@
-"""The mistakes that were named so far, for results that are computed through wrong ones.
+"""The mistakes that were named so far. They are tried first on results that are computed through wrong ones.
 
-Where a trace has only some tokens of K and V, the rest of them is computed, with whatever was wrong before. Such a
-result is first tried with the mistakes that are known; what they reproduce needs no search, and no name of its own.
+Where a trace has only some tokens of K and V, the other tokens are computed, with every mistake before them. A result
+that the known mistakes reproduce needs no search and gets no name of its own.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ class Explains(Protocol):
     def key(self) -> Key: ...
 
 
-class Theory:
-    """Mistakes with everywhere they were found, and the results that nothing explained."""
+class KnownMistakes:
+    """Mistakes with all places where they were found, and the results that nothing explained."""
 
     def __init__(self) -> None:
         self.known: dict[Key, tuple[Variant, ...]] = {}
@@ -33,7 +33,7 @@ class Theory:
         self.unexplained: set[str] = set()
 
     def add(self, name: str, explanations: Sequence[Explains], *, follows: bool = False) -> None:
-        """Take in what reproduces a wrong result, best first; of one that follows from others there may be nothing."""
+        """Adds what reproduces a wrong result, best first. `follows`: the result is wrong because others are."""
         for explanation in explanations:
             before = self.known.get(explanation.key, ())
             self.known[explanation.key] = tuple(
@@ -46,7 +46,7 @@ class Theory:
             self.unexplained.add(name)
 
     def singly(self, segment: Sequence[str]) -> Iterator[tuple[Variant, ...]]:
-        """Each known explanation that was found in something that this segment computes."""
+        """Each known explanation that was found at a node of this segment."""
         inside = set(segment)
         for variants in self.known.values():
             if any(not inside.isdisjoint(variant.edits) for variant in variants):
@@ -58,7 +58,7 @@ class Theory:
 
 
 def merged(variants: Iterable[Variant]) -> Edits | None:
-    """The edits of all; None where two say different things of one parameter."""
+    """The edits of all variants; None where two of them give one parameter different values."""
     edits: dict[str, dict[str, Any]] = {}
     for variant in variants:
         for name, params in variant.edits.items():
@@ -71,6 +71,6 @@ def merged(variants: Iterable[Variant]) -> Edits | None:
 
 
 def _joined(variant: Variant, others: Iterable[Variant]) -> Variant:
-    """A mistake with the places of others of its kind; its own where they contradict each other."""
+    """A mistake with the places of others of its kind too; unchanged where they contradict it."""
     edits: Mapping[str, Any] | None = merged([variant, *others])
     return variant if edits is None else replace(variant, edits=edits)

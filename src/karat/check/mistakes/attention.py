@@ -1,13 +1,151 @@
-"""Ways to get attention wrong: masks, scales, heads, caches, RoPE, norms of q and k."""
+"""Ways to get attention wrong: masks, scales, softmax, heads, caches."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import CAPS, Layer, Params, Scope
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op, turned
+from karat.check.model.graph import Node
+from karat.check.model.ops import Joined, Mix, Scores, Softmax, Visible
 from karat.check.model.tokens import CACHE_FAULTS
 from karat.config import RopeConfig
 
-_THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
+_FLAG = (True,)
+
+
+@mistake("scores", of=ops.visible, choices=_FLAG)
+def late_cache_hidden(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
+    """A step after the first does not see its own keys."""
+    tokens = a.tokens
+    is_own = (np.arange(tokens.context) >= tokens.step_start[:, None]) & (tokens.steps[:, None] > 0)
+    return visible(a) & ~is_own
+
+
+@mistake("scores", of=ops.visible, choices=("top-left",))
+def align(visible: Op[Visible], a: Visible, _: str) -> NDArray[np.bool_]:
+    """Rows of the mask count from the start of the step."""
+    return visible(replace(a, query=a.tokens.index_in_step, last=a.tokens.index_in_step))
+
+
+@mistake("scores", of=ops.visible)
+def diagonal(visible: Op[Visible], a: Visible, by: int) -> NDArray[np.bool_]:
+    """A token sees so many keys more."""
+    return visible(replace(a, last=a.last + by))
+
+
+@mistake("scores", of=ops.visible, choices=(False,))
+def causal(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
+    """A token sees the keys after it too."""
+    return visible(replace(a, last=np.full_like(a.last, a.tokens.context)))
+
+
+@mistake("scores", of=ops.visible, choices=_FLAG)
+def alone(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
+    """A token that would see nothing sees itself."""
+    seen = visible(a)
+    is_itself = np.arange(a.tokens.context) == a.query[:, None]
+    return seen | (is_itself & ~seen.any(axis=1, keepdims=True))
+
+
+@mistake("scores", of=ops.scores, choices=("nan",))
+def mask(scores: Op[Scores], a: Scores, _: str) -> Array:
+    """0 × -inf is added to the scores of all keys of the step, visible or not."""
+    return np.where(a.seen, np.where(a.context.tokens.in_step, np.nan, _unmasked(scores, a)), -np.inf)
+
+
+@mistake("scores", of=ops.scores)
+def score_cap(scores: Op[Scores], a: Scores, cap: float) -> Array:
+    return np.where(a.seen, np.tanh(_unmasked(scores, a) / cap) * a.q.dtype.type(cap), -np.inf)
+
+
+def _unmasked(scores: Op[Scores], a: Scores) -> Array:
+    return scores(replace(a, seen=np.ones_like(a.seen)))
+
+
+@mistake("softmax", of=ops.softmax, choices=(0, -2))
+def axis(softmax: Op[Softmax], a: Softmax, axis: int, *, window_cache: bool = False, empty: str = "nan") -> Array:
+    """Over heads (0) or queries (-2), within each step and sequence; keys that a step does not have stay 0.
+
+    window_cache: a cache of sliding windows has dropped the keys that no query of the step sees.
+    """
+    out = np.zeros_like(a.scores)
+    for rows in a.tokens.chunks:
+        end = int(a.tokens.positions[rows[-1]]) + 1
+        part = a.scores[:, rows, :end]
+        powers = ops.powers_of(part, axis)
+        total = powers.sum(axis=axis, keepdims=True)
+        weights = powers / (total if empty == "nan" else np.where(total == 0, 1, total))
+        dropped = np.isneginf(part).all(axis=(0, 1)) & window_cache
+        out[:, rows, :end] = np.where(dropped, 0, weights)
+    return out
+
+
+@mistake("softmax", of=ops.softmax, choices=("nan", "zero", "uniform"))
+def empty(softmax: Op[Softmax], a: Softmax, becomes: str) -> Array:
+    """What a row becomes that sees nothing. "uniform": the mask is a large negative number instead of infinity."""
+    sees_nothing = np.isneginf(a.scores).all(axis=-1, keepdims=True)
+    match becomes:
+        case "zero":
+            return np.where(sees_nothing, 0, softmax(a))
+        case "uniform":
+            return np.where(sees_nothing, a.tokens.in_step / a.tokens.step_end[:, None], softmax(a))
+        case _:
+            return softmax(a)
+
+
+@mistake("mix", of=ops.mix)
+def rope_v(mix: Op[Mix], a: Mix, rope: RopeConfig) -> Array:
+    return mix(replace(a, v=turned(a.v, rope, a.context)))
+
+
+@mistake("scores", of=ops.scores, name="gqa", choices=("tile",))
+def _tiled_k(scores: Op[Scores], a: Scores, _: str) -> Array:
+    return scores(replace(a, kv_head=_tiled(a.q.shape[1], a.k.shape[1])))
+
+
+@mistake("mix", of=ops.mix, name="gqa", choices=("tile",))
+def _tiled_v(mix: Op[Mix], a: Mix, _: str) -> Array:
+    return mix(replace(a, kv_head=_tiled(len(a.weights), a.v.shape[1])))
+
+
+def kv_head_of(node: Node, num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
+    """[heads]: the KV head that each query head of this node reads."""
+    return (_tiled if "gqa" in node.mistakes else ops.kv_head_of)(num_heads, num_kv_heads)
+
+
+def _tiled(num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
+    return np.arange(num_heads) % num_kv_heads
+
+
+@mistake("scores", of=ops.scores, name="cache", choices=CACHE_FAULTS)
+def _other_k(scores: Op[Scores], a: Scores, fault: str) -> Array:
+    return scores(replace(a, sources=a.context.tokens.sources(fault)))
+
+
+@mistake("mix", of=ops.mix, name="cache", choices=CACHE_FAULTS)
+def _other_v(mix: Op[Mix], a: Mix, fault: str) -> Array:
+    return mix(replace(a, sources=a.context.tokens.sources(fault)))
+
+
+@mistake("mix", of=ops.joined, choices=("dim-major", "untransposed"))
+def head_order(joined: Op[Joined], a: Joined, order: str) -> Array:
+    """[tokens, head_dim, heads], or [heads, tokens, head_dim] of a step flattened as it is ("untransposed")."""
+    num_heads, num_tokens, head_dim = a.heads.shape
+    if order == "dim-major":
+        return a.heads.transpose(1, 2, 0).reshape(num_tokens, -1)
+    out = np.empty((num_tokens, num_heads * head_dim), a.heads.dtype)
+    for rows in a.tokens.chunks:
+        out[rows] = a.heads[:, rows].reshape(len(rows), -1)
+    return out
 
 
 def masks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
@@ -15,9 +153,10 @@ def masks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
     yield "mask-nan", "0 × -inf", {s: {"mask": "nan"}}
     for empty in ("nan", "zero", "uniform"):
         yield (
-            "mask-off-by-one", f"a token does not see itself (a row of nothing becomes {empty})",
+            "mask-off-by-one",
+            f"a token does not see itself (a row of nothing becomes {empty})",
             {s: {"diagonal": -1}, w: {"empty": empty}},
-        )  # fmt: skip
+        )
     yield (
         "mask-off-by-one",
         "a token does not see itself, unless it would see nothing",
@@ -44,15 +183,21 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
     yield "scale-wrong", "multiplied by sqrt(head_dim)", {s: {"scale": d**0.5}}
     yield "scale-wrong", "hidden_size ** -0.5", {s: {"scale": config.hidden_size**-0.5}}
     if config.hidden_size // config.num_heads != d:
-        yield "scale-wrong", "(hidden_size / heads) ** -0.5", {
-            s: {"scale": (config.hidden_size / config.num_heads) ** -0.5}}  # fmt: skip
+        yield (
+            "scale-wrong",
+            "(hidden_size / heads) ** -0.5",
+            {s: {"scale": (config.hidden_size / config.num_heads) ** -0.5}},
+        )
     for cap in CAPS:
         yield "softcap", f"scores capped at {cap:g}", {s: {"score_cap": cap}}
     for axis, name in ((-2, "queries"), (0, "heads")):
         yield "softmax-axis", f"over {name}", {"self_attn.weights": {"axis": axis}}
         if any(window is not None for window in config.layer_windows):
-            yield "softmax-axis", f"over {name}, of the keys in a cache of the window", {
-                "self_attn.weights": {"axis": axis, "window_cache": True}}  # fmt: skip
+            yield (
+                "softmax-axis",
+                f"over {name}, of the keys in a cache of the window",
+                {"self_attn.weights": {"axis": axis, "window_cache": True}},
+            )
 
 
 def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
@@ -77,86 +222,8 @@ def caches(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
         yield "kv-stale", f"K only: {detail}", {s: found}
         yield "kv-stale", f"V only: {detail}", {a: found}
     if scope.tokens.num_steps > 1:
-        yield "kv-stale", "a step does not see its own keys", {
-            s: {"late_cache_hidden": True}, "self_attn.weights": {"empty": "zero"}}  # fmt: skip
-
-
-def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    for detail, roles in (("q and k", ("q", "k")), ("q", ("q",)), ("k", ("k",))):
-        for bug, what, params in _rope_params(scope):
-            yield bug, f"{what} ({detail})", {f"self_attn.{part}_rope": params for part in roles}
-
-
-def _rope_params(scope: Scope) -> Iterator[tuple[str, str, Params]]:
-    rope, d = scope.config.rope, scope.config.head_dim
-    yield "rope-pairing", "neighbours are turned", {"pairing": "interleaved"}
-    yield "rope-missing-k", "not turned", {"skip": True}
-    yield "rope-twice", "turned twice", {"times": 2}
-    yield "rope-sign", "turned backwards", {"direction": -1}
-    for shift in (-2, -1, 1, 2):
-        yield "rope-position", f"positions shifted by {shift:+d}", {"positions": shift}
-    kinds = {"restarted": "positions start anew in each step", "frozen": "every decode step has the same position",
-             "frozen-last": "every decode step has the last position of the prompt"}  # fmt: skip
-    if scope.tokens.num_steps > 1:
-        for kind, detail in kinds.items():
-            yield "rope-position", detail, {"positions": kind}
-    if not scope.tokens.is_single:
-        yield "rope-position", "positions go on from one sequence to the next", {"positions": "flat"}
-    for detail, config in rope_mistakes(rope):
-        yield "rope-theta", detail, {"rope": config}
-    for part in (2, 4):
-        if d % (2 * part) == 0:
-            yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}
-            yield "rope-partial", f"only {d // part} of {d} dimensions, frequencies of {d}", {
-                "rotary_dim": d // part, "table_dim": d}  # fmt: skip
-    other = scope.config.hidden_size // scope.config.num_heads
-    for size in sorted({other, 2 * d, d // 2} - {d}):
-        if size % 2 == 0 and size > 1:
-            yield "rope-partial", f"frequencies of head_dim {size}", {
-                "rotary_dim": min(size, d), "table_dim": size}  # fmt: skip
-
-
-def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    if "self_attn.q_norm" not in layer:
-        return
-    q, k = "self_attn.q_norm", "self_attn.k_norm"
-    for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):
-        yield "qk-norm-missing", f"{detail} not normalised", {role: {"skip": True} for role in roles}
-    rope = scope.config.rope
-    inputs = {part: (layer.node(f"self_attn.{part}_proj").name,) for part in "qk"}
-    normed = tuple(layer.node(role).name for role in (q, k))
-    edits: dict[str, Params] = {"self_attn.scores": {"inputs": normed}}
-    for part, role in (("q", q), ("k", k)):
-        edits[role] = {"rope_first": rope}
-        edits[f"self_attn.{part}_rope"] = {"inputs": inputs[part]}
-    yield "qk-norm-missing", "normalised after RoPE", edits
-    late: dict[str, Params] = {}
-    for part, role in (("q", q), ("k", k)):
-        params = layer.node(role).params
-        late[f"self_attn.{part}_rope"] = {
-            "inputs": inputs[part], "norm_after": (params["weight"], params["eps"]),
-        }  # fmt: skip
-    yield "qk-norm-missing", "RoPE's result is normalised", late
-
-
-def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
-    """Configurations that an engine takes for this one."""
-    for theta in _THETAS:
-        if theta != rope.theta:
-            yield f"theta {theta:g} instead of {rope.theta:g}", replace(rope, theta=theta)
-    if rope.rope_type != "default":
-        yield f"{rope.rope_type} scaling ignored", RopeConfig(theta=rope.theta)
-        if rope.rope_type != "linear":
-            yield (
-                "linear scaling instead of " + rope.rope_type,
-                RopeConfig(theta=rope.theta, rope_type="linear", factor=rope.factor),
-            )
-    if rope.attention_factor != 1:
-        yield "attention_factor ignored", replace(rope, attention_factor=1.0)
-        yield "attention_factor without scaling", RopeConfig(theta=rope.theta, attention_factor=rope.attention_factor)
-    if rope.rope_type == "yarn":
-        yield "truncate the other way", replace(rope, truncate=not rope.truncate)
-    else:
-        for factor in (2.0, 4.0, 8.0):
-            if rope.rope_type == "default":
-                yield f"linear scaling by {factor:g} added", replace(rope, rope_type="linear", factor=factor)
+        yield (
+            "kv-stale",
+            "a step does not see its own keys",
+            {s: {"late_cache_hidden": True}, "self_attn.weights": {"empty": "zero"}},
+        )

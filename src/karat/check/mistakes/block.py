@@ -1,45 +1,62 @@
-"""Ways to get the rest of a layer wrong: norms, residuals, MLP."""
+"""Ways to get the rest of a layer wrong: residuals and the MLP."""
 
-from collections.abc import Iterator
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
 
-from karat.check.mistakes.scope import LINEARS, Layer, Params, Scope
-from karat.check.mistakes.weights import other_layers
-from karat.check.model.graph import Node
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
+import numpy as np
+
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op
+from karat.check.model.ops import Add, SiluMul
+from karat.check.model.rounding import rounded
+
+_FLAG = (True,)
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "gelu (erf)": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)).astype(x.dtype)),  # cancels as it does there
+    "gelu (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu (sigmoid)": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "nothing": lambda x: x,
+}
 
 
-def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    first, second = "input_layernorm", "post_attention_layernorm"
-    for role in (first, second, "self_attn.q_norm", "self_attn.k_norm"):
-        if role in layer:
-            for bug, detail, params in norm(scope, layer.node(role)):
-                if bug != "norm-missing" or ".self_attn." not in layer.node(role).name:  # qk-norm-missing
-                    yield bug, f"{role}: {detail}", {role: params}
-    names = {role: layer.node(role).params["weight"] for role in (first, second)}
-    yield "norm-swapped", "the two norms of the layer are exchanged", {
-        first: {"weight": names[second]}, second: {"weight": names[first]}}  # fmt: skip
-    for role in (first, second):
-        yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
-    if "self_attn.q_norm" in layer:
-        q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
-        yield "norm-swapped", "q_norm and k_norm are exchanged", {
-            "self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}  # fmt: skip
-    for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
-        readers = LINEARS[:3] if role == first else LINEARS[4:6]
-        yield "norm-missing", f"{role}'s result is not used", {r: {"inputs": (source,)} for r in readers}
+@mistake("add", of=ops.add)
+def factors(add: Op[Add], a: Add, counts: tuple[int, int]) -> Array:
+    """How often each of the two is added."""
+    parts = [x if count == 1 else x * x.dtype.type(count) for x, count in zip((a.x, a.y), counts, strict=True) if count]
+    return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
-def norm(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
-    eps = node.params["eps"]
-    yield "norm-missing", "skipped", {"skip": True}
-    yield "norm-offset", "1 + weight", {"offset": 1.0}
-    yield "norm-weight", "no weight", {"no_weight": True}
-    yield "norm-eps-outside", "eps outside the root", {"eps_outside": True}
-    for other in _EPS:
-        if other != eps:
-            yield "norm-eps", f"eps {other:g} instead of {eps:g}", {"eps": other}
-    yield from other_layers(scope, node)
+@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+def swapped(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+    return silu_mul(replace(a, gate=a.up, up=a.gate))
+
+
+@mistake("silu_mul", of=ops.silu_mul, choices=ACTIVATIONS)
+def activation(silu_mul: Op[SiluMul], a: SiluMul, name: str) -> Array:
+    return silu_mul(replace(a, activation=ACTIVATIONS[name]))
+
+
+@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+def fp16_activation(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+    """The activation is stored as float16 before it is multiplied."""
+    return silu_mul(replace(a, activation=lambda x: rounded(a.activation(x), "float16")))
+
+
+@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+def no_up(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+    return a.activation(a.gate)
 
 
 def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
@@ -51,25 +68,34 @@ def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, 
         yield "residual-twice", f"the {block}'s output counts twice", {role: {"factors": (1, 2)}}
     for role, norm in ((mid, "input_layernorm"), ("layer", "post_attention_layernorm")):
         block_output = layer.node(role).inputs[1]
-        yield "residual-missing", f"taken after {norm}", {
-            role: {"inputs": (layer.node(norm).name, block_output)}}  # fmt: skip
-    yield "residual-missing", "the MLP's is the layer's input", {
-        "layer": {"inputs": (layer.before, layer.node("mlp.down_proj").name)}}  # fmt: skip
+        yield "residual-missing", f"taken after {norm}", {role: {"inputs": (layer.node(norm).name, block_output)}}
+    yield (
+        "residual-missing",
+        "the MLP's is the layer's input",
+        {"layer": {"inputs": (layer.before, layer.node("mlp.down_proj").name)}},
+    )
 
 
 def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    yield "residual-missing", "the MLP reads the layer's input", {
-        "post_attention_layernorm": {"inputs": (layer.before,)}}  # fmt: skip
+    yield (
+        "residual-missing",
+        "the MLP reads the layer's input",
+        {"post_attention_layernorm": {"inputs": (layer.before,)}},
+    )
 
 
 def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     act, gate, up = "mlp.act", "mlp.gate_proj", "mlp.up_proj"
     yield "gate-up-swapped", "up goes through the activation", {act: {"swapped": True}}
     params = {role: layer.node(role).params for role in (gate, up)}
-    yield "gate-up-swapped", "the weights are exchanged", {
-        gate: {key: params[up][key] for key in ("weight", "bias")},
-        up: {key: params[gate][key] for key in ("weight", "bias")},
-    }  # fmt: skip
+    yield (
+        "gate-up-swapped",
+        "the weights are exchanged",
+        {
+            gate: {key: params[up][key] for key in ("weight", "bias")},
+            up: {key: params[gate][key] for key in ("weight", "bias")},
+        },
+    )
     for name in ("gelu (erf)", "gelu (tanh)", "gelu (sigmoid)", "relu", "sigmoid", "tanh", "nothing"):
         yield "activation", name, {act: {"activation": name}}
     yield "activation", "up is not multiplied", {act: {"no_up": True}}

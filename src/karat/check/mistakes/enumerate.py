@@ -6,9 +6,7 @@ keeping of an edit only the nodes that stand between recorded results.
 
 from collections.abc import Iterator, Sequence
 
-from karat.check.mistakes import attention
-from karat.check.mistakes import block as blocks
-from karat.check.mistakes import weights as weights_of
+from karat.check.mistakes import attention, block, embedding, linear, loading, norm, result, rope
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.scope import CAPS, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
@@ -17,9 +15,18 @@ from karat.check.model.tokens import Tokens
 from karat.check.model.weights import CheckpointWeights
 
 _OF_LAYER = (
-    attention.masks, attention.scales, attention.heads, attention.caches, attention.ropes, attention.qk_norms,
-    blocks.norms, blocks.residuals, blocks.mlp, blocks.wiring,
-)  # fmt: skip
+    attention.masks,
+    attention.scales,
+    attention.heads,
+    attention.caches,
+    rope.ropes,
+    norm.qk_norms,
+    norm.norms,
+    block.residuals,
+    block.mlp,
+    block.wiring,
+)
+_OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")
 
 
 class Enumeration:
@@ -46,19 +53,11 @@ class Enumeration:
             for bug, detail, roles in generate(self.scope, layer):
                 yield Variant(bug, detail, layer.edit(roles))
         for role in LINEARS:
-            for bug, detail, params in weights_of.linears(self.scope, layer.node(role)):
+            for bug, detail, params in linear.linears(self.scope, layer.node(role)):
                 yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
-        yield from weights_of.layer_wide(self.scope, layer)
-        for bug, detail, params in weights_of.overflow():
-            for role in (
-                *LINEARS,
-                "self_attn.scores",
-                "mlp.act",
-                "layer",
-                "attention_residual",
-                "self_attn.attention",
-            ):
-                yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
+        yield from loading.layer_wide(self.scope, layer)
+        for bug, detail, role, params in result.overflow(LINEARS, _OVERFLOWING):
+            yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
         # Which products overflow depends on the last bit of the activation, where that is float16 too.
         act: Params = {"fp16_activation": True, "fp16_output": True}
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
@@ -66,18 +65,15 @@ class Enumeration:
     def of_ends(self) -> Iterator[Variant]:
         """Variants of embedding, final norm and head."""
         hidden = self.config.hidden_size
-        embed, norm, head = "model.embed_tokens", "model.norm", "lm_head"
-        yield Variant("embed-scale", f"multiplied by sqrt(hidden_size) = {hidden**0.5:.6g}", {
-            embed: {"output_factor": hidden**0.5}})  # fmt: skip
-        for shift in (-1, 1):
-            yield Variant("embed-row", f"row id {shift:+d} is read for id", {embed: {"shift": shift}})
-        for bug, detail, params in blocks.norm(self.scope, self.graph.nodes[norm]):
-            yield Variant(bug, detail, {norm: params})
+        embed, final, head = embedding.EMBED, "model.norm", "lm_head"
+        yield from embedding.variants(self.scope)
+        for bug, detail, params in norm.of_node(self.scope, self.graph.nodes[final]):
+            yield Variant(bug, detail, {final: params})
         for number in sorted({0, self.config.num_layers - 1}):
             for part in ("input_layernorm", "post_attention_layernorm"):
                 weight = f"model.layers.{number}.{part}.weight"
-                yield Variant("norm-swapped", f"{weight} is used", {norm: {"weight": weight}})
-        for bug, detail, params in weights_of.linears(self.scope, self.graph.nodes[head]):
+                yield Variant("norm-swapped", f"{weight} is used", {final: {"weight": weight}})
+        for bug, detail, params in linear.linears(self.scope, self.graph.nodes[head]):
             yield Variant(bug, detail, {head: params})
         for cap in CAPS:
             yield Variant("softcap", f"logits capped at {cap:g}", {head: {"soft_cap": cap}})
@@ -87,16 +83,16 @@ class Enumeration:
             yield Variant("tie-ignored", "the head is all zero", {head: {"factor": 0}})
         else:
             yield Variant("tie-wrong", "the embedding is used as head", {head: {"weight": "model.embed_tokens.weight"}})
-        for bug, detail, params in weights_of.overflow():
+        for bug, detail, _, params in result.overflow([head]):
             yield Variant(bug, detail, {head: params})
         table = self.graph.nodes[embed].params["weight"]
-        for how, bug, detail in weights_of.misreadings(self.scope, table):
+        for how, bug, detail in linear.misreadings(self.scope, table):
             yield Variant(bug, f"embedding: {detail}", {embed: {"effective": Effective("bits", (table,), (how,))}})
-        for how, bug, detail in weights_of.misreadings(self.scope):
+        for how, bug, detail in linear.misreadings(self.scope):
             edits: dict[str, Params] = {embed: {"effective": Effective("bits", (table,), (how,))}}
-            linears = [node for node in self.graph.nodes.values() if node.kind == "linear"]
-            edits |= {node.name: weights_of.misread(self.scope, node, how) for node in linears}
+            matrices = [node for node in self.graph.nodes.values() if node.kind == "linear"]
+            edits |= {node.name: linear.misread(self.scope, node, how) for node in matrices}
             yield Variant(bug, f"all weights but the norms': {detail}", edits)
-            matrices = {name: {"effective": params["effective"]} for name, params in edits.items()}
-            if matrices != edits:
-                yield Variant(bug, f"all matrices: {detail}", matrices)
+            without_biases = {name: {"effective": params["effective"]} for name, params in edits.items()}
+            if without_biases != edits:
+                yield Variant(bug, f"all matrices: {detail}", without_biases)

@@ -12,8 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.nodes import changed, evaluate, replaced
+from karat.check.mistakes.rope import position_map
+from karat.check.model import ops
+from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.model.ops import Context, evaluate, position_map, visible
 from karat.config import RopeConfig
 from karat.ops.rope_table import inverse_frequencies
 
@@ -59,28 +62,30 @@ def _scores(
         scale = factor * node.params["scale"]
         yield "scale-wrong", f"multiplied by {scale:.6g} instead of {node.params['scale']:.6g}", {"scale": scale}
     # The window that the pattern of masked scores shows.
-    seen = np.isfinite(got).any(axis=0) & visible({**node.params, "window": None}, context.tokens)
+    tokens = context.tokens
+    without_window = ops.Visible(tokens.positions, tokens.positions, None, tokens)
+    seen = np.isfinite(got).any(axis=0) & replaced(node)(ops.visible)(without_window)
     count = seen.sum(axis=-1)
     last = int(count.max())
-    if last and node.params["window"] != last and last < context.tokens.context:
+    if last and node.params["window"] != last and last < tokens.context:
         yield "mask-window", f"a window of {last}", {"window": last}
 
 
 def _rope(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    if node.params.get("skip"):
+    if node.mistakes.get("skip"):
         return
     angles = _angles(node, inputs[0], got)  # [tokens, head_dim / 2], modulo 2π
-    turned = node.params.get("times", 1) * node.params.get("direction", 1)  # so often by an angle
-    rope, positions = node.params["rope"], position_map(node.params.get("positions", "right"), context.tokens)
+    turned = node.mistakes.get("times", 1) * node.mistakes.get("direction", 1)  # so often by an angle
+    rope, positions = node.params["rope"], position_map(node.mistakes.get("positions", 0), context.tokens)
     half = angles.shape[1]
     frequencies = turned * context.frequencies(rope, 2 * half).astype(np.float64)
     shift = _shift(angles - positions[:, None] * frequencies, frequencies)
     if 0 < abs(shift) < 1 << 20:
-        already = node.params.get("positions", 0)
-        if already == "right" or isinstance(already, int):
-            total = shift + (already if isinstance(already, int) else 0)
+        already = node.mistakes.get("positions", 0)
+        if isinstance(already, int):
+            total = shift + already
             yield "rope-position", f"positions shifted by {total:+d}", {"positions": total}
     # The base: from the turn between two tokens that follow each other.
     steps = np.flatnonzero(np.diff(positions) == 1)
@@ -140,7 +145,7 @@ def _searched(rope: RopeConfig, turn: NDArray[np.float64], context: Context) -> 
 
 def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
     """How far each pair was turned, over all heads."""
-    if node.params.get("pairing") == "interleaved":
+    if node.mistakes.get("pairing") == "interleaved":
         before, after = x[..., 0::2] + 1j * x[..., 1::2], got[..., 0::2] + 1j * got[..., 1::2]
     else:
         half = x.shape[-1] // 2
@@ -173,7 +178,7 @@ def _norm(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     (x,) = inputs
-    weight = context.weights.array(node.params["weight"], F64) + node.params.get("offset", 0)
+    weight = context.weights.array(node.params["weight"], F64) + node.mistakes.get("offset", 0)
     scaled = x * weight
     square = (scaled * scaled).sum(axis=-1)
     factor = (scaled * got).sum(axis=-1) / square  # 1 / root of each row
@@ -195,7 +200,7 @@ def _of_norm(
     column = _only_column(error)
     if column is None:
         return
-    plain = evaluate(node.changed({"no_weight": True}), inputs, context, F64).reshape(error.shape)[:, column]
+    plain = evaluate(changed(node, {"no_weight": True}), inputs, context, F64).reshape(error.shape)[:, column]
     change = _ratio(error[:, column], plain)
     if change:
         yield "weight-element", f"element [{column}] differs by {change:.4g}", {"elements": ((column, change),)}
@@ -219,8 +224,11 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
     if len(wrong) and row_column is not None:
         sizes = {int(i): float(error[np.flatnonzero(context.tokens.ids == i)[0], row_column]) for i in wrong}
         row = max(sizes, key=lambda i: abs(sizes[i]))
-        yield "weight-element", f"element [{row}, {row_column}] differs by {sizes[row]:.4g}", {
-            "elements": ((row, row_column, sizes[row]),)}  # fmt: skip
+        yield (
+            "weight-element",
+            f"element [{row}, {row_column}] differs by {sizes[row]:.4g}",
+            {"elements": ((row, row_column, sizes[row]),)},
+        )
     if factor is not None and abs(factor - 1) > 1e-6:
         yield "embed-scale", f"multiplied by {factor:.6g}", {"output_factor": factor}
     ids = context.tokens.ids
@@ -238,8 +246,11 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
     for shift, tokens in shifts.items():
         if shift:
             yield "embed-row", f"row id {shift:+d} is read for id", {"shift": shift}
-            yield "embed-row", f"row id {shift:+d} is read for ids from {min(tokens)} on", {
-                "shift": shift, "from_id": min(tokens)}  # fmt: skip
+            yield (
+                "embed-row",
+                f"row id {shift:+d} is read for ids from {min(tokens)} on",
+                {"shift": shift, "from_id": min(tokens)},
+            )
 
 
 def _element(node: Node, x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -251,14 +262,20 @@ def _element(node: Node, x: Array, got: Array, expected: Array) -> Iterator[tupl
         return
     if node.params.get("bias"):
         change = float(np.median(error[:, row]))
-        yield "weight-element", f"element [{row}] of the bias differs by {change:.4g}", {
-            "bias_elements": ((row, change),)}  # fmt: skip
+        yield (
+            "weight-element",
+            f"element [{row}] of the bias differs by {change:.4g}",
+            {"bias_elements": ((row, change),)},
+        )
     squares = (x * x).sum(axis=0)
     changes = np.divide(x.T @ error[:, row], squares, out=np.zeros_like(squares), where=squares > 0)
     left = np.abs(error[:, row, None] - x * changes).max(axis=0)
     column = int(np.argmin(left))
-    yield "weight-element", f"element [{row}, {column}] differs by {changes[column]:.4g}", {
-        "elements": ((row, column, float(changes[column])),)}  # fmt: skip
+    yield (
+        "weight-element",
+        f"element [{row}, {column}] differs by {changes[column]:.4g}",
+        {"elements": ((row, column, float(changes[column])),)},
+    )
 
 
 def _linear(
@@ -267,9 +284,9 @@ def _linear(
     yield from _element(node, inputs[0], got, evaluate(node, inputs, context, F64))
     if node.name != "lm_head":
         return
-    if (cap := node.params.get("soft_cap")) is not None:  # which comes last
+    if (cap := node.mistakes.get("soft_cap")) is not None:  # which comes last
         with np.errstate(all="ignore"):
-            got, node = cap * np.arctanh(got / cap), node.changed({"soft_cap": None})
+            got, node = cap * np.arctanh(got / cap), changed(node, {"soft_cap": None})
     factor = _ratio(got, evaluate(node, inputs, context, F64))
     if factor is not None and abs(factor - 1) > 1e-6 and factor > 0:
         yield "logit-scale", f"logits multiplied by {factor:.6g}", {"output_factor": factor}

@@ -17,27 +17,54 @@ Values = NDArray[np.float32]
 
 # First and last byte of the nibbles, and how many bytes belong together: their low nibbles come first, then the high.
 _NIBBLES: Mapping[str, tuple[int, int, int]] = {
-    "Q4_0": (2, 18, 16), "Q4_1": (4, 20, 16), "Q5_0": (6, 22, 16), "Q5_1": (8, 24, 16), "IQ4_NL": (2, 18, 16),
-    "IQ4_XS": (8, 136, 16), "Q4_K": (16, 144, 32), "Q5_K": (48, 176, 32),
-}  # fmt: skip
+    "Q4_0": (2, 18, 16),
+    "Q4_1": (4, 20, 16),
+    "Q5_0": (6, 22, 16),
+    "Q5_1": (8, 24, 16),
+    "IQ4_NL": (2, 18, 16),
+    "IQ4_XS": (8, 136, 16),
+    "Q4_K": (16, 144, 32),
+    "Q5_K": (48, 176, 32),
+}
 # Where the low bits of the numbers lie, a byte of ones in them, and what is subtracted from each number.
 _OFFSETS: Mapping[str, tuple[int, int, int, int]] = {
-    "Q4_0": (2, 18, 0x11, 8), "Q5_0": (6, 22, 0x11, 16), "Q6_K": (0, 128, 0x11, 32), "Q3_K": (32, 96, 0x55, 4),
-}  # fmt: skip
+    "Q4_0": (2, 18, 0x11, 8),
+    "Q5_0": (6, 22, 0x11, 16),
+    "Q6_K": (0, 128, 0x11, 32),
+    "Q3_K": (32, 96, 0x55, 4),
+}
 # All bits of the numbers: with zeros there, the minimum is what is left.
 _MINIMA: Mapping[str, tuple[int, int]] = {
-    "Q4_1": (4, 20), "Q5_1": (4, 24), "Q2_K": (16, 80), "Q4_K": (16, 144), "Q5_K": (16, 176),
-}  # fmt: skip
+    "Q4_1": (4, 20),
+    "Q5_1": (4, 24),
+    "Q2_K": (16, 80),
+    "Q4_K": (16, 144),
+    "Q5_K": (16, 176),
+}
 # The scale of a block, its minimum with it; and those of sub-blocks, a byte each.
 _SCALES: Mapping[str, tuple[int, int]] = {
-    "Q4_0": (0, 2), "Q4_1": (0, 4), "Q5_0": (0, 2), "Q5_1": (0, 4), "Q8_0": (0, 2), "IQ4_NL": (0, 2), "Q2_K": (80, 84),
-    "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210), "IQ4_XS": (0, 2),
-}  # fmt: skip
+    "Q4_0": (0, 2),
+    "Q4_1": (0, 4),
+    "Q5_0": (0, 2),
+    "Q5_1": (0, 4),
+    "Q8_0": (0, 2),
+    "IQ4_NL": (0, 2),
+    "Q2_K": (80, 84),
+    "Q3_K": (108, 110),
+    "Q4_K": (0, 4),
+    "Q5_K": (0, 4),
+    "Q6_K": (208, 210),
+    "IQ4_XS": (0, 2),
+}
 _SUB_SCALES: Mapping[str, tuple[int, int]] = {"Q2_K": (0, 16), "Q6_K": (192, 208)}
 # Where the bits of the numbers lie that are apart from the others, above them.
 _UPPER_BITS: Mapping[str, tuple[int, int]] = {
-    "Q5_0": (2, 6), "Q5_1": (4, 8), "Q3_K": (0, 32), "Q5_K": (16, 48), "Q6_K": (128, 192),
-}  # fmt: skip
+    "Q5_0": (2, 6),
+    "Q5_1": (4, 8),
+    "Q3_K": (0, 32),
+    "Q5_K": (16, 48),
+    "Q6_K": (128, 192),
+}
 _SIGNED_SIX_BITS = ("Q3_K", "IQ4_XS")  # their scales are stored 32 too large
 
 

@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.quantised import misread
-from karat.check.model.ops import Weights, rounded
-
-Array = NDArray[np.floating]
-DType = np.dtype[np.floating]
+from karat.check.model.context import Array, DType, Matrix, Stored, Weights
+from karat.check.model.rounding import rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,29 @@ class Effective:
     def __call__(self, weights: Weights, dtype: DType) -> Array:
         with np.errstate(all="ignore"):
             return _KINDS[self.kind](self, weights, dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """A matrix [out, in] that is not the checkpoint's."""
+
+    array: Array
+
+    @classmethod
+    def of(cls, reading: Effective, right: Matrix) -> "Made":
+        """What a wrong reading gives in place of a matrix of the checkpoint."""
+        assert isinstance(right, Stored)
+        return cls(reading(right.weights, right.dtype))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.array)
+
+    def rows_at(self, ids: NDArray[np.int64]) -> Array:
+        return self.array[ids]
+
+    def product(self, x: Array) -> Array:
+        return x @ self.array.T
 
 
 def _transposed(e: Effective, weights: Weights, dtype: DType) -> Array:

@@ -1,7 +1,7 @@
 """A model as a list of nodes: its own definition, run once on an executor that computes nothing and notes every op."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.errors import UsageError
 from karat.layers.shards import CutUnits
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
 from karat.ranks.group import Group, Share
@@ -18,19 +19,41 @@ Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix"
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
 
+# The parameters of each kind of node. Weights stand in them by name.
+PARAMETERS: Mapping[Kind, frozenset[str]] = {
+    "embedding": frozenset({"weight"}),
+    "norm": frozenset({"weight", "eps"}),
+    "linear": frozenset({"weight", "bias", "head_dim"}),
+    "rope": frozenset({"rope"}),
+    "scores": frozenset({"scale", "window"}),
+    "softmax": frozenset(),
+    "mix": frozenset(),
+    "silu_mul": frozenset(),
+    "add": frozenset(),
+    "select": frozenset(),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One named result. `params` are what karat.check.model.ops.evaluate reads; weights stand in them by name."""
+    """One named result.
+
+    params: what the right functions of karat.check.model.ops need; mistakes: what karat.check.mistakes changes in them.
+    Raises UsageError for a parameter that the kind does not have.
+    """
 
     name: str
     kind: Kind
     inputs: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
 
-    def changed(self, params: Mapping[str, Any]) -> "Node":
-        """This node with some parameters replaced, and its inputs too under the key "inputs"."""
-        rest = {key: value for key, value in params.items() if key != "inputs"}
-        return replace(self, inputs=tuple(params.get("inputs", self.inputs)), params={**self.params, **rest})
+    def __post_init__(self) -> None:
+        known = PARAMETERS[self.kind]
+        if unknown := [key for key in self.params if key not in known]:
+            raise UsageError(
+                f"{self.name}: a {self.kind} has no {unknown[0]!r} (there are: {', '.join(sorted(known))})"
+            )
 
     @property
     def role(self) -> str:
@@ -125,18 +148,29 @@ class _GraphOps:
         raise AssertionError("a graph is not run")
 
     def linear(
-        self, x: str, weight: str, bias: str | None = None, *, leaves: tuple[int, ...] | None = None,
-        group: Group | None = None, name: str,
-    ) -> str:  # fmt: skip
+        self,
+        x: str,
+        weight: str,
+        bias: str | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> str:
         return self._add(name, "linear", x, weight=weight, bias=bias)
 
     def gather_columns(self, x: str, share: Share, *, name: str) -> str:
         raise AssertionError("a graph is of the whole model")
 
     def qkv(
-        self, x: str, weights: tuple[str, str, str], biases: tuple[str, str, str] | None, *,
-        head_dim: int, names: tuple[str, str, str],
-    ) -> tuple[str, str, str]:  # fmt: skip
+        self,
+        x: str,
+        weights: tuple[str, str, str],
+        biases: tuple[str, str, str] | None,
+        *,
+        head_dim: int,
+        names: tuple[str, str, str],
+    ) -> tuple[str, str, str]:
         q, k, v = (
             self._add(name, "linear", x, weight=weight, bias=bias, head_dim=head_dim)
             for name, weight, bias in zip(names, weights, biases or (None, None, None), strict=True)
@@ -159,15 +193,24 @@ class _GraphOps:
         return self._add(name, "add", x, y)
 
     def rope(self, x: str, table: RopeConfig, step: None, *, name: str) -> str:
-        return self._add(name, "rope", x, rope=table, head_dim=self._config.head_dim)
+        return self._add(name, "rope", x, rope=table)
 
     def kv_write(self, k: str, v: str, cache: None, layer: int, step: None) -> None:
         self._cache[layer] = (k, v)
 
     def paged_attention(
-        self, q: str, cache: None, layer: int, step: None, *, scale: float, window: int | None, name: str,
-        groups: HeadGroups | None = None, observe: Observer | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        q: str,
+        cache: None,
+        layer: int,
+        step: None,
+        *,
+        scale: float,
+        window: int | None,
+        name: str,
+        groups: HeadGroups | None = None,
+        observe: Observer | None = None,
+    ) -> str:
         k, v = self._cache[layer]
         prefix = name.rpartition(".")[0]
         scores = self._add(f"{prefix}.scores", "scores", q, k, scale=scale, window=window)

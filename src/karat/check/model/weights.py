@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.byte_lru import ByteLRU
-from karat.check.model.ops import rounded
+from karat.check.model.rounding import rounded
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 
@@ -18,7 +18,7 @@ _BUDGET = 1 << 29  # bytes of widened tensors that are kept
 
 
 class CheckpointWeights:
-    """karat.check.model.ops.Weights over assigned weights (source name to stored tensor; see models.find_weights).
+    """karat.check.model.context.Weights over assigned weights (source name to stored tensor; see models.find_weights).
 
     `narrow` is what the engine under test computes in: a tensor that is stored wider is rounded to it, as the engine
     has to.

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.attention import kv_head_of
 from karat.check.mistakes.weight_readings import Effective
+from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.model.ops import Context, kv_head_of
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
@@ -38,7 +39,7 @@ class Accumulation:
         """
         with np.errstate(all="ignore"):
             match node.kind:
-                case "linear" if not node.params.get("skip"):
+                case "linear":
                     x = inputs[0].reshape(len(inputs[0]), -1)
                     error, norm = self._once(node, lambda: self._of_linear(node, x))
                     out = factor * error * norm * np.linalg.norm(x, axis=-1)  # [tokens]
@@ -57,7 +58,7 @@ class Accumulation:
 
     def _once(self, node: Node, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
         """An error relative to the norms, and a norm; measured once for a node and the weights that it has."""
-        key = node.name, node.params.get("effective")
+        key = node.name, node.mistakes.get("effective")
         if key not in self._measured:
             self._measured[key] = measure()
         return self._measured[key]
@@ -67,7 +68,7 @@ class Accumulation:
         out_features = weights.shape(name)[0]
         start = int(self._rng.integers(max(1, out_features - _COLUMNS)))
         stop = min(start + _COLUMNS, out_features)
-        effective: Effective | None = node.params.get("effective")
+        effective: Effective | None = node.mistakes.get("effective")
         if effective is None:
             return self._measure(x, weights.rows(name, F64, start, stop))
         return self._measure(x, effective(weights, F64)[start:stop])
@@ -81,7 +82,7 @@ class Accumulation:
         if not self._context.tokens.is_single or weights.shape[-1] != len(v):
             error, _ = self._measure(weights.reshape(-1, weights.shape[-1]), np.ones((1, weights.shape[-1])))
             return error, largest
-        head = kv_head_of(node.params, len(weights), v.shape[1])[-1]
+        head = kv_head_of(node, len(weights), v.shape[1])[-1]
         error, norm = self._measure(weights[-1], v[:, head].T)
         return error, max(norm, largest)
 

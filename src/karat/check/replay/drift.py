@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.model.ops import evaluate
+from karat.check.model.evaluate import evaluate
 from karat.check.replay.distances import distance, pooled
 from karat.check.replay.finding import F32, F64, Array, Finding
 from karat.check.replay.noise import PRECISION

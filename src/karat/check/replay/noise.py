@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.model.ops import Context
 from karat.check.replay.accumulation import Accumulation
 from karat.check.replay.ggml_rounding import half_step
 from karat.check.trace.format import TraceInfo

@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.nodes import changed, evaluate
 from karat.check.model.byte_lru import ByteLRU
+from karat.check.model.context import Context, Weights
 from karat.check.model.graph import Edits, Graph, Node
-from karat.check.model.ops import Context, Weights, evaluate
 from karat.check.model.tokens import Tokens
 from karat.check.replay.align import Place, Recordings
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
@@ -134,7 +135,7 @@ class Replay:
         for name in names:
             node = self.graph.nodes[name]
             if name in edits:
-                node = node.changed(edits[name])
+                node = changed(node, edits[name])
             if name in edits or not touched.isdisjoint(node.inputs):
                 touched.add(name)
             elif reuse is not None:
@@ -149,7 +150,7 @@ class Replay:
             result = evaluate(node, self.noise.as_rounded(node, inputs) if unit else inputs, context, dtype)
             if unit:
                 result = self.noise.disturbed(node, inputs, result)
-                if node.params.get("activation") == "gelu (erf)":
+                if node.mistakes.get("activation") == "gelu (erf)":
                     result = self.noise.with_erf_of_library(inputs, result)
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
                 # Only some rows are recorded: these are used.

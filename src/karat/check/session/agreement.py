@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
-from karat.check.model.ops import evaluate
+from karat.check.model.evaluate import evaluate
 from karat.check.replay.finding import F64
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace, TraceInfo

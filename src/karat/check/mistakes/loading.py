@@ -1,15 +1,12 @@
-"""Ways to load, read, shard and reduce weights wrongly."""
+"""What a loader does to several tensors of a layer at once, or to one in place of another."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.quantised import mistakes
 from karat.check.mistakes.scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
-from karat.check.model.graph import Node
-from karat.checkpoint.weights import PLAIN_BYTES
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")
@@ -18,76 +15,11 @@ _MLP = (*_GATE_UP, "mlp.down_proj")
 # What a loader takes at once: on a trace of layer outputs each weight by itself would be three mistakes at one place.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "all weights": (*_ATTENTION, *_MLP, "input_layernorm", "post_attention_layernorm"),
-    "the attention": _ATTENTION, "q, k and v": _QKV, "the MLP": _MLP, "gate and up": _GATE_UP,
-}  # fmt: skip
-
-
-def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
-    """The same part of the other layers, with its bias if it has one."""
-    for other in range(scope.config.num_layers if node.layer is not None else 0):
-        if other != node.layer:
-            params = scope.graph.by_role[other, node.role].params
-            taken = {key: params[key] for key in ("weight", "bias") if params.get(key)}
-            yield "layer-prefix", f"the weight of layer {other}", taken
-
-
-def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
-    weight, role = node.params["weight"], node.role
-    out_features, in_features = scope.weights.shape(weight)
-    if node.params.get("bias"):
-        yield "bias-missing", "no bias", {"bias_factor": 0}
-        for n in (2, 3, *DEGREES[1:]):
-            yield "bias-times-tp", f"the bias is added {n} times", {"bias_factor": n}
-    for how in ("as columns", "as rows"):
-        yield "transposed", f"read {how}", {"effective": Effective("transposed", (weight,), (how,))}
-    yield from other_layers(scope, node)
-    for n in DEGREES:
-        if in_features % n == 0 and out_features % n == 0:
-            kind = "row" if role.endswith(("o_proj", "down_proj")) else "column"
-            yield "shard-dim", f"over {n} ranks", {"effective": Effective(f"{kind}-shards", (weight,), (n,))}
-        if role.endswith(("o_proj", "down_proj")):
-            if in_features % n == 0:
-                for rank in range(n):
-                    yield "reduce-missing", f"only the part of rank {rank} of {n}", {"input_part": (rank, n)}
-            bias = " (bias included)" if node.params.get("bias") else ""
-            yield "reduce-missing", f"added up {n} times{bias}", {"output_factor": float(n)}
-            if bias:
-                yield "reduce-missing", f"added up {n} times", {"output_factor": float(n), "bias_factor": 1 / n}
-    for how, bug, detail in misreadings(scope, weight):
-        yield bug, detail, {"effective": Effective("bits", (weight,), (how,))}
-        if len(both := misread(scope, node, how)) == 2:
-            yield bug, f"{detail}, the bias too", both
-    if role in ("self_attn.q_proj", "self_attn.k_proj"):
-        for direction in ("to-pairs", "from-pairs"):
-            params: Params = {"effective": Effective("permuted", (weight,), (scope.config.head_dim, direction))}
-            yield "gguf-permute", direction, params
-            if bias_name := node.params.get("bias"):
-                both = {"effective_bias": Effective("permuted", (bias_name,), (scope.config.head_dim, direction))}
-                yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
-
-
-def misread(scope: Scope, node: Node, how: str) -> Params:
-    """A linear node whose weight is read in the wrong way `how`, and its bias too if it can be."""
-    params: Params = {"effective": Effective("bits", (node.params["weight"],), (how,))}
-    bias = node.params.get("bias")
-    if bias and how in {known for known, _, _ in misreadings(scope, bias)}:
-        params["effective_bias"] = Effective("bits", (bias,), (how,))
-    return params
-
-
-def misreadings(scope: Scope, weight: str | None = None) -> Iterator[tuple[str, str, str]]:
-    """(how, bug, detail) of each way to read the bytes wrongly."""
-    stored = scope.weights.stored[weight or scope.graph.nodes["lm_head"].params["weight"]].dtype
-    if stored not in PLAIN_BYTES:
-        yield from mistakes(stored)
-        return
-    if stored == "F32":
-        yield "truncated", "dtype-trunc", "cut to bfloat16"
-        yield "rounded bfloat16", "dtype-narrow", "rounded to bfloat16"
-        yield "rounded float16", "dtype-narrow", "rounded to float16"
-    else:
-        yield "misread", "dtype-misread", f"{stored} read as {'bfloat16' if stored == 'F16' else 'float16'}"
-    yield "swapped", "byte-order", "big-endian"
+    "the attention": _ATTENTION,
+    "q, k and v": _QKV,
+    "the MLP": _MLP,
+    "gate and up": _GATE_UP,
+}
 
 
 def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
@@ -104,8 +36,9 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
     reduced = [layer.node(role) for role in ("self_attn.o_proj", "mlp.down_proj")]
     if all(node.params.get("bias") for node in reduced):
         for n in DEGREES:
-            yield Variant("bias-times-tp", f"o_proj and down_proj, {n} times", {
-                node.name: {"bias_factor": n} for node in reduced})  # fmt: skip
+            yield Variant(
+                "bias-times-tp", f"o_proj and down_proj, {n} times", {node.name: {"bias_factor": n} for node in reduced}
+            )
         yield Variant("bias-missing", "o_proj and down_proj", {node.name: {"bias_factor": 0} for node in reduced})
     weights = tuple(node.params["weight"] for node in nodes)
     biases = tuple(node.params["bias"] for node in nodes if node.params.get("bias"))
@@ -157,11 +90,6 @@ def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
             both = {key: other.params.get(key) for key in ("weight", "bias")}
             if both["bias"] is not None and node.params.get("bias"):
                 yield Variant("weight-swapped", f"{role} has weight and bias of {other_role}", {node.name: both})
-
-
-def overflow() -> Iterator[tuple[str, str, Params]]:
-    yield "overflow-fp16", "the result is stored as float16", {"fp16_output": True}
-    yield "overflow-fp16", "the sum overflows before the bias", {"fp16_sum": True}
 
 
 def _cuts() -> Iterator[tuple[Any, Any]]:

@@ -1,0 +1,49 @@
+"""Ways to look up embeddings wrongly."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import Scope
+from karat.check.mistakes.weight_readings import Effective, Made
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op
+from karat.check.model.ops import Embedding
+
+EMBED = "model.embed_tokens"
+
+
+@mistake("embedding", of=ops.embedding)
+def shift(embedding: Op[Embedding], a: Embedding, by: int, *, from_id: int = 0) -> Array:
+    """The row of another id is read, from some id on."""
+    ids = np.where(a.ids >= from_id, a.ids + by, a.ids)
+    return embedding(replace(a, ids=ids % a.table.num_rows))
+
+
+@mistake("embedding", of=ops.embedding)
+def effective(embedding: Op[Embedding], a: Embedding, reading: Effective) -> Array:
+    """The table is read wrongly."""
+    return Made.of(reading, a.table).rows_at(a.ids)
+
+
+@mistake("embedding", of=ops.embedding)
+def elements(embedding: Op[Embedding], a: Embedding, changes: Sequence[tuple[int, int, float]]) -> Array:
+    """Some elements of the table are other numbers: (row, column, by how much)."""
+    rows = embedding(a)
+    for row, column, change in changes:
+        rows[a.ids == row, column] += rows.dtype.type(change)
+    return rows
+
+
+def variants(scope: Scope) -> Iterator[Variant]:
+    factor = scope.config.hidden_size**0.5
+    yield Variant("embed-scale", f"multiplied by sqrt(hidden_size) = {factor:.6g}", {EMBED: {"output_factor": factor}})
+    for by in (-1, 1):
+        yield Variant("embed-row", f"row id {by:+d} is read for id", {EMBED: {"shift": by}})

@@ -1,0 +1,147 @@
+"""Ways to compute a linear layer wrongly: bias, shards, sums, and the weight as a loader reads it."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.mistakes.quantised import mistakes
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import DEGREES, Params, Scope
+from karat.check.mistakes.weight_readings import Effective, Made
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op
+from karat.check.model.graph import Node
+from karat.check.model.ops import Biased, Product
+from karat.check.model.rounding import rounded
+from karat.checkpoint.weights import PLAIN_BYTES
+
+
+@mistake("linear", of=ops.product)
+def input_part(product: Op[Product], a: Product, rank_of: tuple[int, int]) -> Array:
+    """Only one of n ranks adds up its part of the inputs: (rank, n)."""
+    rank, n = rank_of
+    size = a.x.shape[-1] // n
+    is_mine = np.arange(a.x.shape[-1]) // size == rank
+    return product(replace(a, x=np.where(is_mine, a.x, 0)))
+
+
+@mistake("linear", of=ops.product)
+def elements(product: Op[Product], a: Product, changes: Sequence[tuple[int, int, float]]) -> Array:
+    """Some elements of the weight are other numbers: (row, column, by how much)."""
+    y = product(a)
+    for row, column, change in changes:
+        y[:, row] += a.x[:, column] * a.x.dtype.type(change)
+    return y
+
+
+@mistake("linear", of=ops.product, choices=(True,))
+def fp16_sum(product: Op[Product], a: Product, _: bool) -> Array:
+    """The sum is stored as float16 before the bias is added."""
+    return rounded(product(a), "float16")
+
+
+@mistake("linear", of=ops.product)
+def effective(product: Op[Product], a: Product, reading: Effective) -> Array:
+    """The weight is read wrongly."""
+    return product(replace(a, weight=Made.of(reading, a.weight)))
+
+
+@mistake("linear", of=ops.biased)
+def factor(biased: Op[Biased], a: Biased, number: float) -> Array:
+    return biased(a) * a.dtype.type(number)
+
+
+@mistake("linear", of=ops.biased)
+def bias_elements(biased: Op[Biased], a: Biased, changes: Sequence[tuple[int, float]]) -> Array:
+    """Some elements of the bias are other numbers: (row, by how much)."""
+    y = biased(a).copy()
+    for row, change in changes:
+        y[:, row] += a.dtype.type(change)
+    return y
+
+
+@mistake("linear", of=ops.biased)
+def effective_bias(biased: Op[Biased], a: Biased, reading: Effective) -> Array:
+    """The bias is read wrongly."""
+    return biased(a if a.bias is None else replace(a, bias=reading(a.weights, a.dtype)))
+
+
+@mistake("linear", of=ops.biased)
+def bias_factor(biased: Op[Biased], a: Biased, number: float) -> Array:
+    """The bias is added so many times; 0: never."""
+    if a.bias is None or number == 0:
+        return a.y
+    return biased(replace(a, bias=a.bias * a.dtype.type(number)))
+
+
+def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
+    """The same part of the other layers, with its bias if it has one."""
+    for other in range(scope.config.num_layers if node.layer is not None else 0):
+        if other != node.layer:
+            params = scope.graph.by_role[other, node.role].params
+            taken = {key: params[key] for key in ("weight", "bias") if params.get(key)}
+            yield "layer-prefix", f"the weight of layer {other}", taken
+
+
+def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
+    weight, role = node.params["weight"], node.role
+    out_features, in_features = scope.weights.shape(weight)
+    if node.params.get("bias"):
+        yield "bias-missing", "no bias", {"bias_factor": 0}
+        for n in (2, 3, *DEGREES[1:]):
+            yield "bias-times-tp", f"the bias is added {n} times", {"bias_factor": n}
+    for how in ("as columns", "as rows"):
+        yield "transposed", f"read {how}", {"effective": Effective("transposed", (weight,), (how,))}
+    yield from other_layers(scope, node)
+    for n in DEGREES:
+        if in_features % n == 0 and out_features % n == 0:
+            kind = "row" if role.endswith(("o_proj", "down_proj")) else "column"
+            yield "shard-dim", f"over {n} ranks", {"effective": Effective(f"{kind}-shards", (weight,), (n,))}
+        if role.endswith(("o_proj", "down_proj")):
+            if in_features % n == 0:
+                for rank in range(n):
+                    yield "reduce-missing", f"only the part of rank {rank} of {n}", {"input_part": (rank, n)}
+            bias = " (bias included)" if node.params.get("bias") else ""
+            yield "reduce-missing", f"added up {n} times{bias}", {"output_factor": float(n)}
+            if bias:
+                yield "reduce-missing", f"added up {n} times", {"output_factor": float(n), "bias_factor": 1 / n}
+    for how, bug, detail in misreadings(scope, weight):
+        yield bug, detail, {"effective": Effective("bits", (weight,), (how,))}
+        if len(both := misread(scope, node, how)) == 2:
+            yield bug, f"{detail}, the bias too", both
+    if role in ("self_attn.q_proj", "self_attn.k_proj"):
+        for direction in ("to-pairs", "from-pairs"):
+            params: Params = {"effective": Effective("permuted", (weight,), (scope.config.head_dim, direction))}
+            yield "gguf-permute", direction, params
+            if bias_name := node.params.get("bias"):
+                both = {"effective_bias": Effective("permuted", (bias_name,), (scope.config.head_dim, direction))}
+                yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
+
+
+def misread(scope: Scope, node: Node, how: str) -> Params:
+    """A linear node whose weight is read in the wrong way `how`, and its bias too if it can be."""
+    params: Params = {"effective": Effective("bits", (node.params["weight"],), (how,))}
+    bias = node.params.get("bias")
+    if bias and how in {known for known, _, _ in misreadings(scope, bias)}:
+        params["effective_bias"] = Effective("bits", (bias,), (how,))
+    return params
+
+
+def misreadings(scope: Scope, weight: str | None = None) -> Iterator[tuple[str, str, str]]:
+    """(how, bug, detail) of each way to read the bytes wrongly."""
+    stored = scope.weights.stored[weight or scope.graph.nodes["lm_head"].params["weight"]].dtype
+    if stored not in PLAIN_BYTES:
+        yield from mistakes(stored)
+        return
+    if stored == "F32":
+        yield "truncated", "dtype-trunc", "cut to bfloat16"
+        yield "rounded bfloat16", "dtype-narrow", "rounded to bfloat16"
+        yield "rounded float16", "dtype-narrow", "rounded to float16"
+    else:
+        yield "misread", "dtype-misread", f"{stored} read as {'bfloat16' if stored == 'F16' else 'float16'}"
+    yield "swapped", "byte-order", "big-endian"

@@ -1,0 +1,96 @@
+"""Nodes with mistakes: made with their parameters checked, and evaluated.
+
+The modules imported here register all wrong arithmetic.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from karat.check.mistakes import attention, block, embedding, linear, norm, result, rope
+from karat.check.mistakes.registry import KINDS, MISTAKES, Mistake
+from karat.check.model import evaluate as right
+from karat.check.model.context import Array, Context, DType
+from karat.check.model.evaluate import Arguments, Op
+from karat.check.model.graph import PARAMETERS, Kind, Node
+from karat.errors import UsageError
+
+REGISTERED_BY = (attention, block, embedding, linear, norm, result, rope)
+
+
+def changed(node: Node, edit: Mapping[str, Any]) -> Node:
+    """The node with other parameters, mistakes, or inputs (under the key "inputs"). None takes a mistake back.
+
+    Raises UsageError for a parameter that the kind of node does not have, and for a value that its mistake does not
+    know.
+    """
+    known, params, mistakes, inputs = MISTAKES[node.kind], dict(node.params), dict(node.mistakes), node.inputs
+    for key, value in edit.items():
+        if key == "inputs":
+            inputs = tuple(value)
+        elif key in PARAMETERS[node.kind]:
+            params[key] = value
+        elif key not in _wrong_parameters(node.kind):
+            raise UsageError(_unknown(f"a {node.kind}", "parameter", key, parameters_of(node.kind)))
+        elif value is None:
+            mistakes.pop(key, None)
+        else:
+            choices = known[key].choices if key in known else None
+            if choices is not None and not any(_is(value, choice) for choice in choices):
+                raise UsageError(_unknown(f"{key} of a {node.kind}", "value", value, choices))
+            mistakes[key] = value
+    for key in mistakes.keys() - known.keys():
+        owner = next(parameter for parameter, one in known.items() if key in one.companions)
+        if owner not in mistakes:
+            raise UsageError(f"{key} of a {node.kind} says more about {owner}, which is not given: give both")
+    return replace(node, inputs=inputs, params=params, mistakes=mistakes)
+
+
+def parameters_of(kind: str) -> tuple[str, ...]:
+    """Everything that an edit of a node of this kind may say. Raises UsageError for a kind that does not exist."""
+    known = next((one for one in KINDS if one == kind), None)
+    if known is None:
+        raise UsageError(_unknown("a graph", "kind of node", kind, KINDS))
+    return ("inputs", *sorted(PARAMETERS[known]), *_wrong_parameters(known))
+
+
+def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType) -> Array:
+    """The result of a node with all its mistakes, as karat.check.model.evaluate has it of a right one."""
+    return right.evaluate(node, inputs, context, dtype, replaced(node))
+
+
+def replaced(node: Node) -> right.Replace:
+    """What the node's mistakes make of a right function."""
+    made = [one for key, one in MISTAKES[node.kind].items() if key in node.mistakes]
+
+    def wrong(function: Op[Arguments]) -> Op[Arguments]:
+        found = function
+        for one in reversed(made):
+            if one.of is function:
+                found = _around(found, one, node.mistakes)
+        return found
+
+    return wrong
+
+
+def _around(inner: Op[Arguments], one: Mistake, mistakes: Mapping[str, Any]) -> Op[Arguments]:
+    value = mistakes[one.parameter]
+    more = {key: mistakes[key] for key in one.companions if key in mistakes}
+    return lambda a: one.wrong(inner, a, value, **more)
+
+
+def _is(value: object, choice: object) -> bool:
+    """Whether a value is one of the choices; a type among them stands for all its values."""
+    return isinstance(value, choice) if isinstance(choice, type) else value == choice
+
+
+def _wrong_parameters(kind: Kind) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(key for own, one in MISTAKES[kind].items() for key in (own, *one.companions)))
+
+
+def _unknown(owner: str, what: str, given: object, known: Iterable[object]) -> str:
+    names = [name.__name__ if isinstance(name, type) else str(name) for name in known]
+    near = difflib.get_close_matches(str(given), names, 1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{owner} has no {what} {given!r}{meant} (there are: {', '.join(names)})"

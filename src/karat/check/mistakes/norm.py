@@ -1,0 +1,111 @@
+"""Ways to normalise wrongly."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.mistakes.linear import other_layers
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import LINEARS, Layer, Params, Scope
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op, turned
+from karat.check.model.graph import Node
+from karat.check.model.ops import Norm
+from karat.config import RopeConfig
+
+_EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
+
+
+@mistake("norm", of=ops.norm, choices=(True,))
+def skip(norm: Op[Norm], a: Norm, _: bool) -> Array:
+    return a.x
+
+
+@mistake("norm", of=ops.norm)
+def rope_first(norm: Op[Norm], a: Norm, rope: RopeConfig) -> Array:
+    """x is turned before it is normalised."""
+    return norm(replace(a, x=turned(a.x, rope, a.context)))
+
+
+@mistake("norm", of=ops.norm)
+def offset(norm: Op[Norm], a: Norm, number: float) -> Array:
+    return norm(replace(a, weight=a.weight + a.weight.dtype.type(number)))
+
+
+@mistake("norm", of=ops.norm)
+def elements(norm: Op[Norm], a: Norm, changes: Sequence[tuple[int, float]]) -> Array:
+    """Some elements of the weight are other numbers: (column, by how much)."""
+    weight = a.weight.copy()
+    for column, change in changes:
+        weight[column] += weight.dtype.type(change)
+    return norm(replace(a, weight=weight))
+
+
+@mistake("norm", of=ops.norm, choices=(True,))
+def no_weight(norm: Op[Norm], a: Norm, _: bool) -> Array:
+    return norm(replace(a, weight=np.ones_like(a.weight)))
+
+
+@mistake("norm", of=ops.norm, choices=(True,))
+def eps_outside(norm: Op[Norm], a: Norm, _: bool) -> Array:
+    return a.x / (np.sqrt(ops.mean_square(a.x)) + a.eps) * a.weight
+
+
+def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    first, second = "input_layernorm", "post_attention_layernorm"
+    for role in (first, second, "self_attn.q_norm", "self_attn.k_norm"):
+        if role in layer:
+            for bug, detail, params in of_node(scope, layer.node(role)):
+                if bug != "norm-missing" or ".self_attn." not in layer.node(role).name:  # qk-norm-missing
+                    yield bug, f"{role}: {detail}", {role: params}
+    names = {role: layer.node(role).params["weight"] for role in (first, second)}
+    exchanged: dict[str, Params] = {first: {"weight": names[second]}, second: {"weight": names[first]}}
+    yield "norm-swapped", "the two norms of the layer are exchanged", exchanged
+    for role in (first, second):
+        yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
+    if "self_attn.q_norm" in layer:
+        q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
+        exchanged = {"self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}
+        yield "norm-swapped", "q_norm and k_norm are exchanged", exchanged
+    for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
+        readers = LINEARS[:3] if role == first else LINEARS[4:6]
+        yield "norm-missing", f"{role}'s result is not used", {r: {"inputs": (source,)} for r in readers}
+
+
+def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
+    eps = node.params["eps"]
+    yield "norm-missing", "skipped", {"skip": True}
+    yield "norm-offset", "1 + weight", {"offset": 1.0}
+    yield "norm-weight", "no weight", {"no_weight": True}
+    yield "norm-eps-outside", "eps outside the root", {"eps_outside": True}
+    for other in _EPS:
+        if other != eps:
+            yield "norm-eps", f"eps {other:g} instead of {eps:g}", {"eps": other}
+    yield from other_layers(scope, node)
+
+
+def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    if "self_attn.q_norm" not in layer:
+        return
+    q, k = "self_attn.q_norm", "self_attn.k_norm"
+    for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):
+        yield "qk-norm-missing", f"{detail} not normalised", {role: {"skip": True} for role in roles}
+    rope = scope.config.rope
+    inputs = {part: (layer.node(f"self_attn.{part}_proj").name,) for part in "qk"}
+    normed = tuple(layer.node(role).name for role in (q, k))
+    edits: dict[str, Params] = {"self_attn.scores": {"inputs": normed}}
+    for part, role in (("q", q), ("k", k)):
+        edits[role] = {"rope_first": rope}
+        edits[f"self_attn.{part}_rope"] = {"inputs": inputs[part]}
+    yield "qk-norm-missing", "normalised after RoPE", edits
+    late: dict[str, Params] = {}
+    for part, role in (("q", q), ("k", k)):
+        params = layer.node(role).params
+        weight_and_eps = (params["weight"], params["eps"])
+        late[f"self_attn.{part}_rope"] = {"inputs": inputs[part], "norm_after": weight_and_eps}
+    yield "qk-norm-missing", "RoPE's result is normalised", late

@@ -1,0 +1,39 @@
+"""What goes wrong with the result of an op, whatever the op: float16, a factor, a cap."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import Params
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op
+from karat.check.model.ops import Result
+from karat.check.model.rounding import rounded
+
+
+@mistake("linear", of=ops.result)
+def soft_cap(result: Op[Result], a: Result, cap: float) -> Array:
+    return np.tanh(result(a) / cap) * a.dtype.type(cap)
+
+
+@mistake("embedding", "linear", of=ops.result)
+def output_factor(result: Op[Result], a: Result, factor: float) -> Array:
+    return result(a) * a.dtype.type(factor)
+
+
+@mistake("linear", "scores", "mix", "silu_mul", "add", of=ops.result, choices=(True,))
+def fp16_output(result: Op[Result], a: Result, _: bool) -> Array:
+    return rounded(result(a), "float16")
+
+
+def overflow(linears: Sequence[str], others: Sequence[str] = ()) -> Iterator[tuple[str, str, str, Params]]:
+    """(bug, detail, role, parameters) of linear layers and other ops that may overflow."""
+    for role in (*linears, *others):
+        yield "overflow-fp16", "the result is stored as float16", role, {"fp16_output": True}
+    for role in linears:
+        yield "overflow-fp16", "the sum overflows before the bias", role, {"fp16_sum": True}

@@ -1,0 +1,153 @@
+"""Ways to turn q and k wrongly."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.model import ops
+from karat.check.model.context import Array
+from karat.check.model.evaluate import Op
+from karat.check.model.ops import Angles, Rope
+from karat.check.model.tokens import Tokens
+from karat.config import RopeConfig
+
+_THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
+_OF_STEPS = {
+    "restarted": "positions start anew in each step",
+    "frozen": "every decode step has the same position",
+    "frozen-last": "every decode step has the last position of the prompt",
+}
+_FLAT = {"flat": "positions go on from one sequence to the next"}
+
+
+@mistake("rope", of=ops.rope)
+def norm_after(rope: Op[Rope], a: Rope, weight_and_eps: tuple[str, float]) -> Array:
+    """RoPE's result is normalised."""
+    name, eps = weight_and_eps
+    x = rope(a)
+    weight = a.context.weights.array(name, x.dtype)
+    return ops.norm(ops.Norm(x, weight, x.dtype.type(eps), a.context))
+
+
+@mistake("rope", of=ops.rope, choices=(True,))
+def skip(rope: Op[Rope], a: Rope, _: bool) -> Array:
+    return a.x
+
+
+@mistake("rope", of=ops.rope, choices=("interleaved",))
+def pairing(rope: Op[Rope], a: Rope, _: str) -> Array:
+    """Neighbours are turned, (2i, 2i + 1)."""
+    cos, sin, size = a.cos, a.sin, 2 * a.cos.shape[-1]
+    left, right = a.x[..., 0:size:2], a.x[..., 1:size:2]
+    out = a.x.copy()
+    out[..., 0:size:2], out[..., 1:size:2] = left * cos - right * sin, right * cos + left * sin
+    return out
+
+
+@mistake("rope", of=ops.angles)
+def times(angles: Op[Angles], a: Angles, number: int) -> Array:
+    return angles(a) * number
+
+
+@mistake("rope", of=ops.angles, choices=(-1,))
+def direction(angles: Op[Angles], a: Angles, sign: int) -> Array:
+    return angles(a) * sign
+
+
+@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, int))
+def positions(angles: Op[Angles], a: Angles, kind: str | int) -> Array:
+    return angles(replace(a, positions=position_map(kind, a.context.tokens)))
+
+
+@mistake("rope", of=ops.angles)
+def rotary_dim(angles: Op[Angles], a: Angles, size: int) -> Array:
+    """Only the first dimensions turn, with frequencies of their own number."""
+    return angles(replace(a, rotary_dim=size, table_dim=size))
+
+
+@mistake("rope", of=ops.angles)
+def table_dim(angles: Op[Angles], a: Angles, size: int) -> Array:
+    """The frequencies are those of another number of dimensions."""
+    return angles(replace(a, table_dim=size))
+
+
+def position_map(kind: str | int, tokens: Tokens) -> NDArray[np.int64]:
+    """[tokens]: the positions that an engine uses; a number shifts them all."""
+    right = tokens.positions
+    if isinstance(kind, int):
+        return right + kind
+    match kind:
+        case "restarted":
+            return tokens.index_in_step
+        case "frozen":  # every later step repeats the positions that follow the first step
+            return _frozen(np.where(tokens.steps == 0, right + 1, 0), tokens)
+        case "frozen-last":
+            return _frozen(np.where(tokens.steps == 0, right, 0), tokens)
+        case "flat":
+            return np.arange(len(right), dtype=np.int64)
+    raise AssertionError(kind)
+
+
+def _frozen(first_step: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
+    """Later steps count from the largest number that their sequence has in the first step."""
+    start = np.zeros(int(tokens.sequences.max()) + 1, np.int64)
+    np.maximum.at(start, tokens.sequences, first_step)
+    return np.where(tokens.steps == 0, tokens.positions, start[tokens.sequences] + tokens.index_in_step)
+
+
+def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    for detail, roles in (("q and k", ("q", "k")), ("q", ("q",)), ("k", ("k",))):
+        for bug, what, params in _rope_params(scope):
+            yield bug, f"{what} ({detail})", {f"self_attn.{part}_rope": params for part in roles}
+
+
+def _rope_params(scope: Scope) -> Iterator[tuple[str, str, Params]]:
+    d = scope.config.head_dim
+    yield "rope-pairing", "neighbours are turned", {"pairing": "interleaved"}
+    yield "rope-missing-k", "not turned", {"skip": True}
+    yield "rope-twice", "turned twice", {"times": 2}
+    yield "rope-sign", "turned backwards", {"direction": -1}
+    for by in (-2, -1, 1, 2):
+        yield "rope-position", f"positions shifted by {by:+d}", {"positions": by}
+    kinds = (_OF_STEPS if scope.tokens.num_steps > 1 else {}) | ({} if scope.tokens.is_single else _FLAT)
+    for kind, detail in kinds.items():
+        yield "rope-position", detail, {"positions": kind}
+    for detail, config in rope_mistakes(scope.config.rope):
+        yield "rope-theta", detail, {"rope": config}
+    for part in (2, 4):
+        if d % (2 * part) == 0:
+            yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}
+            params: Params = {"rotary_dim": d // part, "table_dim": d}
+            yield "rope-partial", f"only {d // part} of {d} dimensions, frequencies of {d}", params
+    other = scope.config.hidden_size // scope.config.num_heads
+    for size in sorted({other, 2 * d, d // 2} - {d}):
+        if size % 2 == 0 and size > 1:
+            params = {"rotary_dim": min(size, d), "table_dim": size}
+            yield "rope-partial", f"frequencies of head_dim {size}", params
+
+
+def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+    """Configurations that an engine takes for this one."""
+    for theta in _THETAS:
+        if theta != rope.theta:
+            yield f"theta {theta:g} instead of {rope.theta:g}", replace(rope, theta=theta)
+    if rope.rope_type != "default":
+        yield f"{rope.rope_type} scaling ignored", RopeConfig(theta=rope.theta)
+        if rope.rope_type != "linear":
+            linear = RopeConfig(theta=rope.theta, rope_type="linear", factor=rope.factor)
+            yield f"linear scaling instead of {rope.rope_type}", linear
+    if rope.attention_factor != 1:
+        yield "attention_factor ignored", replace(rope, attention_factor=1.0)
+        yield "attention_factor without scaling", RopeConfig(theta=rope.theta, attention_factor=rope.attention_factor)
+    if rope.rope_type == "yarn":
+        yield "truncate the other way", replace(rope, truncate=not rope.truncate)
+    elif rope.rope_type == "default":
+        for factor in (2.0, 4.0, 8.0):
+            yield f"linear scaling by {factor:g} added", replace(rope, rope_type="linear", factor=factor)

@@ -1,0 +1,121 @@
+"""A node's result from its inputs: the arguments of the right functions, and those functions.
+
+`evaluate` takes a way to replace a right function by a wrong one. karat.check.mistakes.registry has one.
+"""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.model import ops
+from karat.check.model.context import Array, Context, DType, Stored
+from karat.check.model.graph import Kind, Node
+from karat.check.model.tokens import Tokens
+from karat.config import RopeConfig
+from karat.ops.rope_table import cos_sin
+
+Arguments = TypeVar("Arguments")
+Op = Callable[[Arguments], NDArray[Any]]  # numbers, or what a token sees
+
+
+class Replace(Protocol):
+    """The function that takes the place of a right one."""
+
+    def __call__(self, right: Op[Arguments], /) -> Op[Arguments]: ...
+
+
+def right(function: Op[Arguments], /) -> Op[Arguments]:
+    """The right function itself, for `evaluate`."""
+    return function
+
+
+def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace = right) -> Array:
+    """The node's result in `dtype`; inputs are of that dtype. NaN and infinity go through without a warning."""
+    with np.errstate(all="ignore"):
+        x = _EVALUATED[node.kind](node, inputs, context, dtype, replace)
+        return replace(ops.result)(ops.Result(x, dtype)).astype(dtype, copy=False)
+
+
+def _embedding(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    table = Stored(context.weights, node.params["weight"], dtype)
+    return replace(ops.embedding)(ops.Embedding(context.tokens.ids, table))
+
+
+def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    weight, eps = context.weights.array(node.params["weight"], dtype), dtype.type(node.params["eps"])
+    return replace(ops.norm)(ops.Norm(inputs[0], weight, eps, context))
+
+
+def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    x, weight = inputs[0].reshape(len(inputs[0]), -1), Stored(context.weights, node.params["weight"], dtype)
+    bias = None if node.params.get("bias") is None else context.weights.array(node.params["bias"], dtype)
+    y = replace(ops.biased)(ops.Biased(replace(ops.product)(ops.Product(x, weight)), bias, context.weights, dtype))
+    head_dim = node.params.get("head_dim")
+    return y.reshape(len(x), -1, head_dim) if head_dim else y
+
+
+def _rope(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    return turned(inputs[0], node.params["rope"], context, replace)
+
+
+def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = right) -> Array:
+    """RoPE of x [tokens, heads, head_dim]."""
+    head_dim = x.shape[-1]
+    by = replace(ops.angles)(ops.Angles(context.tokens.positions, config, head_dim, head_dim, context))
+    parts = cos_sin(by * (1 + context.jitter) if context.jitter else by)
+    cos, sin = ((part * config.attention_factor).astype(x.dtype)[:, None] for part in parts)
+    return replace(ops.rope)(ops.Rope(x, cos, sin, context))
+
+
+def _scores(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    (q, k), tokens = inputs, context.tokens
+    seen = replace(ops.visible)(ops.Visible(tokens.positions, tokens.positions, node.params["window"], tokens))
+    kv_head, scale = ops.kv_head_of(q.shape[1], k.shape[1]), dtype.type(node.params["scale"])
+    return replace(ops.scores)(ops.Scores(q, k, kv_head, scale, seen, _sources(tokens), context))
+
+
+def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    return replace(ops.softmax)(ops.Softmax(inputs[0], context.tokens))
+
+
+def _mix(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    (weights, v), tokens = inputs, context.tokens
+    heads = replace(ops.mix)(ops.Mix(weights, v, ops.kv_head_of(len(weights), v.shape[1]), _sources(tokens), context))
+    return replace(ops.joined)(ops.Joined(heads, tokens))
+
+
+def _sources(tokens: Tokens) -> NDArray[np.int64] | None:
+    return None if tokens.is_single else tokens.sources()
+
+
+def _silu_mul(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    gate, up = inputs
+    return replace(ops.silu_mul)(ops.SiluMul(gate, up))
+
+
+def _add(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    x, y = inputs
+    return replace(ops.add)(ops.Add(x, y))
+
+
+def _select(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    return replace(ops.select)(ops.Select(inputs[0], context.logit_rows))
+
+
+_EVALUATED: Mapping[Kind, Callable[[Node, Sequence[Array], Context, DType, Replace], Array]] = {
+    "embedding": _embedding,
+    "norm": _norm,
+    "linear": _linear,
+    "rope": _rope,
+    "scores": _scores,
+    "softmax": _softmax,
+    "mix": _mix,
+    "silu_mul": _silu_mul,
+    "add": _add,
+    "select": _select,
+}
