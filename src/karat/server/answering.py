@@ -1,4 +1,4 @@
-"""The routes that generate: from the body to the answer."""
+"""Answering: the routes that generate, from the request's body to the answer."""
 
 import secrets
 import time
@@ -55,14 +55,14 @@ class Answering:
         return self._json(text_completion(subject, outputs), subject, body)
 
     async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM) -> Subject:
-        """Contents are text: control tokens that they spell stay text."""
+        """The prompt of a chat. Control tokens that contents spell stay text."""
         model = self.model_name(asked.form.model)
         prompt = await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
         work = self._work(request, asked, llm, [prompt])
         return self._subject("chatcmpl", model, asked.form, work, llm)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
-        """Control tokens that a text spells are those tokens."""
+        """The prompts of a completion. Control tokens that a text spells become those tokens."""
         model, prompts, echoed = self.model_name(asked.form.model), [], []
         for prompt in asked.prompts:
             if isinstance(prompt, str):
@@ -139,7 +139,7 @@ class Answering:
         return JsonBytes(msgspec.json.encode(answer), headers=_headers(subject, body))
 
     def model_name(self, asked: str | None) -> str:
-        """The name that an answer has; 404 for one that is not served."""
+        """The model's name for the answer. 404 for a model that is not served."""
         names = self._settings.model_names
         if asked is None:
             return names[0]
@@ -157,6 +157,6 @@ def _headers(subject: Subject, body: Body) -> dict[str, str]:
 
 
 def _options(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """As LLM.chat takes them: variables of the template apart from its own arguments."""
+    """The options of LLM.chat, with variables of the template apart from its own arguments."""
     others = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
     return {"add_generation_prompt": variables["add_generation_prompt"], "chat_template_kwargs": others or None}

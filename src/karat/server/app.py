@@ -1,4 +1,4 @@
-"""The app: its routes, behind the gate."""
+"""make_app: the ASGI app with its routes, behind the gate."""
 
 from contextlib import suppress
 from time import time
@@ -53,7 +53,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
 
 
 class _Tools:
-    """Tokens and prompts without an answer."""
+    """The routes for tokens and prompts, which compute no answer."""
 
     def __init__(self, keeper: Keeper, settings: Settings) -> None:
         self._keeper = keeper
@@ -87,7 +87,7 @@ class _Tools:
 
 
 class _Facts:
-    """What the server says of itself."""
+    """The routes on the server itself: models, health, metrics."""
 
     def __init__(self, keeper: Keeper, settings: Settings, state: State, metrics: Metrics) -> None:
         self._keeper = keeper
@@ -106,13 +106,13 @@ class _Facts:
         return _json(self._model(name))
 
     async def health(self, request: Request) -> ASGIApp:
-        """200 while the server can serve, also while the model is loaded or requests are drained; 503 after a death."""
+        """200 while the server works, also while it loads the model or drains requests; 503 after the engine died."""
         if self._keeper.has_died:
             return _json(schema.Health("the engine died and is started again"), 503)
         return _json(schema.Health("ok"))
 
     async def ready(self, request: Request) -> ASGIApp:
-        """Whether a request would be taken now."""
+        """Whether a request would be accepted now."""
         if self._state.draining:
             return _json(schema.Health("ending"), 503)
         with suppress(ApiError):
@@ -135,7 +135,7 @@ class _Facts:
 
 
 async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:
-    """What the engine counts now; of the server alone while there is no engine."""
+    """The engine's counters now; the server's alone while there is no engine."""
     gauges: dict[str, tuple[str, float]] = {"karat_http_requests_busy": ("HTTP requests under way", state.num_busy)}
     with suppress(ApiError):
         stats = await keeper.llm.stats()

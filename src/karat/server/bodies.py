@@ -1,4 +1,4 @@
-"""Bodies of requests: read as JSON and judged by a table of fields, before any work."""
+"""Bodies of requests: read as JSON and checked against the table of fields, before any work."""
 
 import re
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The honoured fields that a request gives, by name, and the names of those without effect."""
+    """The honoured fields of a request by name, and the names of its fields without effect."""
 
     values: Mapping[str, Any]
     without_effect: tuple[str, ...] = ()
 
 
 def read_json(content: bytes) -> dict[str, Any]:
-    """The object that a body is; 400 for anything else: no JSON, no UTF-8, too deep."""
+    """The JSON object of a body. 400 for anything else: no JSON, no UTF-8, too deep."""
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -37,12 +37,12 @@ def read_json(content: bytes) -> dict[str, Any]:
 
 
 def read_body(content: bytes, fields: Mapping[str, Field]) -> Body:
-    """What a request gives; 400 naming the first field that is unknown, refused or wrong."""
+    """The fields of a request. 400 with the name of the first field that is unknown, refused or wrong."""
     return judge(read_json(content), fields)
 
 
 def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "") -> Body:
-    """The same of an object that was read; `within` stands before names of fields, as in `stream_options.`"""
+    """As `read_body`, for a JSON object. `within` is a prefix of field names, as in `stream_options.`"""
     values, harmless = {}, []
     for name, value in given.items():
         field = fields.get(name)
@@ -67,7 +67,7 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
 
 
 def converted_to(kind: Any, value: Any, name: str) -> Any:
-    """`value` as the type `kind`; 400 that names the field `name`, what came and what was expected."""
+    """`value` converted to the type `kind`. 400 with the field `name`, what came and what was expected."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:

@@ -1,6 +1,6 @@
 """Errors as clients see them: a status, and a body in OpenAI's form.
 
-4xx is the client's fault, 503 is load or the end of the server, 500 is a bug or a model whose numbers went wrong.
+4xx is the client's fault, 503 is load or the end of the server, 500 is a bug or a model with wrong numbers.
 """
 
 import re
@@ -22,7 +22,7 @@ RETRY_AFTER_S = 5
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` is the field at fault, `code` a word for programs."""
+    """An error answer. `param` is the field at fault, `code` a word for programs."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """What a request's field `param` makes wrong."""
+    """400 for the field `param` of a request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def of_karat(error: KaratError) -> ApiError:
-    """What a typed error of Karat's is to a client."""
+    """The ApiError for a typed error of Karat."""
     message = str(error)
     if isinstance(error, OverloadedError):
         return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)

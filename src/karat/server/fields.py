@@ -2,11 +2,11 @@
 
 A field is of one of three classes:
 
-honoured        does what it says
-without effect  could not change the answer: accepted, and named in the header `karat-without-effect`
-refused         anything else: 400 that names it and says what to do, unless its value switches it off
+honoured        it does what its description says
+without effect  it cannot change the answer: it is accepted and named in the header `karat-without-effect`
+refused         any other: 400 with its name and what to do, unless its value switches it off
 
-A value of null is that of a field left out.
+A field with the value null counts as absent.
 """
 
 from collections.abc import Mapping
@@ -42,9 +42,9 @@ Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)
 class Field:
     """A row of the table.
 
-    `type` is what msgspec converts a value to. `samples`: it is the field of SamplingParams of the same name. `off` are
-    the values with which a refused field asks for nothing. `text` is what the page says: what it does, or why it has no
-    effect, or what to do instead.
+    `type` is the type that msgspec converts a value to. `samples`: it is the field of SamplingParams of the same name.
+    `off` are the values that switch a refused field off. `text` is its description on the page: what it does, why it
+    has no effect, or what to do instead.
     """
 
     name: str

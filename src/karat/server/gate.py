@@ -1,7 +1,8 @@
-"""What every request passes before it is read: Host, Origin, key, and whether the server is ending.
+"""Gate: the checks of every request before it is read: Host, Origin, key, and whether the server is ending.
 
-A page in a browser can send requests to 127.0.0.1, and a name can be made to lead there (DNS rebinding). So a Host that
-is a name is refused unless it was allowed, and an Origin unless it is the server's own. No CORS header is ever sent.
+A page in a browser can send requests to 127.0.0.1, and a name can be made to resolve to it (DNS rebinding). So a Host
+that is a name is refused unless it is allowed, and an Origin unless it is the server's own. No CORS header is ever
+sent.
 """
 
 import hmac
@@ -26,7 +27,7 @@ _log = logging.getLogger("karat.server")
 
 
 class Gate:
-    """An ASGI app around `inner`. It answers errors in OpenAI's form, and logs a line a request: never its content."""
+    """An ASGI app around `inner`. It answers errors in OpenAI's form and logs one line a request, never its content."""
 
     def __init__(self, inner: ASGIApp, settings: Settings, state: State) -> None:
         self._inner = inner
@@ -103,7 +104,7 @@ class Gate:
             )
 
     def _is_known(self, host: str) -> bool:
-        """An address cannot be made to lead elsewhere; a name is known or foreign."""
+        """Whether a host is an address (which cannot be rebound) or an allowed name."""
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:
@@ -117,7 +118,10 @@ class Gate:
         return True
 
     def _tenant(self, headers: "_Headers") -> str:
-        """Whose key it is, as a name that does not tell the key; 401 for none of ours. All keys are compared."""
+        """The tenant of a key, as a name that does not reveal the key.
+
+        401 for an unknown key. All keys are compared.
+        """
         scheme, _, key = (headers.only("authorization") or "").partition(" ")
         given, found = digest(key.strip()), None
         for known in self._keys:
@@ -133,7 +137,7 @@ class Gate:
 
 
 class _Headers:
-    """Those of a request; `only` refuses what comes twice, as two readers could take two values for it."""
+    """The headers of a request. `only` refuses a header that comes twice, as two readers may take different values."""
 
     def __init__(self, scope: Scope) -> None:
         self._all: list[tuple[bytes, bytes]] = scope["headers"]

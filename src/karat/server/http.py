@@ -1,4 +1,4 @@
-"""uvicorn with the limits that it does not have: of a head's bytes and time, and of connections."""
+"""uvicorn with further limits: the bytes and time of a request's head, and the number of connections."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ LINGER_S = 2.0
 
 
 class Server(uvicorn.Server):
-    """Signals are the caller's."""
+    """uvicorn's server without its signal handlers: the caller handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: Any, settings: Settings) -> Server:
-    """For sockets that the caller has bound."""
+    """A server for sockets that the caller has bound."""
     config = uvicorn.Config(
         app,
         http=_limited(settings.limits),
@@ -115,7 +115,7 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
             self._in_head, self._head_bytes, self._has_message = True, 0, True
 
         def on_response_complete(self) -> None:
-            """A client reads no answer before it has sent its body: that may take a little, and is not kept."""
+            """Let a client send the rest of its body for a moment, unread: it reads no answer before that."""
             super().on_response_complete()
             if not self._in_head and not self.transport.is_closing():
                 self._linger = self.loop.call_later(LINGER_S, self.transport.close)
@@ -151,7 +151,7 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
             self._end(ApiError(408, text, code="timeout"))
 
         def _end(self, error: ApiError, linger_s: float = LINGER_S) -> None:
-            """Say it, where no other answer is being written, and close; soon, for who still sends to read it."""
+            """Send an error, unless another answer is being written. Close after `linger_s`, so that it can be read."""
             if self._has_ended or self.transport.is_closing():
                 return
             self._has_ended = True

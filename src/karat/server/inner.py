@@ -1,4 +1,4 @@
-"""What every protocol is converted to: prompts, parameters, and how the answer is watched."""
+"""The inner form of requests, which every protocol is converted to: prompts and parameters."""
 
 import secrets
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ MAX_DRAWN_SEED = 2**53  # every JSON reader keeps integers below it
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt for the engine, as token ids or a rendered conversation, with everything resolved."""
+    """One prompt for the engine, as token ids or a rendered conversation, with all defaults resolved."""
 
     prompt: tuple[int, ...] | ChatPrompt
     params: SamplingParams
@@ -26,7 +26,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one HTTP request asks of the engine: its prompts share the seed, the priority and the salt."""
+    """The prompts of one HTTP request, with their common seed, priority and salt."""
 
     asks: tuple[Ask, ...]
     seed: int
@@ -35,21 +35,21 @@ class Work:
 
 
 def drawn_seed() -> int:
-    """From the system's randomness."""
+    """A seed from the system's randomness."""
     return secrets.randbelow(MAX_DRAWN_SEED)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What bounds an answer: the context, and what one may have whose length was left out."""
+    """The limits of an answer: the context, and the length of an answer for which none is given."""
 
     max_model_len: int
     default_max_tokens: int
 
     def params(self, defaults: SamplingParams, given: Mapping[str, Any], prompt_len: int) -> SamplingParams:
-        """`given` over the model's defaults, for a prompt of this length.
+        """The parameters `given` over the model's defaults, for a prompt of this length.
 
-        CapacityError for a prompt that leaves no room; RequestError for values that contradict each other.
+        CapacityError for a prompt that leaves no room for an answer, RequestError for contradictory values.
         """
         room = self.max_model_len - prompt_len
         if room < 1:

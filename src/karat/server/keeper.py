@@ -1,4 +1,4 @@
-"""Keeps an engine: opens it, sees it die, starts it again, and gives up at the second death within a minute."""
+"""Keeper: opens an engine, notices its death, restarts it, and gives up at the second death within a minute."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ _log = logging.getLogger("karat.server")
 
 
 class Keeper:
-    """`open_llm` opens an engine. `run` keeps it until it is cancelled."""
+    """`open_llm` opens an engine. `run` keeps it running until it is cancelled."""
 
     def __init__(self, open_llm: Callable[[], Awaitable[AsyncLLM]]) -> None:
         self._open = open_llm
@@ -20,7 +20,7 @@ class Keeper:
 
     @property
     def llm(self) -> AsyncLLM:
-        """The engine; ApiError 503 while it is loaded, or has died."""
+        """The engine. ApiError 503 while it is loading, or after it died."""
         llm = self._llm
         if llm is None:
             raise ApiError(503, "the model is being loaded; try again", code="loading", retry_after_s=RETRY_AFTER_S)
@@ -31,11 +31,14 @@ class Keeper:
 
     @property
     def has_died(self) -> bool:
-        """Whether the engine died and is not back yet."""
+        """Whether the engine died and has not been restarted yet."""
         return self._llm is not None and self._llm.failure is not None
 
     async def run(self, opened: Callable[[AsyncLLM], None]) -> None:
-        """`opened` is called once. Raises what opening raises; EngineDiedError at a second death within a minute."""
+        """Keep the engine running.
+
+        `opened` is called once. Errors of opening pass through; EngineDiedError gives up.
+        """
         async with await self._open() as llm:  # from here on its death is noticed, also where nobody asks
             self._llm = llm
             opened(llm)
@@ -47,6 +50,6 @@ class Keeper:
                 _log.error("the engine is back")
 
     async def close(self) -> None:
-        """End the engine; what it still computes ends in an error."""
+        """End the engine. Requests that it still computes end with an error."""
         if self._llm is not None:
             await self._llm.close()

@@ -1,4 +1,4 @@
-"""What /metrics says, in Prometheus' form."""
+"""Metrics: the contents of /metrics, in Prometheus' form."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -9,7 +9,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5,
 
 
 class Metrics:
-    """Of one server: a registry of its own."""
+    """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -28,11 +28,11 @@ class Metrics:
         self._gauges: dict[str, Gauge] = {}
 
     def tally(self, prompt_lens: list[int]) -> Tally:
-        """A count whose times are observed."""
+        """The tally of a new request, whose times these metrics observe."""
         return Tally(prompt_lens, self._first.observe, self._gap.observe)
 
     def ended(self, tally: Tally, how: str) -> None:
-        """`how`: ok, error or gone."""
+        """Count a request that ended; `how` is ok, error or gone."""
         self._requests.labels(how).inc()
         self._whole.observe(tally.elapsed_s)
         self._prompt_tokens.inc(sum(tally.prompt_lens))
@@ -40,7 +40,7 @@ class Metrics:
         self._answer_tokens.inc(tally.num_tokens)
 
     def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
-        """All of it; `gauges` are what the engine counts now: name -> explanation and value."""
+        """The page. `gauges` are the engine's counters now: name -> explanation and value."""
         for name, (text, value) in gauges.items():
             if name not in self._gauges:
                 self._gauges[name] = Gauge(name, text, registry=self._registry)

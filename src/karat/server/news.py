@@ -1,4 +1,4 @@
-"""The news of all prompts of a request, as they come."""
+"""news_of: the updates of all prompts of a request, as they come."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ from karat.server.inner import Ask, Work
 async def news_of(
     llm: AsyncLLM, work: Work, request_id: str, *, progress: bool
 ) -> AsyncGenerator[tuple[int, RequestUpdate]]:
-    """Number of the prompt and update, until all have ended. Closing it aborts what has not."""
+    """Yields the prompt's number and its update until all prompts have ended. Closing it aborts the others."""
 
     async def one(number: int, ask: Ask) -> AsyncGenerator[RequestUpdate]:
         stream = llm.stream(

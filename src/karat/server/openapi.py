@@ -70,7 +70,7 @@ def document() -> dict[str, Any]:
 
 
 def request_schema(route: str) -> dict[str, Any]:
-    """JSON Schema of a route's body: what is refused is not in it, and nothing else may be."""
+    """JSON Schema of a route's body, with the fields that are not refused. Others are not allowed."""
     fields = fields_of(route)
     taken = [field for field in fields.values() if field.kind != "refused"]
     return {

@@ -1,4 +1,4 @@
-"""What is sent back: JSON, or events as they come; and what a body and a client's leaving are."""
+"""Responses: JSON, or events as they come; reading a body; and noticing that a client has left."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Mapping
@@ -18,11 +18,11 @@ _FIRST_S = 1.0  # for an error to come before the headers say 200
 
 
 class GoneError(Exception):
-    """The client has left; nobody waits for an answer."""
+    """The client has closed the connection."""
 
 
 class JsonBytes:
-    """An answer in JSON, encoded already."""
+    """An answer of encoded JSON."""
 
     def __init__(self, content: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         self._content = content
@@ -35,10 +35,10 @@ class JsonBytes:
 
 
 class Events:
-    """Server-sent events. `batches` are events to be written together; it is closed when the client leaves.
+    """Server-sent events. Each of `batches` is written at once; the iterator is closed when the client leaves.
 
-    A comment is sent where nothing came for ping_s. A reader that takes nothing for write_s is left. An error after the
-    headers is the last event.
+    A comment is sent after ping_s seconds without events. A client that reads nothing for write_s seconds is dropped.
+    An error after the headers is the last event.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Events:
 
 
 def _batch_of(coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, bool]:
-    """What came, and whether it is the last; an error is raised as long as the headers can say it."""
+    """The next batch, and whether it is the last. An error is raised while the headers are not sent yet."""
     try:
         return coming.result(), False
     except StopAsyncIteration:
@@ -103,7 +103,7 @@ def _batch_of(coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, b
 
 
 async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled, and GoneError raised, when the client leaves before."""
+    """The result of `work`. If the client leaves first, `work` is cancelled and GoneError raised."""
     doing, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +118,7 @@ async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def read_content(request: Request, limits: Limits) -> bytes:
-    """The body of a request; 413 and 408 beyond the limits, 415 for a body that is packed."""
+    """The body of a request. 413 or 408 beyond the limits, 415 for a compressed body."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise ApiError(415, "the body is compressed; send it as it is", code="unsupported_encoding")
     length = request.headers.get("content-length", "0")
@@ -152,6 +152,6 @@ async def _left(receive: Receive) -> None:
 
 
 def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """As ASGI wants them. No browser is to guess what an answer is."""
+    """Headers in ASGI's form, with nosniff: no browser guesses the type of an answer."""
     safe = {"x-content-type-options": "nosniff", **headers}
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in safe.items()]

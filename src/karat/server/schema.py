@@ -1,7 +1,7 @@
-"""The answers of the server, as structs: what is sent is what the OpenAPI document describes.
+"""The answers of the server as structs, from which the OpenAPI document is made too.
 
-Fields that OpenAI requires are always there, null where they have no value. Fields that another server brought up
-(timings, prompt_token_ids, …) are there when they were asked for.
+Fields that OpenAI requires are always present, null if they have no value. Fields of other servers (timings,
+prompt_token_ids, …) are present if they were asked for.
 """
 
 from typing import Any, Literal
@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class PromptDetails(Struct):
-    """`cached_tokens` of the prompt were in the cache and not computed again."""
+    """`cached_tokens`: tokens of the prompt that were in the cache and not computed."""
 
     cached_tokens: int
     audio_tokens: int = 0
@@ -34,7 +34,7 @@ class Usage(Struct):
 
 
 class Timings(Struct):
-    """llama.cpp's: `prompt_n` tokens were computed in prompt_ms, `cache_n` found; `predicted_n` came after that."""
+    """llama.cpp's: `prompt_n` tokens were computed in prompt_ms, `cache_n` cached, `predicted_n` generated."""
 
     cache_n: int
     prompt_n: int
@@ -48,7 +48,7 @@ class Timings(Struct):
 
 
 class PromptProgress(Struct):
-    """llama.cpp's: of `total` tokens, `cache` were found and `processed` are in the cache by now."""
+    """llama.cpp's: of `total` tokens, `cache` were cached at first and `processed` are in the cache now."""
 
     total: int
     cache: int
@@ -57,7 +57,7 @@ class PromptProgress(Struct):
 
 
 class Karat(Struct):
-    """What only Karat says: the seed by which tokens were drawn."""
+    """Karat's own field: the seed that tokens were drawn with."""
 
     seed: int
 
@@ -115,7 +115,7 @@ class ChatCompletion(Struct):
 
 
 class Delta(Struct):
-    """The first of a choice has the role, the last nothing."""
+    """New content. The first delta of a choice has the role, the last is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -132,7 +132,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
-    """An event. `usage` is there if stream_options.include_usage asks for it: null in all but the last event."""
+    """An event. `usage` is present if stream_options.include_usage asks for it, null in all but the last event."""
 
     id: str
     created: int
@@ -150,9 +150,9 @@ class ChatChunk(Struct):
 
 
 class TextLogprobs(Struct):
-    """Of each token its text, its place in the text, its log-probability and those of the alternatives.
+    """For each token: its text, its place in the text, its log-probability and those of the alternatives.
 
-    Nothing precedes the first token of an echoed prompt: it has null.
+    The first token of an echoed prompt has null, as no token precedes it.
     """
 
     text_offset: list[int]
@@ -175,7 +175,7 @@ class TextChoice(Struct):
 
 
 class TextCompletion(Struct):
-    """An answer of /v1/completions, whole or an event: an event has usage and timings as those of a chat have them."""
+    """An answer of /v1/completions, whole or an event. An event has usage and timings as in a chat."""
 
     id: str
     created: int
@@ -214,7 +214,7 @@ class Detokenized(Struct):
 
 
 class Rendered(Struct):
-    """A conversation as the model gets it."""
+    """A conversation as the model receives it."""
 
     prompt: str
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""A server from its start to its end: sockets, signals, the engine, and what happens when one of them ends."""
+"""Serving: a server from start to end: sockets, signals and the engine."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _BACKLOG = 1024
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of `host`; KaratError where one cannot be had."""
+    """A socket for each address of `host`. KaratError if one cannot be bound."""
     sockets: list[socket.socket] = []
     try:
         for family, kind, proto, _, address in socket.getaddrinfo(
@@ -45,10 +45,10 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 class Serving:
-    """One server. `announce` is called with its address once it can answer, `opened` with the engine once it is there.
+    """One server. `announce` is called with its address once it answers, `opened` with the engine once it is loaded.
 
-    SIGTERM or SIGINT drains it: it is not ready, new requests get 503, those under way end, or are ended after drain_s.
-    A second signal ends them at once.
+    SIGTERM or SIGINT drains it: it is no longer ready, new requests get 503, and open ones go on for at most drain_s
+    seconds. A second signal ends them at once.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Serving:
         self._signals: list[int] = []
 
     async def run(self) -> int | None:
-        """Until a signal, which is returned, or an error, which is raised."""
+        """Serve until a signal, which is returned. Errors pass through."""
         settings = self._settings
         sockets = bind(settings.host, settings.port)
         host, port = sockets[0].getsockname()[:2]

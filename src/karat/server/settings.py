@@ -1,4 +1,4 @@
-"""How the server is set up: what `karat serve` was told."""
+"""Settings of the server: the options of `karat serve`."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one client may take. Times in seconds."""
+    """Limits of one client. Times are in seconds."""
 
     body_bytes: int = 16 * 1024**2
     body_s: float = 30
@@ -20,7 +20,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`model_names`: at least one, the first for whoever names none. No keys: everybody may ask."""
+    """`model_names`: at least one; the first is for requests without one. Without keys every client is accepted."""
 
     model_names: tuple[str, ...]
     host: str = "127.0.0.1"
@@ -41,5 +41,5 @@ class Settings:
 
 
 def digest(key: str) -> bytes:
-    """Of one length for all keys, so that comparing tells nothing of it."""
+    """A digest of a key. All digests have one length, so that comparing reveals nothing of the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""What of the server changes while it runs: whether it is ending, and which requests are under way."""
+"""State: the changing state of a server: whether it is ending, and the number of open requests."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class State:
-    """For one event loop."""
+    """The state of a server in one event loop."""
 
     def __init__(self) -> None:
         self.draining = False
@@ -16,7 +16,7 @@ class State:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Around a request that the end of the server waits for."""
+        """A context for a request that the end of the server waits for."""
         self.num_busy += 1
         self._idle.clear()
         try:
@@ -27,5 +27,5 @@ class State:
                 self._idle.set()
 
     async def idle(self) -> None:
-        """Until no request is under way."""
+        """Wait until no request is open."""
         await self._idle.wait()

@@ -1,4 +1,4 @@
-"""What is counted of one HTTP request while its answer grows: tokens and times."""
+"""Tally: the tokens and times of one HTTP request while its answer grows."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -8,8 +8,8 @@ from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress
 
 
 class Tally:
-    """`see` every update of every prompt. on_first is called with the time to the first token, on_gap with the time
-    between two updates that brought tokens, for each of these."""
+    """`see` receives every update of every prompt. on_first is called with the seconds to the first token, on_gap with
+    the seconds between two updates with tokens, for each of these tokens."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Tally:
         self._num_first = 0  # tokens that came with the first
 
     def see(self, index: int, update: RequestUpdate) -> None:
-        """News of the prompt of number `index`."""
+        """Count an update of prompt number `index`."""
         if update.progress is not None:
             self.num_cached[index] = update.progress.num_cached
         if update.output is not None:
@@ -61,7 +61,7 @@ class Tally:
         )
 
     def progress(self, index: int, update: RequestUpdate) -> PromptProgress | None:
-        """What an update says of its prompt; None if nothing."""
+        """The prompt's progress in an update; None if it has none."""
         told = update.progress
         if told is None:
             return None

@@ -1,1 +1,1 @@
-"""OpenAI's protocol: requests made into the inner form, and outputs into OpenAI's answers."""
+"""OpenAI's protocol: from its requests to the inner form, and from outputs to its answers."""

@@ -1,4 +1,4 @@
-"""Outputs of the engine made into OpenAI's answers, whole."""
+"""From outputs of the engine to OpenAI's whole answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ FINGERPRINT = f"karat-{__version__}"
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What is the same in all events of an answer."""
+    """The fields that are the same in all events of an answer."""
 
     id: str
     created: int
@@ -31,7 +31,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an answer is made of, beside the outputs. `echoed`: the text of each prompt, where it is to come first."""
+    """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first."""
 
     heading: Heading
     form: Form
@@ -46,7 +46,7 @@ class Subject:
 
 
 def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompletion:
-    """The whole answer to a conversation; ApiError if a choice ended in an error."""
+    """The whole answer to a conversation. ApiError if a choice ended with an error."""
     (ask,) = subject.work.asks
     heading, form, top = subject.heading, subject.form, ask.params.logprobs
     choices = []
@@ -79,7 +79,7 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
 
 
 def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schema.TextCompletion:
-    """The whole answer to texts; ApiError if a choice ended in an error."""
+    """The whole answer to texts. ApiError if a choice ended with an error."""
     heading, tally = subject.heading, subject.tally
     choices: list[schema.TextChoice] = []
     for number, output in enumerate(outputs):
@@ -128,7 +128,7 @@ def _text_choice(
 
 
 def reason_of(choice: CompletionOutput | StreamChunk) -> FinishReason:
-    """Why a choice ended; ApiError where it was not by itself."""
+    """The finish reason of a choice. ApiError for an error or an abort."""
     if choice.finish_reason == "error":
         raise ApiError(500, choice.error or "the answer ended in an error", code="numerics")
     if choice.finish_reason == "abort":

@@ -1,4 +1,4 @@
-"""News of the engine made into the events of a stream. What comes of one update is written together."""
+"""From updates of the engine to the events of a stream. All events of one update are written together."""
 
 from msgspec import UNSET, UnsetType
 
@@ -11,7 +11,7 @@ from karat.server.sse import DONE, event
 
 
 class _Events:
-    """What the events of both routes share: usage and timings, and which is the last."""
+    """The common part of both routes' events: usage and timings, and which event is the last."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -148,7 +148,7 @@ class TextEvents(_Events):
         return written
 
     def _first(self, number: int, index: int, chunk: StreamChunk) -> bytes:
-        """What comes before the answer: the prompt, its ids and its log-probabilities, as far as they are asked for."""
+        """The event before the answer: the prompt, its ids and its log-probabilities, those that are asked for."""
         subject = self._subject
         form, ask = subject.form, subject.work.asks[number]
         choice = schema.TextChoice(index, subject.echoed[number] if form.echo else "", None, None)

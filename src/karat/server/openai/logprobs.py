@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of OpenAI and of vLLM."""
+"""LogprobWriter: log-probabilities in the forms of OpenAI and of vLLM."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class LogprobWriter:
         self._as_ids = as_ids
 
     def chat(self, token_ids: Sequence[int], found: Sequence[TokenLogprobs], num_top: int) -> ChatLogprobs:
-        """Of each token itself and the `num_top` likeliest."""
+        """The log-probability of each token, and those of the `num_top` most probable ones."""
         content = []
         for token_id, logprobs in zip(token_ids, found, strict=True):
             top = [TopLogprob(*self._parts(i, logprob)) for i, logprob in _likeliest(logprobs, num_top)]
@@ -27,7 +27,7 @@ class LogprobWriter:
     def text(
         self, token_ids: Sequence[int], found: Sequence[TokenLogprobs | None], num_top: int, offset: int
     ) -> TextLogprobs:
-        """The same in the form of completions, for tokens that begin `offset` characters into the text."""
+        """The same in the form of completions. The first token begins `offset` characters into the text."""
         written = TextLogprobs([], [], [], [])
         for token_id, logprobs in zip(token_ids, found, strict=True):
             written.text_offset.append(offset)
@@ -55,12 +55,12 @@ class LogprobWriter:
 
 
 def of_prompt(found: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
-    """As vLLM writes them: for each token of the prompt its own and the likeliest, by token id."""
+    """vLLM's form: for each token of the prompt its own and the most probable ones, by token id."""
     return [None if logprobs is None else {str(i): _plain(lp) for i, lp in logprobs.items()} for logprobs in found]
 
 
 def num_chars(utf8: bytes) -> int:
-    """Characters that begin in these bytes."""
+    """The number of characters that begin in these bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in utf8)
 
 

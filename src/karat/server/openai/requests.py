@@ -1,4 +1,4 @@
-"""Requests of OpenAI's protocol, judged and made into the inner form. Nothing here computes or waits."""
+"""From requests of OpenAI's protocol to the inner form, with all checks. Nothing here computes or waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ STREAM_OPTIONS: Mapping[str, Field] = {
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How an answer looks."""
+    """The form of an answer."""
 
     model: str | None
     stream: bool = False
@@ -47,7 +47,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation; `given` are fields of SamplingParams, `variables` those of the template."""
+    """A conversation. `given` are fields of SamplingParams, `variables` those of the template."""
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
@@ -59,7 +59,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Texts, or token ids, to be continued."""
+    """Texts or token ids to be continued."""
 
     prompts: Sequence[str | tuple[int, ...]]
     add_special_tokens: bool
@@ -70,7 +70,7 @@ class TextRequest:
 
 
 def read_chat(body: Body) -> ChatRequest:
-    """400 for what contradicts itself, and for messages that are no text."""
+    """The request of a chat body. 400 for contradictory fields, and for messages that are no text."""
     values = body.values
     given = _sampling(values, CHAT)
     if "max_completion_tokens" in values:
@@ -92,7 +92,7 @@ def read_chat(body: Body) -> ChatRequest:
 
 
 def read_text(body: Body) -> TextRequest:
-    """400 for what contradicts itself."""
+    """The request of a completion body. 400 for contradictory fields."""
     values = body.values
     given, form = _sampling(values, TEXT), _form(values)
     prompts = _prompts(values["prompt"])
@@ -116,7 +116,7 @@ def read_text(body: Body) -> TextRequest:
 
 
 def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chat template gets beside the messages."""
+    """The variables of the chat template besides the messages."""
     variables = dict(values.get("chat_template_kwargs", {}))
     for name in variables:
         if name in _RESERVED or not name.isidentifier():
@@ -128,7 +128,7 @@ def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation as templates take it: known roles, contents of text."""
+    """The conversation for the template: known roles, contents of text."""
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -158,7 +158,7 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _content(content: object, where: str) -> str:
-    """A text, or parts of text, joined by line breaks as vLLM joins them."""
+    """The content as one text. Parts are joined by line breaks, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
