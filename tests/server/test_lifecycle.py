@@ -48,6 +48,10 @@ def descendants(pid: int) -> Iterator[int]:
                 yield from descendants(int(entry.name))
 
 
+def command_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def is_alive(pid: int) -> bool:
     """Whether it runs: one that has ended may wait for whoever started it."""
     try:
@@ -58,7 +62,7 @@ def is_alive(pid: int) -> bool:
 
 def engine_of(server: Running) -> int:
     for pid in descendants(server.process.pid):
-        if b"async_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"async_worker" in command_of(pid):
             return pid
     raise AssertionError("no engine")
 
@@ -125,6 +129,19 @@ def test_health_is_503_while_there_is_no_engine() -> None:
 
 
 @needs_proc
+def test_a_rank_that_dies_is_an_engine_that_dies() -> None:
+    with serving("--tensor-parallel-size", "2") as server:
+        before = server.text(temperature=0, max_tokens=8).json["choices"]
+        connection = streaming(server)
+        engine = engine_of(server)
+        rank = next(pid for pid in descendants(engine) if b"karat.engine.rank" in command_of(pid))
+        os.kill(rank, signal.SIGKILL)
+        assert b'"code":"engine_died"' in everything(connection)
+        server.until(lambda: server.ask("/ready").status == 200)
+        assert server.text(temperature=0, max_tokens=8).json["choices"] == before
+
+
+@needs_proc
 def test_nothing_is_left_of_a_server_that_is_killed() -> None:
     with serving() as server:
         connection = streaming(server)
@@ -146,6 +163,18 @@ def test_a_full_queue_is_said_at_once() -> None:
             assert int(refused.headers["retry-after"]) > 0
         for connection in (waiting, running):
             connection.close()
+
+
+def test_a_stream_that_waits_is_pinged() -> None:
+    with serving("--max-num-seqs", "1", "--ping-s", "0.2") as server:
+        running = streaming(server)
+        waiting = connected(server, request_bytes(TEXT, LONG | {"stream": True, "max_tokens": 1}))
+        received = b""
+        while received.count(b": ping\n\n") < 3:
+            received += waiting.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200 OK") and b"data:" not in received
+        running.close()
+        assert b"data: [DONE]" in everything(waiting)
 
 
 def test_keys_are_tenants(tmp_path: Path) -> None:
