@@ -1,6 +1,6 @@
 """Cores, vital signs and messages of rank processes; their faults are in tests/engine/test_rank_faults.py.
 
-Covers: karat.children.connection, karat.ranks.placement, karat.ranks.vitals.
+Covers: karat.ranks.placement, karat.ranks.vitals.
 """
 
 import os
