@@ -177,6 +177,8 @@ struct Kernels {
 };
 
 inline constexpr std::size_t kSplitKeys = 256;
+// Floats behind the values of a split's part: total, top, and what fills up a vector.
+inline constexpr std::size_t kPartStats = 16;
 
 namespace generic {
 extern const Kernels kernels;

@@ -64,7 +64,7 @@ void add_parts(const AttentionScratch& s, std::size_t count, IsFirst is_first) {
             float* sum = s.sum_of(r);
             const float* part = s.part_of(r);
             if (is_first(r)) {
-                copy(sum, part, s.padded + kStats);
+                copy(sum, part, s.padded + kPartStats);
                 continue;
             }
             for (std::size_t d = 0; d < s.padded + kLanes; d += kLanes)
@@ -163,7 +163,7 @@ void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     const AttentionScratch s(scratch, a.cache.head_dim);
     const Rows rows = rows_of(a, seq, kv_head, 0);
     const Keys keys = keys_of(a, seq, kv_head);
-    const std::size_t stride = s.padded + kStats;
+    const std::size_t stride = s.padded + kPartStats;
     const bool is_direct = kTuning.direct_rows > 1 && a.batch.block_size % kLanes == 0;
     for (std::size_t row = 0; row < rows.per_token; row += kRows) {
         const std::size_t count = least(kRows, rows.per_token - row);
@@ -180,7 +180,7 @@ void attention_split(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
 void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std::size_t num_splits, float* parts,
                      std::size_t part_stride) {
     const Rows rows = rows_of(a, seq, kv_head, 0);
-    const std::size_t padded = padded_dim(a.cache.head_dim), stride = padded + kStats;
+    const std::size_t padded = padded_dim(a.cache.head_dim), stride = padded + kPartStats;
     const std::size_t begin = rows.begin(0) / kSplitKeys;
     float* sums = parts + begin * part_stride;  // the first visible split becomes the sum
     for (std::size_t r = 0; r < rows.per_token; ++r) {

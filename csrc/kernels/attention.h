@@ -12,7 +12,6 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr std::size_t kRows = kTuning.attention_rows;  // taken together
 inline constexpr std::size_t kKeys = kTuning.unpacked_keys;   // unpacked at a time
-inline constexpr std::size_t kStats = 16;  // floats beside a part: total, top, and what fills up a vector
 inline constexpr float kNegInf = -__builtin_inff();
 
 KARAT_INLINE std::size_t padded_dim(std::size_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
@@ -29,17 +28,17 @@ struct AttentionScratch {
         q = unpacked + kKeys * padded;
         weights = q + kRows * padded;
         part = weights + kRows * kSplitKeys;
-        sum = part + kRows * (padded + kStats);
-        from = reinterpret_cast<std::size_t*>(sum + kRows * (padded + kStats));
+        sum = part + kRows * (padded + kPartStats);
+        from = reinterpret_cast<std::size_t*>(sum + kRows * (padded + kPartStats));
         to = from + kRows;
     }
     static KARAT_INLINE std::size_t floats(std::size_t head_dim) {
         const std::size_t padded = padded_dim(head_dim);
-        return kKeys * padded + kRows * padded + kRows * kSplitKeys + 2 * kRows * (padded + kStats) +
+        return kKeys * padded + kRows * padded + kRows * kSplitKeys + 2 * kRows * (padded + kPartStats) +
                2 * kRows * sizeof(std::size_t) / sizeof(float);
     }
-    KARAT_INLINE float* part_of(std::size_t row) const { return part + row * (padded + kStats); }
-    KARAT_INLINE float* sum_of(std::size_t row) const { return sum + row * (padded + kStats); }
+    KARAT_INLINE float* part_of(std::size_t row) const { return part + row * (padded + kPartStats); }
+    KARAT_INLINE float* sum_of(std::size_t row) const { return sum + row * (padded + kPartStats); }
 };
 
 // One KV head of one sequence, by position.

@@ -152,7 +152,7 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
     for (std::size_t r = 0; r < count; ++r) {
         s.from[r] = most(rows.begin(first), start) - start;
         s.to[r] = least(rows.end(first), start + kSplitKeys) - start;
-        for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
+        for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());
     }
     const Direct<From> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
     direct.scores();

@@ -86,10 +86,10 @@ struct ValueTile {
     KARAT_INLINE void run() const {
         f32x16 acc[T][TG];
         for (std::size_t t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) acc[t][g] = load(part + t * (padded + kStats) + g * kLanes);
+            for (int g = 0; g < TG; ++g) acc[t][g] = load(part + t * (padded + kPartStats) + g * kLanes);
         chain<T, TG>(acc, values, padded, weights, kSplitKeys, count);
         for (std::size_t t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) store(part + t * (padded + kStats) + g * kLanes, acc[t][g]);
+            for (int g = 0; g < TG; ++g) store(part + t * (padded + kPartStats) + g * kLanes, acc[t][g]);
     }
 };
 
@@ -134,7 +134,7 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
     }
     copy_scores_out(rows, keys, first, count, start, s);
     for (std::size_t r = 0; r < count; ++r)
-        for (std::size_t d = 0; d < s.padded + kStats; d += kLanes) store(s.part_of(r) + d, zero());
+        for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());
     scores_to_weights(s, count);
     for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
         const std::size_t end = least(base + kKeys, highest);

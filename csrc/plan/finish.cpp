@@ -10,9 +10,7 @@
 namespace karat {
 namespace {
 
-constexpr std::size_t kStats = 16;                        // floats beside a split's part
 constexpr std::size_t kAlign = 16;                        // floats
-constexpr std::size_t kMaxCount = 0x7fffffff;             // of what a step counts in int32
 constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no memory has them, and no sum overflows
 
 }  // namespace
@@ -121,7 +119,7 @@ void Plan::allocate() {
     if (num_heads_ > 0) {
         const std::size_t per_token = std::min(group_heads_, num_heads_), padded = (head_dim_ + 15) / 16 * 16;
         const std::size_t splits = (max_context_ + kSplitKeys - 1) / kSplitKeys;
-        part_floats_ = per_token * (padded + kStats);
+        part_floats_ = per_token * (padded + kPartStats);
         parts_ = Memory(product({max_seqs_, num_kv_heads_, splits, part_floats_, sizeof(float)}));
         items_.reserve(num_kv_heads_ * (max_seqs_ * splits + max_tokens_));
     }

@@ -6,11 +6,6 @@
 #include "plan/plan_ops.h"
 
 namespace karat {
-namespace {
-
-constexpr std::size_t kMaxCount = 0x7fffffff;  // of what a step counts in int32
-
-}  // namespace
 
 OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads,
                        std::size_t head_dim)

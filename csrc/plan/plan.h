@@ -21,6 +21,8 @@
 
 namespace karat {
 
+inline constexpr std::size_t kMaxCount = 0x7fffffff;  // of what a step counts in int32
+
 // Throws std::invalid_argument unless the condition holds. Checks of a step pass a literal: a step allocates nothing.
 inline void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
