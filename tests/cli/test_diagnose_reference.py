@@ -113,7 +113,7 @@ def test_without_a_model_the_traces_are_compared_by_name(right: Path, tmp_path: 
     done = karat_here("diagnose", str(ours), "--reference", str(theirs))
     assert done.returncode == 1 and "verdict: bug" in done.stdout
     assert "first leaves the reference at model.layers.1.self_attn.o_proj" in done.stdout
-    assert "--model says more" in done.stderr
+    assert "--model gives more" in done.stderr
     done = karat_here("diagnose", str(again), "--reference", str(theirs))
     assert done.returncode == 0 and "verdict: numerics" in done.stdout, done.stdout
     done = karat_here("diagnose", str(theirs), "--reference", str(theirs), "--json")
