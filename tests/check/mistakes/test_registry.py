@@ -16,6 +16,7 @@ from karat.check.mistakes.catalogue import BUGS, Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.nodes import changed, parameters_of
 from karat.check.mistakes.registry import KINDS, MISTAKES
+from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import PARAMETERS, Kind, Node, build_graph
 from karat.check.model.tokens import Tokens
 from karat.errors import UsageError
@@ -148,3 +149,8 @@ def test_what_two_mistakes_do_is_in_the_order_of_their_registration() -> None:
 
 def _node(kind: Kind) -> Node:
     return Node(f"a.{kind}", kind, ())
+
+
+def test_a_wrong_weight_is_of_a_kind_that_exists() -> None:
+    with pytest.raises(UsageError, match=r"no wrong weight of the kind .transpose. .there are: transposed"):
+        Effective("transpose", ("w",))

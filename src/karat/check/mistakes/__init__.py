@@ -1,1 +1,1 @@
-"""What is known to go wrong: the catalogue of mistakes, and what each of them computes."""
+"""What goes wrong in engines: the catalogue of mistakes, and what each of them computes."""

@@ -1,4 +1,4 @@
-"""The bugs that the diagnosis knows. A new one is an entry here and a line beside it."""
+"""The bugs that the diagnosis names: title and remedy. The file of each part has the arithmetic and proposes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from karat.check.model.graph import Edits
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """What is wrong, in a few words, and what to change."""
+    """title: what is wrong; remedy: what to change."""
 
     title: str
     remedy: str
@@ -16,7 +16,7 @@ class Bug:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compute wrongly: parameters of nodes replaced. `fitted`: with a number from the trace."""
+    """One way to compute wrongly: nodes with other parameters. `fitted`: a number of it comes from the trace."""
 
     bug: str
     detail: str

@@ -1,7 +1,7 @@
-"""Every enumerable way of the catalogue to compute a layer wrongly, as edits of the graph.
+"""Every mistake of the catalogue that has no free number, as edits of the graph.
 
-Generators say the bug in full: a wrong theta changes q and k. What a trace cannot tell apart is sorted out later, by
-keeping of an edit only the nodes that stand between recorded results.
+A generator states the whole bug: a wrong theta changes q and k. The diagnosis later keeps the nodes of an edit that
+stand between recorded results, and joins mistakes that give the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "s
 
 
 class Enumeration:
-    """Variants of one model and one trace's tokens."""
+    """The mistakes of one model over the tokens of one trace."""
 
     def __init__(self, graph: Graph, weights: CheckpointWeights, tokens: Tokens) -> None:
         self.scope = Scope(graph, weights, tokens)
@@ -38,7 +38,7 @@ class Enumeration:
         self.config = graph.config
 
     def of_layers(self, layers: Sequence[int]) -> Iterator[Variant]:
-        """Each variant with the same edits in all these layers."""
+        """Each mistake made in all these layers."""
         parts = [list(self.of_layer(layer)) for layer in layers]
         by_key: dict[tuple[str, str], dict[str, Params]] = {}
         for variants in parts:
@@ -58,12 +58,12 @@ class Enumeration:
         yield from loading.layer_wide(self.scope, layer)
         for bug, detail, role, params in result.overflow(LINEARS, _OVERFLOWING):
             yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
-        # Which products overflow depends on the last bit of the activation, where that is float16 too.
+        # Where the activation is float16 too, its last bit decides which products overflow.
         act: Params = {"fp16_activation": True, "fp16_output": True}
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
 
     def of_ends(self) -> Iterator[Variant]:
-        """Variants of embedding, final norm and head."""
+        """The mistakes of embedding, final norm and head."""
         hidden = self.config.hidden_size
         embed, final, head = embedding.EMBED, "model.norm", "lm_head"
         yield from embedding.variants(self.scope)

@@ -1,6 +1,6 @@
-"""Variants with a free number, which is taken from the recorded inputs and output of one op.
+"""Mistakes with a free number, fitted to the recorded inputs and output of one op.
 
-A fit is a proposal: like every variant it counts only if re-running the op with it gives the recorded output.
+A fit is a proposal. As every mistake it counts only if the op, computed again with it, gives the recorded output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ F64 = np.dtype(np.float64)
 
 
 def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> Iterator[Variant]:
-    """Variants of `node` (as it stands, edited or not) fitted to its recorded output `got`."""
+    """Mistakes of `node` fitted to its recorded output `got`, beside the mistakes that the node has."""
     with np.errstate(all="ignore"):
         found: Iterator[tuple[str, str, dict[str, Any]]]
         match node.kind:
@@ -47,7 +47,7 @@ def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> I
 
 
 def _ratio(got: Array, expected: Array) -> float | None:
-    """The factor that brings `expected` closest to `got`."""
+    """The factor by which `expected` is closest to `got`."""
     both = np.isfinite(got) & np.isfinite(expected)
     x, y = expected[both], got[both]
     square = float(x @ x)

@@ -80,7 +80,7 @@ def bias_factor(biased: Op[Biased], a: Biased, number: float) -> Array:
 
 
 def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
-    """The same part of the other layers, with its bias if it has one."""
+    """The weight of the same part of each other layer, with its bias."""
     for other in range(scope.config.num_layers if node.layer is not None else 0):
         if other != node.layer:
             params = scope.graph.by_role[other, node.role].params
@@ -124,7 +124,7 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
 
 
 def misread(scope: Scope, node: Node, how: str) -> Params:
-    """A linear node whose weight is read in the wrong way `how`, and its bias too if it can be."""
+    """The weight read in the wrong way `how`, and the bias too if its stored type can be read that way."""
     params: Params = {"effective": Effective("bits", (node.params["weight"],), (how,))}
     bias = node.params.get("bias")
     if bias and how in {known for known, _, _ in misreadings(scope, bias)}:

@@ -1,18 +1,19 @@
-"""What a loader does to several tensors of a layer at once, or to one in place of another."""
+"""Mistakes of a loader in several tensors of a layer, or with one tensor in place of another."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
+from karat.check.model.graph import Node
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _MLP = (*_GATE_UP, "mlp.down_proj")
-# What a loader takes at once: on a trace of layer outputs each weight by itself would be three mistakes at one place.
+# Weights that a loader takes together. On a trace of layer outputs they are one mistake, and not one for each weight.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "all weights": (*_ATTENTION, *_MLP, "input_layernorm", "post_attention_layernorm"),
     "the attention": _ATTENTION,
@@ -23,9 +24,21 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
-    """What a loader does to several tensors of a layer at once."""
+    """All mistakes of a loader in one layer."""
+    nodes = [layer.node(role) for role in _QKV]
+    yield from _biases(layer, nodes)
+    yield from _fused(scope, nodes)
+    yield from _permuted(scope, nodes[:2])
+    for other in range(scope.config.num_layers):
+        if other != layer.index:
+            for what, roles in _GROUPS.items():
+                yield Variant("layer-prefix", f"{what} of layer {other}", taken_from(scope, layer, other, roles))
+    yield from siblings(scope, layer)
+
+
+def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
+    """Biases that are missing, or added once a rank, in several projections."""
     names = ("q", "k", "v")
-    nodes = [layer.node(f"self_attn.{part}_proj") for part in names]
     if nodes[0].params.get("bias"):
         yield Variant("bias-missing", "q, k and v", {node.name: {"bias_factor": 0} for node in nodes})
         for part in (("q", "k"), ("k", "v"), ("q", "v")):
@@ -40,33 +53,36 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
                 "bias-times-tp", f"o_proj and down_proj, {n} times", {node.name: {"bias_factor": n} for node in reduced}
             )
         yield Variant("bias-missing", "o_proj and down_proj", {node.name: {"bias_factor": 0} for node in reduced})
+
+
+def _fused(scope: Scope, nodes: Sequence[Node]) -> Iterator[Variant]:
+    """q, k and v stacked in one order and cut in another."""
     weights = tuple(node.params["weight"] for node in nodes)
     biases = tuple(node.params["bias"] for node in nodes if node.params.get("bias"))
     for stored, cut in _cuts():
-        edits = {}
+        edits: dict[str, Params] = {}
         for index, node in enumerate(nodes):
             args = (stored, cut, index, scope.config.head_dim)
             edits[node.name] = {"effective": Effective("fused", weights, args)}
             if biases:
                 edits[node.name]["effective_bias"] = Effective("fused", biases, args)
         yield Variant("qkv-split", f"stacked as {_named(stored)}, cut as {_named(cut)}", edits)
+
+
+def _permuted(scope: Scope, nodes: Sequence[Node]) -> Iterator[Variant]:
+    """Rows of q and k in the order of Llama's GGUF files."""
     for direction in ("to-pairs", "from-pairs"):
-        edits = {}
-        for node in nodes[:2]:
+        edits: dict[str, Params] = {}
+        for node in nodes:
             how = (scope.config.head_dim, direction)
             edits[node.name] = {"effective": Effective("permuted", (node.params["weight"],), how)}
             if bias_name := node.params.get("bias"):
                 edits[node.name]["effective_bias"] = Effective("permuted", (bias_name,), how)
         yield Variant("gguf-permute", f"q and k, {direction}", edits)
-    for other in range(scope.config.num_layers):
-        if other != layer.index:
-            for what, roles in _GROUPS.items():
-                yield Variant("layer-prefix", f"{what} of layer {other}", taken_from(scope, layer, other, roles))
-    yield from siblings(scope, layer)
 
 
 def taken_from(scope: Scope, layer: Layer, other: int, roles: Iterable[str]) -> dict[str, Params]:
-    """The layer with what another has in these places, as far as the family has them."""
+    """The layer with another layer's weights and biases in these roles, where the family has them."""
     edits = {}
     for role in roles:
         if role in layer:
@@ -83,7 +99,7 @@ def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
             other = layer.node(other_role)
             same = scope.weights.shape(other.params["weight"]) == scope.weights.shape(node.params["weight"])
             known = {"mlp.gate_proj", "mlp.up_proj"}, {"self_attn.k_proj", "self_attn.v_proj"}
-            if role == other_role or not same or {role, other_role} in known:  # they have names of their own
+            if role == other_role or not same or {role, other_role} in known:  # `known` have bugs of their own
                 continue
             params: Params = {"weight": other.params["weight"]}
             yield Variant("weight-swapped", f"{role} has the weight of {other_role}", {node.name: params})

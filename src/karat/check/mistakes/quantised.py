@@ -1,7 +1,7 @@
-"""Blocks of quantised weights read wrongly: each mistake as other bytes, or another sum, of the right format.
+"""Blocks of quantised weights read wrongly: other bytes for the right reader, or another sum of what it reads.
 
-What is said of a format here is where its fields lie (ggml-common.h); how they are read is karat.quant's. So a new
-format is a line in the tables below.
+The tables say where the fields of a format lie (ggml-common.h). karat.quant reads them. A new format is a line in the
+tables.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from karat.quant import FORMATS
 
 Values = NDArray[np.float32]
 
-# First and last byte of the nibbles, and how many bytes belong together: their low nibbles come first, then the high.
+# Nibbles: the first byte, the end, and the bytes of one run. A run has the low nibbles first, then the high ones.
 _NIBBLES: Mapping[str, tuple[int, int, int]] = {
     "Q4_0": (2, 18, 16),
     "Q4_1": (4, 20, 16),
@@ -26,14 +26,14 @@ _NIBBLES: Mapping[str, tuple[int, int, int]] = {
     "Q4_K": (16, 144, 32),
     "Q5_K": (48, 176, 32),
 }
-# Where the low bits of the numbers lie, a byte of ones in them, and what is subtracted from each number.
+# Low bits of the numbers: the first byte, the end, a byte in which each number is one, the offset to subtract.
 _OFFSETS: Mapping[str, tuple[int, int, int, int]] = {
     "Q4_0": (2, 18, 0x11, 8),
     "Q5_0": (6, 22, 0x11, 16),
     "Q6_K": (0, 128, 0x11, 32),
     "Q3_K": (32, 96, 0x55, 4),
 }
-# All bits of the numbers: with zeros there, the minimum is what is left.
+# All bits of the numbers: the first byte, the end. With zeros there, the value is the minimum.
 _MINIMA: Mapping[str, tuple[int, int]] = {
     "Q4_1": (4, 20),
     "Q5_1": (4, 24),
@@ -41,7 +41,7 @@ _MINIMA: Mapping[str, tuple[int, int]] = {
     "Q4_K": (16, 144),
     "Q5_K": (16, 176),
 }
-# The scale of a block, its minimum with it; and those of sub-blocks, a byte each.
+# The scale of a block, with its minimum: the first byte, the end. Then the scales of sub-blocks, a byte each.
 _SCALES: Mapping[str, tuple[int, int]] = {
     "Q4_0": (0, 2),
     "Q4_1": (0, 4),
@@ -57,7 +57,7 @@ _SCALES: Mapping[str, tuple[int, int]] = {
     "IQ4_XS": (0, 2),
 }
 _SUB_SCALES: Mapping[str, tuple[int, int]] = {"Q2_K": (0, 16), "Q6_K": (192, 208)}
-# Where the bits of the numbers lie that are apart from the others, above them.
+# The upper bits of the numbers, which some formats keep apart: the first byte, the end.
 _UPPER_BITS: Mapping[str, tuple[int, int]] = {
     "Q5_0": (2, 6),
     "Q5_1": (4, 8),
@@ -104,7 +104,7 @@ def mistakes(stored: str) -> Iterator[tuple[str, str, str]]:
 
 
 def misread(weight: Weight, how: str) -> Values:
-    """Values [*shape] of a tensor of blocks, read in the way `how`; as they are where its format cannot be."""
+    """Values [*shape] of a tensor of blocks, read in the way `how`. A format without that way is read rightly."""
     format_ = FORMATS[weight.dtype]
     blocks = weight.data.reshape(-1, format_.block_bytes)
     if how in {known for known, _, _ in mistakes(weight.dtype)}:

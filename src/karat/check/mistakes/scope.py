@@ -1,4 +1,4 @@
-"""What variants are made of: a model, the tokens of a trace, and the nodes of one layer by role."""
+"""What the generators of mistakes read: a model, the tokens of a trace, and the nodes of one layer by role."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LINEARS = (
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """One model and one trace's tokens."""
+    """One model and the tokens of one trace."""
 
     graph: Graph
     weights: CheckpointWeights
@@ -51,7 +51,7 @@ class Layer:
         return self.graph.by_role[self.index, role]
 
     def edit(self, roles: Mapping[str, Params]) -> dict[str, Params]:
-        """Edits by role as edits by name; roles that the layer does not have are left out."""
+        """Edits by role as edits by name, without the roles that the layer does not have."""
         return {self.node(role).name: params for role, params in roles.items() if role in self}
 
     @property

@@ -1,4 +1,4 @@
-"""Scales of six bits, which no format keeps in one piece: where each lies; taking them out and putting them back."""
+"""Scales of six bits. Every format stores them in pieces: where the pieces lie, and how to take and put the scales."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Weights as a faulty loader or a faulty shard has them: each as one function of the right tensors."""
+"""Weights as a faulty loader or a faulty shard has them. Each is one function of the right tensors."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
@@ -13,15 +13,25 @@ from numpy.typing import NDArray
 from karat.check.mistakes.quantised import misread
 from karat.check.model.context import Array, DType, Matrix, Stored, Weights
 from karat.check.model.rounding import rounded
+from karat.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """A weight [out, in] (or a bias) made of the tensors `names` in the way `kind`, with numbers `args`. Hashable."""
+    """A wrong weight [out, in] or bias. Hashable.
+
+    kind   the way in which it is made; raises UsageError for one that does not exist
+    names  the tensors that it is made of
+    args   what else the way needs
+    """
 
     kind: str
     names: tuple[str, ...]
     args: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise UsageError(f"no wrong weight of the kind {self.kind!r} (there are: {', '.join(_KINDS)})")
 
     def __call__(self, weights: Weights, dtype: DType) -> Array:
         with np.errstate(all="ignore"):

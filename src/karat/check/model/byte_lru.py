@@ -1,4 +1,4 @@
-"""Results that are kept while they fit a budget of bytes: those that were asked for last stay longest."""
+"""An LRU cache of results, bounded in bytes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasBytes(Protocol):
-    """What takes memory, and how much."""
+    """A value that knows its size."""
 
     @property
     def nbytes(self) -> int: ...
@@ -17,7 +17,7 @@ Value = TypeVar("Value", bound=HasBytes)
 
 
 class ByteLRU(Generic[Key, Value]):
-    """At most `budget` bytes of values, and at least the one that was asked for last."""
+    """At most `budget` bytes of values, and always the value that was asked for last."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -25,7 +25,7 @@ class ByteLRU(Generic[Key, Value]):
         self._num_bytes = 0
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """The value of a key, made anew where it is not kept any more."""
+        """The value of a key. `make` makes it where the cache does not have it."""
         if (known := self._values.get(key)) is not None:
             self._values.move_to_end(key)
             return known

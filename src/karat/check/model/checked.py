@@ -14,7 +14,7 @@ from karat.models.registry import find_weights, read_config
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedModel:
-    """path is the folder or file; stored the tensor of every weight that the model needs."""
+    """path: the folder or file; stored: the tensor of every weight that the model needs."""
 
     path: Path
     config: ModelConfig
@@ -23,7 +23,7 @@ class CheckedModel:
     graph: Graph
 
     def weights(self, narrow: FloatName | None = None) -> CheckpointWeights:
-        """The tensors as an engine has them that computes in `narrow`."""
+        """The tensors as an engine that computes in `narrow` has them."""
         return CheckpointWeights(self.stored, narrow)
 
 

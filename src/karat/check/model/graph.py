@@ -1,4 +1,4 @@
-"""A model as a list of nodes: its own definition, run once on an executor that computes nothing and notes every op."""
+"""A model as a list of nodes. An executor that computes nothing runs the model's definition once and notes every op."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""Which key of which token is read at which position: the one place where steps, sequences and caches meet.
+"""The tokens of a trace: their sequences and steps, and the table of a cache.
 
-Faulty caches are here too, because a cache is nothing but this table: for each query token and each position of its
-context, the token whose K and V are found there.
+The table of a cache says for each query token and each position of its context which token's K and V are found there.
+Faulty caches are other tables, so they are here too.
 """
 
 # NumPy's stubs lose the type of many expressions.
@@ -18,7 +18,7 @@ from karat.check.trace.format import TraceInfo
 from karat.errors import TraceError
 
 NOBODY = -1  # a slot that holds zeros
-# Faults of a cache: what a token finds at positions of its context. "right" is none.
+# Faults of a cache. "right" is the table without a fault.
 CACHE_FAULTS: Mapping[str, str] = {
     "not-written": "K and V of tokens after the first step never reach the cache",
     "late": "K and V of a step are written after its attention has run",
@@ -31,7 +31,7 @@ CACHE_FAULTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """ids, positions, sequence and step of each token [tokens]; `context` is the longest sequence."""
+    """Each [tokens]: ids, positions, sequences and steps. context: the number of tokens of the longest sequence."""
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -42,7 +42,7 @@ class Tokens:
 
     @classmethod
     def of(cls, info: TraceInfo) -> "Tokens":
-        """Raises TraceError unless each sequence is there from position 0 on, without holes, in order."""
+        """Raises TraceError for a sequence that does not have the positions 0, 1, 2 … in order."""
         count = info.num_tokens
         positions = np.array(info.positions, np.int64)
         sequences = np.array(info.sequences, np.int64)
@@ -66,12 +66,12 @@ class Tokens:
 
     @cached_property
     def is_single(self) -> bool:
-        """Whether there is just one sequence, so that tokens are in the order of their positions."""
+        """Whether there is one sequence only. Tokens then stand in the order of their positions."""
         return bool((self.sequences == self.sequences[0]).all())
 
     @cached_property
     def index_in_step(self) -> NDArray[np.int64]:
-        """[tokens]: how many tokens of its own sequence come before a token in its step."""
+        """[tokens]: the number of tokens of the same sequence before a token in its step."""
         return self.positions - self.step_start
 
     @cached_property
@@ -95,7 +95,7 @@ class Tokens:
 
     @cached_property
     def in_step(self) -> NDArray[np.bool_]:
-        """[tokens, context]: whether a step has the key of a position, visible or not, when it computes a token."""
+        """[tokens, context]: whether the key of a position exists, visible or not, when a step computes a token."""
         return np.arange(self.context) < self.step_end[:, None]
 
     @cached_property
@@ -110,9 +110,9 @@ class Tokens:
         return np.unique(keys, return_inverse=True)[1]
 
     def sources(self, fault: str = "right") -> NDArray[np.int64]:
-        """[tokens, context]: the token whose K and V a query token finds at a position of its sequence; or NOBODY.
+        """[tokens, context]: the token whose K and V a query token finds at a position of its sequence, or NOBODY.
 
-        Positions after the query are filled in too, where their token is known: what is visible is not decided here.
+        Positions after the query have their token too. The mask decides what is visible.
         """
         if fault not in self._sources:
             self._sources[fault] = self._find_sources(fault)
@@ -137,7 +137,7 @@ class Tokens:
                 return np.concatenate((np.full((count, 1), NOBODY), right[:, :-1]), axis=1)
             case "slot-early":
                 shifted = np.concatenate((right[:, 1:], np.full((count, 1), NOBODY)), axis=1)
-                # The slot after the newest one has nobody yet.
+                # Nothing is written yet behind the newest slot.
                 newest = self.step_end[:, None] - 1
                 return np.where(position >= newest, NOBODY, shifted)
         return self._replayed(fault)

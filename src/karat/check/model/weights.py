@@ -1,4 +1,4 @@
-"""The checkpoint's tensors for the check: widened when asked for, and only as many kept as fit a budget."""
+"""The checkpoint's tensors for the check: widened on demand, with a bounded cache of widened tensors."""
 
 import hashlib
 from collections.abc import Mapping
