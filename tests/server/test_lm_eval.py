@@ -34,21 +34,50 @@ def evaluated(model: str, server: Running, route: str, task: dict[str, Any], fol
 
     data = folder / "stories.jsonl"
     data.write_text("\n".join(map(json.dumps, STORIES)))
-    config = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test",
-              "metadata": {"version": 1}, **task}  # fmt: skip
-    arguments = {"model": "karat-embedded", "base_url": server.url + route, "num_concurrent": 2, "max_retries": 1,
-                 "eos_string": "<end>", **given}  # fmt: skip
+    config = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}},
+        "test_split": "test",
+        "metadata": {"version": 1},
+        **task,
+    }
+    arguments = {
+        "model": "karat-embedded",
+        "base_url": server.url + route,
+        "num_concurrent": 2,
+        "max_retries": 1,
+        "eos_string": "<end>",
+        **given,
+    }
     return lm_eval.simple_evaluate(
-        model=model, model_args=arguments, tasks=[config], task_manager=TaskManager(include_defaults=False),
-        log_samples=True, bootstrap_iters=0, apply_chat_template=model == "local-chat-completions",
-    )  # fmt: skip
+        model=model,
+        model_args=arguments,
+        tasks=[config],
+        task_manager=TaskManager(include_defaults=False),
+        log_samples=True,
+        bootstrap_iters=0,
+        apply_chat_template=model == "local-chat-completions",
+    )
 
 
 def test_loglikelihoods_equal_those_of_llm(server: Running, tmp_path: Path) -> None:
-    task = {"task": "stories", "output_type": "multiple_choice", "doc_to_text": "{{text}}",
-            "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}", "target_delimiter": ""}  # fmt: skip
-    made = evaluated("local-completions", server, "/v1/completions", task, tmp_path,
-                     tokenizer=str(embedded_model_path()), tokenizer_backend="huggingface")  # fmt: skip
+    task = {
+        "task": "stories",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{text}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "",
+    }
+    made = evaluated(
+        "local-completions",
+        server,
+        "/v1/completions",
+        task,
+        tmp_path,
+        tokenizer=str(embedded_model_path()),
+        tokenizer_backend="huggingface",
+    )
     llm = LLM()
     num_compared = 0
     for sample in made["samples"]["stories"]:
@@ -65,9 +94,14 @@ def test_loglikelihoods_equal_those_of_llm(server: Running, tmp_path: Path) -> N
 
 
 def test_chats_are_scored(server: Running, tmp_path: Path) -> None:
-    task = {"task": "stories", "output_type": "generate_until", "doc_to_text": "{{text}}", "doc_to_target": "x",
-            "generation_kwargs": {"max_gen_toks": 8, "until": ["."], "temperature": 0},
-            "metric_list": [{"metric": "exact_match"}]}  # fmt: skip
+    task = {
+        "task": "stories",
+        "output_type": "generate_until",
+        "doc_to_text": "{{text}}",
+        "doc_to_target": "x",
+        "generation_kwargs": {"max_gen_toks": 8, "until": ["."], "temperature": 0},
+        "metric_list": [{"metric": "exact_match"}],
+    }
     made = evaluated("local-chat-completions", server, "/v1/chat/completions", task, tmp_path)
     assert all(sample["resps"][0][0] for sample in made["samples"]["stories"])
     assert len(made["samples"]["stories"]) == len(STORIES)
