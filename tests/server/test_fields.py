@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from karat.errors import RequestError
@@ -61,6 +62,15 @@ def test_the_table_takes_what_sampling_params_take(name: str, taken: list[Any], 
             SamplingParams(**{name: value})
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(value, kind)
+
+
+def test_no_penalty_that_is_taken_makes_a_score_overflow() -> None:
+    """Scores come from logits of float32: beyond this range the answer would be a 500."""
+    kind = fields_of(TEXT)["repetition_penalty"].type
+    msgspec.convert(0.001, kind)
+    assert np.isfinite(np.float64(np.finfo(np.float32).max) / 0.001)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(5e-324, kind)
 
 
 def test_every_field_of_the_openai_package_has_a_row() -> None:

@@ -103,7 +103,11 @@ TABLE: tuple[Field, ...] = (
         "Draw from this number of likeliest tokens; 0, -1: all.",
     ),
     _sampling("min_p", Annotated[float, Meta(ge=0, le=1)], "Drop tokens less likely than this part of the likeliest."),
-    _sampling("repetition_penalty", Annotated[float, Meta(gt=0, le=100)], "Of tokens in prompt and answer (CTRL's)."),
+    _sampling(
+        "repetition_penalty",
+        Annotated[float, Meta(ge=0.001, le=100)],
+        "Of tokens in prompt and answer (CTRL's). Below 0.001 scores could overflow.",
+    ),
     _sampling("presence_penalty", Penalty, "Taken once from the score of tokens that the answer has."),
     _sampling("frequency_penalty", Penalty, "Taken once for each time the answer has the token."),
     _sampling(

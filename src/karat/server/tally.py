@@ -70,8 +70,9 @@ class Tally:
     def timings(self) -> Timings:
         num_cached = sum(self.num_cached)
         num_computed = sum(self.prompt_lens) - num_cached
-        prompt_ms = ((self._first or self._clock()) - self.begun) * 1000
-        num_after, answer_ms = self.num_tokens - self._num_first, (self._last - (self._first or self._last)) * 1000
+        first = self._clock() if self._first is None else self._first
+        prompt_ms = (first - self.begun) * 1000
+        num_after, answer_ms = self.num_tokens - self._num_first, max(0, self._last - first) * 1000
         return Timings(
             num_cached,
             num_computed,
