@@ -1,6 +1,6 @@
 """llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right.
 
-Covers: karat.check.replay.ggml_rounding.
+Covers: karat.check.record.llamacpp_worker, karat.check.replay.ggml_rounding.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from karat.check.diagnosis.verdict import Diagnosis
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.graph import build_graph
 from karat.check.model.weights import CheckpointWeights, digest
-from karat.check.record import llamacpp
+from karat.check.record import llamacpp, llamacpp_worker
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import llamacpp_tokens, record_llamacpp
 from karat.check.replay.ggml_rounding import half_step
@@ -160,8 +160,8 @@ class Ggml:
 
 
 def values_of(ggml: Ggml) -> NDArray[np.float32]:
-    tensor = llamacpp._Tensor(type=0, ne=(3, 2, 1, 1), nb=(4, 12, 24, 24))
-    observer = llamacpp._Observer(ggml, EVERYTHING, 64, "9.9.9")
+    tensor = llamacpp_worker._Tensor(type=0, ne=(3, 2, 1, 1), nb=(4, 12, 24, 24))
+    observer = llamacpp_worker._Observer(ggml, EVERYTHING, 64, "9.9.9")
     return observer._values(ctypes.addressof(tensor), 2)
 
 
