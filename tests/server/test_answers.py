@@ -159,6 +159,15 @@ def test_progress_usage_and_timings_of_a_stream(server: Running) -> None:
     assert all("timings" in event for event in with_text)
 
 
+def test_a_length_that_nothing_could_reach_is_refused(server: Running, llm: LLM) -> None:
+    end = next(iter(llm.end_token_ids))
+    for given in ({"allowed_token_ids": [end]}, {"allowed_token_ids": [5, end], "stop_token_ids": [5]}):
+        answer = server.text(max_tokens=3, min_tokens=1, **given)
+        assert answer.status == 400 and answer.json["error"]["param"] == "min_tokens"
+        assert server.text(max_tokens=3, **given).status == 200
+    assert server.text(max_tokens=3, min_tokens=1, ignore_eos=True, allowed_token_ids=[end]).status == 200
+
+
 def test_names_of_the_model(server: Running) -> None:
     (listed,) = server.ask("/v1/models").json["data"]
     assert listed["id"] == "karat-embedded"

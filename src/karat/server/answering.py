@@ -15,7 +15,7 @@ from karat.request import RequestOutput
 from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, TEXT, fields_of
-from karat.server.inner import Ask, Lengths, Work, drawn_seed
+from karat.server.inner import Ask, Lengths, Work, drawn_seed, require_a_choice
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.news import news_of
@@ -81,7 +81,10 @@ class Answering:
         asks = []
         for prompt in prompts:
             num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
-            asks.append(Ask(prompt, lengths.params(llm.default_params, given, num_tokens)))
+            params = lengths.params(llm.default_params, given, num_tokens)
+            end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
+            require_a_choice(params, end_ids, llm.vocab_size)
+            asks.append(Ask(prompt, params))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
         return Work(tuple(asks), seed, asked.priority, salt)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from karat.errors import CapacityError
+from karat.errors import CapacityError, RequestError
 from karat.request import SamplingParams
 from karat.text.chat_prompt import ChatPrompt
 
@@ -32,6 +32,19 @@ class Work:
     seed: int
     priority: int = 0
     salt: str | None = None
+
+
+def require_a_choice(params: SamplingParams, end_token_ids: frozenset[int], vocab_size: int) -> None:
+    """RequestError where min_tokens bars every token that may be chosen, which the engine would find out late."""
+    if params.min_tokens == 0:
+        return
+    barred = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_token_ids)
+    allowed = range(vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
+    if barred.issuperset(allowed):
+        raise RequestError(
+            f"min_tokens={params.min_tokens}: until then no token that ends an answer is chosen, and no other is "
+            "allowed; allow others, or leave it out"
+        )
 
 
 def drawn_seed() -> int:
