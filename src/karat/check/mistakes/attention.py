@@ -38,7 +38,7 @@ def align(visible: Op[Visible], a: Visible, _: str) -> NDArray[np.bool_]:
 
 @mistake("scores", of=ops.visible)
 def diagonal(visible: Op[Visible], a: Visible, by: int) -> NDArray[np.bool_]:
-    """A token sees so many keys more."""
+    """A token sees more keys, by the value of the parameter."""
     return visible(replace(a, last=a.last + by))
 
 

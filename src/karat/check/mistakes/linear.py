@@ -73,7 +73,7 @@ def effective_bias(biased: Op[Biased], a: Biased, reading: Effective) -> Array:
 
 @mistake("linear", of=ops.biased)
 def bias_factor(biased: Op[Biased], a: Biased, number: float) -> Array:
-    """The bias is added so many times; 0: never."""
+    """The bias is added as often as the parameter says; 0: never."""
     if a.bias is None or number == 0:
         return a.y
     return biased(replace(a, bias=a.bias * a.dtype.type(number)))
