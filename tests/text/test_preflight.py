@@ -1,6 +1,7 @@
 """What the tokenizers library panics on is told before; what models have is not refused."""
 
 import base64
+import json
 import os
 import struct
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
-from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, stderr_held_back
+from karat.text.preflight import has_damaged_table, is_damaged, lacks_prefix, may_give_up, stderr_held_back
 
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
@@ -81,9 +82,14 @@ def test_a_right_table_is_taken_and_one_that_leads_out_is_damaged() -> None:
         small_table({0: node(0, 1 << 20)}),
         base64.b64encode(b"\x10\0\0\0abc").decode(),
         "",
+        "?",
+        None,
+        3,
     ):
         assert is_damaged(wrong)
-    assert is_damaged(None)
+        assert has_damaged_table(json.dumps({"normalizer": [{"precompiled_charsmap": wrong}]}).encode())
+    assert not has_damaged_table(json.dumps({"precompiled_charsmap": encoded}).encode())
+    assert not has_damaged_table(b'{"precompiled_charsmap":')
 
 
 def test_a_merge_without_the_prefix_is_found() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -37,14 +37,34 @@ def lacks_prefix(data: bytes) -> str | None:
         return None  # the library reports the fault
 
 
-def is_damaged(table: str | None) -> bool:
+def has_damaged_table(data: bytes) -> bool:
+    """Whether any precompiled_charsmap of the tokenizer.json is damaged.
+
+    The library reserves as much memory as such a table says it has, before it reads it.
+    """
+    damaged = []
+
+    def look(part: dict[str, Any]) -> None:
+        if "precompiled_charsmap" in part:
+            damaged.append(is_damaged(part["precompiled_charsmap"]))
+
+    if b"precompiled_charsmap" in data:
+        with suppress(ValueError, RecursionError):  # the library reports the fault
+            json.loads(data, object_hook=look)
+    return any(damaged)
+
+
+def is_damaged(table: object) -> bool:
     """Whether an offset of SentencePiece's table of characters leads outside it. The table, in base 64:
 
     byte 0              4                   4 + n
          | n: uint32 LE | trie, n bytes     | texts, each ended by NUL |
                           uint32 units of darts-clone
     """
-    data = base64.b64decode(table or "")
+    try:
+        data = base64.b64decode(table if isinstance(table, str) else "", validate=True)
+    except ValueError:
+        return True
     num_bytes = int.from_bytes(data[:4], "little")
     trie, texts = data[4 : 4 + num_bytes], data[4 + num_bytes :]
     if len(trie) != num_bytes or num_bytes % 4 or not trie:

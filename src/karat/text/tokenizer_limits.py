@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint.wording import shown
 from karat.errors import TokenizerError
-from karat.text.preflight import is_damaged, lacks_prefix, may_give_up, patterns, stderr_held_back
+from karat.text.preflight import has_damaged_table, lacks_prefix, may_give_up, patterns, stderr_held_back
 from karat.text.token_length import steps
 
 MAX_GROWTH = 256  # of a text; SentencePiece's NFKC alone may make 18 characters of one
@@ -52,6 +52,8 @@ def check_text(data: bytes, place: str) -> None:
     _check_strings(data, place)
     if (piece := lacks_prefix(data)) is not None:
         raise _wrong(place, f"a merge with {shown(piece)}", "pieces that begin with its continuing_subword_prefix")
+    if has_damaged_table(data):
+        raise _wrong(place, "a damaged table of characters (precompiled_charsmap)", "one that SentencePiece wrote")
 
 
 def may_panic(*parts: Any) -> bool:
@@ -98,8 +100,6 @@ def check_limits(backend: Backend, place: str) -> None:
             raise _wrong(place, f"a {name} that makes a text {growth:.3g} times as long", f"at most {MAX_GROWTH} times")
     if any(step["type"] == "FixedLength" and step["length"] < 1 for step in cuts):
         raise _wrong(place, "a pre-tokenizer FixedLength of length 0", "a length of at least 1")
-    if any(step["type"] == "Precompiled" and is_damaged(step["precompiled_charsmap"]) for step in normalizer):
-        raise _wrong(place, "a damaged table of characters (precompiled_charsmap)", "one that SentencePiece wrote")
     _check_frame(frame, place)
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = getattr(backend.model, name, None) or ""
