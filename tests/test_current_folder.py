@@ -38,6 +38,16 @@ except KaratError as fault:
     print(fault)
 """
 
+ASYNC_ENGINE = """
+import asyncio
+from karat import AsyncLLM, SamplingParams
+async def main():
+    async with AsyncLLM() as llm:
+        output = await llm.generate("Once", SamplingParams(max_tokens=2))
+        print("answered", len(output.outputs[0].token_ids))
+asyncio.run(main())
+"""
+
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
@@ -126,3 +136,9 @@ def test_a_peer_of_the_bench(planted: Path) -> None:
     done = run(planted, BENCH_PEER)
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
     assert "peer 'nothing' is not known" in done.stdout, "the peer's process answered nothing"
+
+
+def test_the_engine_of_a_server(planted: Path) -> None:
+    done = run(planted, ASYNC_ENGINE)
+    assert (done.returncode, hits(planted)) == (0, []), done.stderr
+    assert done.stdout == "answered 2\n"
