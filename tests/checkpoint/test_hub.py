@@ -10,12 +10,13 @@ import pty
 import subprocess
 import sys
 import termios
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from karat.checkpoint import hub as hub_module
 from karat.checkpoint import open_folder
@@ -352,6 +353,19 @@ class TestFaultsOfTheMachine:
             pull("org/fox")
         assert expected in str(caught.value)
         assert caught.value.__cause__ is fault
+
+    def test_a_traceback_has_no_frames_of_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def failing(*_: object, **__: object) -> None:
+            try:
+                raise OSError("a socket")
+            except OSError as cause:
+                raise LocalEntryNotFoundError("no connection") from cause
+
+        monkeypatch.setattr(hub_module, "snapshot_download", failing)
+        with pytest.raises(HubError) as caught:
+            pull("org/fox")
+        told = "".join(traceback.format_exception(caught.value))
+        assert told.count("direct cause") == 1 and "failing" not in told and "a socket" not in told.splitlines()[0]
 
 
 class TestGguf:

@@ -96,7 +96,10 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
             return folder if tag is None else folder / wanted[0]
         present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
     except _FAULTS as fault:
-        raise HubError(f"{model}: {_explain(fault, model, repo, revision)}") from fault
+        message = f"{model}: {_explain(fault, model, repo, revision)}"
+        # The message has what matters of the fault; its frames and causes are a hundred lines of libraries.
+        fault.__cause__, fault.__suppress_context__ = None, True
+        raise HubError(message) from fault.with_traceback(None)
     except SelectionError as fault:
         raise HubError(f"{model}: {fault}; choose another type, or another model") from fault
     raise HubError(
