@@ -6,10 +6,11 @@ Use: python -m tools.field_table
 import json
 from pathlib import Path
 
-from karat.server.fields import BOTH, CHAT, TABLE, TEXT, Field
+from karat.server.fields import CHAT, COUNT, MESSAGES, TABLE, TEXT, Field
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serving.md"
 BEGIN, END = "<!-- made by python -m tools.field_table -->\n", "<!-- end of what is made -->\n"
+_ROUTES = {CHAT: "chat", TEXT: "text", MESSAGES: "messages", COUNT: "count"}
 _TITLES = {"honoured": "Honoured", "without effect": "Without effect on the answer", "refused": "Refused"}
 
 
@@ -18,7 +19,7 @@ def table() -> str:
     parts = []
     for kind, title in _TITLES.items():
         heading = "instead" if kind == "refused" else "meaning"
-        rows = [field for field in TABLE if field.kind == kind and set(field.routes) & set(BOTH)]
+        rows = [field for field in TABLE if field.kind == kind and _ROUTES.keys() & set(field.routes)]
         lines = [f"### {title}\n", f"| field | of | {heading} |", "|---|---|---|"]
         lines += [f"| `{field.name}` | {_routes(field)} | {_text(field)} |" for field in rows]
         parts.append("\n".join(lines) + "\n")
@@ -33,8 +34,7 @@ def with_table(page: str) -> str:
 
 
 def _routes(field: Field) -> str:
-    names = {CHAT: "chat", TEXT: "text"}
-    return ", ".join(name for route, name in names.items() if route in field.routes)
+    return ", ".join(name for route, name in _ROUTES.items() if route in field.routes)
 
 
 def _text(field: Field) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from karat.errors import RequestError
 from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
-from karat.server.fields import BOTH, CHAT, TABLE, TEXT, fields_of
+from karat.server.fields import BOTH, CHAT, COUNT, MESSAGES, TABLE, TEXT, fields_of
 
 
 def test_a_name_has_one_row_a_route() -> None:
@@ -81,5 +81,16 @@ def test_every_field_of_the_openai_package_has_a_row() -> None:
     for route, params in (
         (CHAT, chat.CompletionCreateParamsStreaming),
         (TEXT, text.CompletionCreateParamsStreaming),
+    ):
+        assert params.__required_keys__ | params.__optional_keys__ <= fields_of(route).keys()
+
+
+def test_every_field_of_the_anthropic_package_has_a_row() -> None:
+    pytest.importorskip("anthropic", reason="the anthropic package is not installed (requirements/clients.txt)")
+    from anthropic.types import MessageCountTokensParams, message_create_params
+
+    for route, params in (
+        (MESSAGES, message_create_params.MessageCreateParamsStreaming),
+        (COUNT, MessageCountTokensParams),
     ):
         assert params.__required_keys__ | params.__optional_keys__ <= fields_of(route).keys()

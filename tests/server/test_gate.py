@@ -128,6 +128,49 @@ def test_each_key_is_a_tenant_of_its_own_that_does_not_tell_it() -> None:
     assert first == again and first != second and "key" not in str(first)
 
 
+def test_a_key_of_anthropics_clients_is_the_same_tenant() -> None:
+    inner = Inner()
+    for headers in (
+        [("authorization", "Bearer first-key")],
+        [("x-api-key", "first-key")],
+        [("x-api-key", "first-key"), ("authorization", "Bearer first-key")],
+    ):
+        assert ask([("host", "localhost"), *headers], KEYED, inner)[0] == 200
+    assert len(set(inner.tenants)) == 1 and inner.tenants[0]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("x-api-key", "")],
+        [("x-api-key", "wrong")],
+        [("x-api-key", "Bearer first-key")],
+        [("x-api-key", "first-key"), ("authorization", "Bearer second-key")],
+        [("x-api-key", "first-key"), ("authorization", "Bearer wrong")],
+        [("x-api-key", "wrong"), ("authorization", "Bearer first-key")],
+        [("x-api-key", "first-key"), ("authorization", "Basic first-key")],
+    ],
+)
+def test_keys_that_are_wrong_or_differ_are_refused(headers: list[tuple[str, str]]) -> None:
+    inner = Inner()
+    assert ask([("host", "localhost"), *headers], KEYED, inner)[0] == 401
+    assert inner.tenants == []
+
+
+def test_two_headers_of_a_key_are_none() -> None:
+    headers = [("host", "localhost"), ("x-api-key", "first-key"), ("x-api-key", "first-key")]
+    assert ask(headers, KEYED)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/other"])
+def test_errors_have_the_form_of_the_routes_protocol(path: str) -> None:
+    status, body, headers = ask([("host", "localhost")], KEYED, path=path)
+    assert status == 401 and headers["www-authenticate"] == "Bearer"
+    assert body["type"] == "error" and body["error"].keys() == {"type", "message"}
+    assert body["error"]["type"] == "authentication_error"
+    assert ask([("host", "localhost")], KEYED, path="/v1/messages2")[1].keys() == {"error"}
+
+
 def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
 
@@ -136,8 +179,10 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.
         return one == other
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
-    ask([("host", "localhost"), ("authorization", "Bearer first-key")], KEYED)
-    assert compared == [(32, 32), (32, 32)]
+    for header in (("authorization", "Bearer first-key"), ("x-api-key", "first-key")):
+        compared.clear()
+        ask([("host", "localhost"), header], KEYED)
+        assert compared == [(32, 32), (32, 32)]
 
 
 def test_a_server_that_ends_takes_nothing_new() -> None:

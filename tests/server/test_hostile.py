@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from karat.server.fields import CHAT, DETOKENIZE, RENDER, TEXT, TOKENIZE, fields_of
+from karat.server.fields import ANTHROPIC, CHAT, COUNT, DETOKENIZE, MESSAGES, RENDER, TEXT, TOKENIZE, fields_of
 from tests.server.conftest import Running, serving
 from tests.support.seed import SEED
 
@@ -69,6 +69,8 @@ CHEAP = {"max_tokens": 1}
 NEEDED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "a"}], **CHEAP},
     TEXT: {"prompt": "a", **CHEAP},
+    MESSAGES: {"messages": [{"role": "user", "content": "a"}], **CHEAP},
+    COUNT: {"messages": [{"role": "user", "content": "a"}]},
     RENDER: {"messages": [{"role": "user", "content": "a"}]},
     TOKENIZE: {"prompt": "a"},
     DETOKENIZE: {"tokens": [5]},
@@ -84,7 +86,8 @@ def test_no_body_of_json_is_a_500(server: Running, data: st.DataObject) -> None:
     answer = server.ask(route, body)
     assert answer.status in (200, 400, 404), (body, answer.content)
     if answer.status != 200:
-        assert answer.json["error"].keys() == {"message", "type", "param", "code"}
+        names = {"message", "type"} if route in ANTHROPIC else {"message", "type", "param", "code"}
+        assert answer.json["error"].keys() == names
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,8 +97,10 @@ def test_no_body_of_json_is_a_500(server: Running, data: st.DataObject) -> None:
     )
 )
 def test_no_message_is_a_500(server: Running, message: dict[str, Any]) -> None:
-    answer = server.chat(messages=[{"role": "user", "content": "a"} | message], max_tokens=1)
-    assert answer.status in (200, 400), (message, answer.content)
+    messages = [{"role": "user", "content": "a"} | message]
+    for route in (CHAT, MESSAGES):
+        answer = server.ask(route, {"messages": messages, "max_tokens": 1})
+        assert answer.status in (200, 400), (route, message, answer.content)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 5000])

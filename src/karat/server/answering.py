@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,9 +12,13 @@ from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
 from karat.request import RequestOutput
-from karat.server.bodies import Body, read_body
+from karat.server.anthropic.answers import message
+from karat.server.anthropic.events import PING, MessageEvents, error_event
+from karat.server.anthropic.requests import read_message
+from karat.server.anthropic.schema import MessageTokens
+from karat.server.bodies import read_body
 from karat.server.errors import ApiError
-from karat.server.fields import CHAT, TEXT, fields_of
+from karat.server.fields import CHAT, COUNT, MESSAGES, TEXT, fields_of
 from karat.server.inner import Ask, Lengths, Work, drawn_seed, require_a_choice
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
@@ -24,7 +28,9 @@ from karat.server.openai.events import ChatEvents, TextEvents
 from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
 from karat.server.responses import Events, JsonBytes, read_content, until_left
 from karat.server.settings import Settings
+from karat.text.chat_prompt import ChatPrompt
 
+_Written = ChatEvents | TextEvents | MessageEvents
 _FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
 
 
@@ -39,27 +45,45 @@ class Answering:
     async def chat(self, request: Request) -> ASGIApp:
         body = read_body(await read_content(request, self._settings.limits), _FIELDS[CHAT])
         asked, llm = read_chat(body), self._keeper.llm
-        subject = await until_left(request, self._chat_subject(request, asked, llm))
+        subject = await until_left(request, self._chat_subject(request, asked, llm, "chatcmpl"))
+        headers = _headers(body.without_effect, subject)
         if asked.form.stream:
-            return self._events(subject, llm, ChatEvents(subject), body)
+            return self._events(subject, llm, ChatEvents(subject), headers)
         (output,) = await until_left(request, self._outputs(subject, llm))
-        return self._json(chat_completion(subject, output), subject, body)
+        return _json(chat_completion(subject, output), headers)
 
     async def text(self, request: Request) -> ASGIApp:
         body = read_body(await read_content(request, self._settings.limits), _FIELDS[TEXT])
         asked, llm = read_text(body), self._keeper.llm
         subject = await until_left(request, self._text_subject(request, asked, llm))
+        headers = _headers(body.without_effect, subject)
         if asked.form.stream:
-            return self._events(subject, llm, TextEvents(subject), body)
+            return self._events(subject, llm, TextEvents(subject), headers)
         outputs = await until_left(request, self._outputs(subject, llm))
-        return self._json(text_completion(subject, outputs), subject, body)
+        return _json(text_completion(subject, outputs), headers)
 
-    async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM) -> Subject:
-        """The prompt of a chat. Control tokens that contents spell stay text."""
+    async def message(self, request: Request) -> ASGIApp:
+        """Anthropic's: one answer to a conversation."""
+        asked, llm = read_message(await read_content(request, self._settings.limits), MESSAGES), self._keeper.llm
+        subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "msg"))
+        headers = _headers(asked.without_effect, subject)
+        if asked.chat.form.stream:
+            return self._events(subject, llm, MessageEvents(subject), headers, ping=PING, error_event=error_event)
+        (output,) = await until_left(request, self._outputs(subject, llm))
+        return _json(message(subject, output), headers)
+
+    async def count(self, request: Request) -> ASGIApp:
+        """Anthropic's: the number of tokens of the prompt that `message` would make."""
+        asked, llm = read_message(await read_content(request, self._settings.limits), COUNT), self._keeper.llm
+        self.model_name(asked.chat.form.model)
+        prompt = await until_left(request, _prompt(asked.chat, llm))
+        return _json(MessageTokens(len(prompt.token_ids)), _headers(asked.without_effect))
+
+    async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM, prefix: str) -> Subject:
         model = self.model_name(asked.form.model)
-        prompt = await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
+        prompt = await _prompt(asked, llm)
         work = self._work(request, asked, llm, [prompt])
-        return self._subject("chatcmpl", model, asked.form, work, llm)
+        return self._subject(prefix, model, asked.form, work, llm)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
         """The prompts of a completion. Control tokens that a text spells become those tokens."""
@@ -113,15 +137,18 @@ class Answering:
             self._metrics.ended(subject.tally, how)
         return [outputs[number] for number in range(len(subject.work.asks))]
 
-    def _events(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents, body: Body) -> Events:
+    def _events(
+        self, subject: Subject, llm: AsyncLLM, events: _Written, headers: Mapping[str, str], **manner: Any
+    ) -> Events:
         return Events(
             self._batches(subject, llm, events),
-            _headers(subject, body),
+            headers,
             ping_s=self._settings.ping_s,
             write_s=self._settings.limits.write_s,
+            **manner,
         )
 
-    async def _batches(self, subject: Subject, llm: AsyncLLM, events: ChatEvents | TextEvents) -> AsyncGenerator[bytes]:
+    async def _batches(self, subject: Subject, llm: AsyncLLM, events: _Written) -> AsyncGenerator[bytes]:
         how = "gone"
         try:
             news = news_of(llm, subject.work, subject.heading.id, progress=subject.form.progress)
@@ -138,9 +165,6 @@ class Answering:
         finally:
             self._metrics.ended(subject.tally, how)
 
-    def _json(self, answer: msgspec.Struct, subject: Subject, body: Body) -> JsonBytes:
-        return JsonBytes(msgspec.json.encode(answer), headers=_headers(subject, body))
-
     def model_name(self, asked: str | None) -> str:
         """The model's name for the answer. 404 for a model that is not served."""
         names = self._settings.model_names
@@ -152,11 +176,20 @@ class Answering:
         return asked
 
 
-def _headers(subject: Subject, body: Body) -> dict[str, str]:
-    headers = {"karat-seed": str(subject.work.seed)}
-    if body.without_effect:
-        headers["karat-without-effect"] = ", ".join(body.without_effect)
+def _headers(without_effect: Sequence[str], subject: Subject | None = None) -> dict[str, str]:
+    headers = {} if subject is None else {"karat-seed": str(subject.work.seed)}
+    if without_effect:
+        headers["karat-without-effect"] = ", ".join(without_effect)
     return headers
+
+
+def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
+    return JsonBytes(msgspec.json.encode(answer), headers=headers)
+
+
+async def _prompt(asked: ChatRequest, llm: AsyncLLM) -> ChatPrompt:
+    """The prompt of a conversation. Control tokens that contents spell stay text."""
+    return await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
 
 
 def _options(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEE
 FieldClass = Literal["honoured", "without effect", "refused"]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BOTH = (CHAT, TEXT)
+MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+GENERATING, ANTHROPIC = (*BOTH, MESSAGES), (MESSAGES, COUNT)
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/render"
 
 MAX_PROMPTS = 128  # of a request to /v1/completions
@@ -61,7 +63,7 @@ def _honoured(name: str, routes: tuple[str, ...], kind: Any, text: str, *, requi
     return Field(name, routes, "honoured", text, kind, required=required)
 
 
-def _sampling(name: str, kind: Any, text: str, routes: tuple[str, ...] = BOTH) -> Field:
+def _sampling(name: str, kind: Any, text: str, routes: tuple[str, ...] = GENERATING) -> Field:
     return Field(name, routes, "honoured", text, kind, samples=True)
 
 
@@ -78,7 +80,12 @@ _NO_SCHEMA = "Karat has no structured output yet; ask for the form in a message"
 _NO_SOUND = "Karat has text alone; leave it out"
 
 TABLE: tuple[Field, ...] = (
-    _honoured("model", (*BOTH, TOKENIZE, DETOKENIZE, RENDER), Text, "One that /v1/models lists (default: the first)."),
+    _honoured(
+        "model",
+        (*BOTH, *ANTHROPIC, TOKENIZE, DETOKENIZE, RENDER),
+        Text,
+        "One that /v1/models lists (default: the first).",
+    ),
     _honoured(
         "messages",
         (CHAT, RENDER),
@@ -93,8 +100,17 @@ TABLE: tuple[Field, ...] = (
         f"A text, token ids, or a list of up to {MAX_PROMPTS} texts or lists of ids. Control tokens in it count.",
         required=True,
     ),
+    _honoured(
+        "messages",
+        ANTHROPIC,
+        Messages,
+        "The conversation. Roles: user, assistant, system; the last is not the assistant's. Contents are text, or text "
+        "blocks. Messages of one role in a row are one.",
+        required=True,
+    ),
+    _honoured("system", ANTHROPIC, str | list[dict[str, Any]], "A first message of role system: text, or text blocks."),
     # how tokens are chosen
-    _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt."),
+    _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt.", BOTH),
     _sampling("temperature", Annotated[float, Meta(ge=0, le=100)], "0 is greedy."),
     _sampling("top_p", Annotated[float, Meta(gt=0, le=1)], "Draw from the likeliest tokens that make up this share."),
     _sampling(
@@ -133,6 +149,7 @@ TABLE: tuple[Field, ...] = (
         (TEXT,),
     ),
     _sampling("max_tokens", Count, "As max_completion_tokens, its newer name.", (CHAT,)),
+    Field("max_tokens", (MESSAGES,), "honoured", "Of the answer.", Count, samples=True, required=True),
     _honoured(
         "max_completion_tokens",
         (CHAT,),
@@ -140,7 +157,15 @@ TABLE: tuple[Field, ...] = (
         "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes.",
     ),
     _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before this number of tokens."),
-    _sampling("stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer."),
+    _sampling(
+        "stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer.", BOTH
+    ),
+    _honoured(
+        "stop_sequences",
+        (MESSAGES,),
+        Annotated[list[StopText], Meta(max_length=MAX_STOPS)],
+        "Texts that end an answer.",
+    ),
     _sampling("stop_token_ids", TokenIds, "Tokens that end an answer."),
     _sampling("include_stop_str_in_output", Flag, "The text of stop stays in the answer."),
     _sampling("ignore_eos", Flag, "The model's end tokens end nothing."),
@@ -149,22 +174,29 @@ TABLE: tuple[Field, ...] = (
     _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
     _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
     _sampling("logprobs", Alternatives, "Log-probabilities of tokens, and of this number of alternatives.", (TEXT,)),
-    _sampling("prompt_logprobs", Alternatives, "The same of the prompt, as vLLM gives them."),
+    _sampling("prompt_logprobs", Alternatives, "The same of the prompt, as vLLM gives them.", BOTH),
     _honoured("echo", (TEXT,), Flag, "The prompt comes first in the answer, with logprobs if these are asked for."),
-    _honoured("stream", BOTH, Flag, "Server-sent events."),
+    _honoured("stream", GENERATING, Flag, "Server-sent events."),
     _honoured("stream_options", BOTH, dict[str, Any], "include_usage, continuous_usage_stats."),
     _honoured("return_token_ids", BOTH, Flag, "prompt_token_ids, and token_ids of each choice (vLLM's)."),
     _honoured("return_tokens_as_token_ids", BOTH, Flag, "Tokens of logprobs are written token_id:N (vLLM's)."),
     _honoured("return_progress", BOTH, Flag, "With stream: prompt_progress while a prompt is computed (llama.cpp's)."),
     _honoured("timings_per_token", BOTH, Flag, "With stream: timings in every event, not only in the last."),
     # how the prompt is made, and where it waits
-    _honoured("chat_template_kwargs", (CHAT, RENDER), Names, "Variables of the chat template, enable_thinking say."),
+    _honoured(
+        "chat_template_kwargs",
+        (CHAT, *ANTHROPIC, RENDER),
+        Names,
+        "Variables of the chat template, enable_thinking say.",
+    ),
     _honoured("add_generation_prompt", (CHAT, RENDER), Flag, "Whether the template opens an answer (default)."),
     _honoured("add_special_tokens", (TEXT, TOKENIZE), Flag, "Whether the tokenizer adds BOS and the like (default)."),
-    _honoured("priority", BOTH, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."),
+    _honoured(
+        "priority", GENERATING, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."
+    ),
     _honoured(
         "cache_salt",
-        BOTH,
+        GENERATING,
         Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)],
         "Only requests of the same salt share cached prefixes.",
     ),
@@ -188,9 +220,31 @@ TABLE: tuple[Field, ...] = (
     _harmless("parallel_tool_calls", (CHAT,), Flag, "There are no tools to call."),
     _harmless("spaces_between_special_tokens", BOTH, Flag, "Tokens are never parted by spaces."),
     _harmless("request_id", BOTH, Text, "Requests are numbered here; the answer's id is new."),
+    _harmless("metadata", (MESSAGES,), Names, "Nothing is kept."),
+    _harmless("cache_control", ANTHROPIC, Names, "Prefixes are always kept; blocks may have it too."),
+    _harmless("service_tier", (MESSAGES,), Literal["auto", "standard_only"], "There is one tier; others are refused."),
+    _harmless("user_profile_id", ANTHROPIC, Text, "Nothing is kept about users."),
+    _harmless("workspace_id", ANTHROPIC, Text, "There is one."),
+    _harmless("diagnostics", (MESSAGES,), Names, "Nothing is kept to compare with."),
+    _harmless(
+        "tools",
+        ANTHROPIC,
+        Annotated[list[dict[str, Any]], Meta(max_length=1024)],
+        "Karat calls no tools yet. They are dropped, each named in the header as tools.NAME; a tool_choice that asks "
+        "for a call is refused.",
+    ),
     # refused
     _refused("tools", (CHAT,), _NO_TOOLS, []),
     _refused("tool_choice", (CHAT,), _NO_TOOLS, "none", "auto"),
+    _refused(
+        "tool_choice",
+        ANTHROPIC,
+        _NO_TOOLS,
+        {"type": "auto"},
+        {"type": "auto", "disable_parallel_tool_use": False},
+        {"type": "auto", "disable_parallel_tool_use": True},
+        {"type": "none"},
+    ),
     _refused("functions", (CHAT,), _NO_TOOLS, []),
     _refused("function_call", (CHAT,), _NO_TOOLS, "none", "auto"),
     _refused("response_format", BOTH, _NO_SCHEMA, {"type": "text"}),
@@ -220,6 +274,22 @@ TABLE: tuple[Field, ...] = (
     _refused("documents", (CHAT,), "put the documents into a message", []),
     _refused("continue_final_message", (CHAT,), "use /render and /v1/completions to go on with a text", False),
     _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
+    _refused("thinking", ANTHROPIC, "Karat keeps no reasoning apart yet; leave it out", {"type": "disabled"}),
+    _refused("output_config", ANTHROPIC, "ask for effort and form in a message", {}, {"effort": "high"}),
+    _refused("speed", ANTHROPIC, "there is one speed; leave it out", "standard"),
+    _refused("container", (MESSAGES,), "there are none; leave it out"),
+    _refused("inference_geo", (MESSAGES,), "it is computed where Karat runs; leave it out", "global"),
+    _refused("mcp_servers", (MESSAGES,), "Karat calls no servers; leave it out", []),
+    _refused(
+        "context_management",
+        ANTHROPIC,
+        "Karat edits no conversation; shorten the messages",
+        {},
+        {"edits": []},
+        {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    ),
+    _refused("stop", (MESSAGES,), "use stop_sequences"),
+    _refused("max_tokens_to_sample", (MESSAGES,), "use max_tokens"),
     _refused("n_predict", BOTH, "use max_tokens"),
     _refused("max_new_tokens", BOTH, "use max_tokens"),
     _refused("num_ctx", BOTH, "the context is the server's: --max-model-len"),

@@ -12,11 +12,14 @@ import traceback
 from time import perf_counter
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from karat.errors import KaratError
+from karat.server.anthropic.errors import error_of
 from karat.server.errors import ApiError, of_karat
+from karat.server.fields import MESSAGES
 from karat.server.responses import GoneError, JsonBytes
 from karat.server.settings import Settings, digest
 from karat.server.state import State
@@ -27,7 +30,10 @@ _log = logging.getLogger("karat.server")
 
 
 class Gate:
-    """An ASGI app around `inner`. It answers errors in OpenAI's form and logs one line a request, never its content."""
+    """An ASGI app around `inner`. It answers errors in the form of the route's protocol.
+
+    It logs one line a request, never its content.
+    """
 
     def __init__(self, inner: ASGIApp, settings: Settings, state: State) -> None:
         self._inner = inner
@@ -120,20 +126,32 @@ class Gate:
     def _tenant(self, headers: "_Headers") -> str:
         """The tenant of a key, as a name that does not reveal the key.
 
-        401 for an unknown key. All keys are compared.
+        401 for an unknown key, and for two headers with different ones. All keys are compared.
         """
-        scheme, _, key = (headers.only("authorization") or "").partition(" ")
-        given, found = digest(key.strip()), None
+        bearer, plain = headers.only("authorization"), headers.only("x-api-key")
+        found = set()
+        if bearer is not None or plain is None:
+            scheme, _, key = (bearer or "").partition(" ")
+            known = self._known(key.strip())
+            found.add(known if scheme.lower() == "bearer" else None)
+        if plain is not None:
+            found.add(self._known(plain))
+        tenant = found.pop()
+        if tenant is None or found:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+                code="invalid_api_key",
+            )
+        return tenant.hex()
+
+    def _known(self, key: str) -> bytes | None:
+        """The digest of a key that is one of the server's; None for another."""
+        given, found = digest(key), None
         for known in self._keys:
             if hmac.compare_digest(given, known):
                 found = known
-        if scheme.lower() != "bearer" or found is None:
-            raise ApiError(
-                401,
-                "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-            )
-        return found.hex()
+        return found
 
 
 class _Headers:
@@ -155,4 +173,6 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *
     headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    await JsonBytes(error.body, error.status, headers)(scope, receive, send)
+    is_anthropic = scope["path"] == MESSAGES or scope["path"].startswith(f"{MESSAGES}/")
+    body = msgspec.json.encode(error_of(error)) if is_anthropic else error.body
+    await JsonBytes(body, error.status, headers)(scope, receive, send)

@@ -7,12 +7,15 @@ import msgspec
 
 from karat import __version__
 from karat.server import schema
-from karat.server.fields import CHAT, TEXT, Field, fields_of
+from karat.server.anthropic import schema as anthropic
+from karat.server.fields import ANTHROPIC, CHAT, COUNT, MESSAGES, TEXT, Field, fields_of
 
 _REF = "#/components/schemas/{name}"
 ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     CHAT: ("post", schema.ChatCompletion),
     TEXT: ("post", schema.TextCompletion),
+    MESSAGES: ("post", anthropic.AnthropicMessage),
+    COUNT: ("post", anthropic.MessageTokens),
     "/v1/models": ("get", schema.Models),
     "/v1/models/{model}": ("get", schema.Model),
     "/tokenize": ("post", schema.Tokenized),
@@ -22,7 +25,11 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     "/ready": ("get", schema.Health),
     "/version": ("get", schema.Version),
 }
-_EVENTS: Mapping[str, type] = {CHAT: schema.ChatChunk, TEXT: schema.TextCompletion}
+_EVENTS: Mapping[str, tuple[type, ...]] = {
+    CHAT: (schema.ChatChunk,),
+    TEXT: (schema.TextCompletion,),
+    MESSAGES: anthropic.EVENTS,
+}
 _ERRORS = {
     "400": "A request that cannot be served as asked",
     "401": "No key, or a wrong one",
@@ -38,16 +45,17 @@ _ERRORS = {
 
 def document() -> dict[str, Any]:
     """The document as JSON values."""
-    structs = [*(answer for _, answer in ANSWERS.values()), *_EVENTS.values(), schema.ErrorBody]
+    events = [event for kinds in _EVENTS.values() for event in kinds]
+    structs = [*(answer for _, answer in ANSWERS.values()), *events, schema.ErrorBody, anthropic.AnthropicError]
     _, components = msgspec.json.schema_components(structs, ref_template=_REF)
     paths: dict[str, Any] = {}
     for route, (method, answer) in ANSWERS.items():
-        content = {"application/json": {"schema": _ref(answer)}}
+        content: dict[str, Any] = {"application/json": {"schema": _ref(answer)}}
         if route in _EVENTS:
-            content["text/event-stream"] = {"schema": _ref(_EVENTS[route])}
+            content["text/event-stream"] = {"schema": {"anyOf": [_ref(event) for event in _EVENTS[route]]}}
         operation: dict[str, Any] = {
             "operationId": f"{method} {route}",
-            "responses": {"200": {"description": "The answer", "content": content}} | _errors(),
+            "responses": {"200": {"description": "The answer", "content": content}} | _errors(route),
         }
         if method == "post":
             body = {"application/json": {"schema": request_schema(route)}}
@@ -63,9 +71,12 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"x-api-key": []}],
     }
 
 
@@ -93,6 +104,7 @@ def _ref(struct: type) -> dict[str, str]:
     return {"$ref": _REF.format(name=struct.__name__)}
 
 
-def _errors() -> dict[str, Any]:
-    content = {"application/json": {"schema": _ref(schema.ErrorBody)}}
+def _errors(route: str) -> dict[str, Any]:
+    body = anthropic.AnthropicError if route in ANTHROPIC else schema.ErrorBody
+    content = {"application/json": {"schema": _ref(body)}}
     return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}

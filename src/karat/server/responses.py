@@ -1,7 +1,7 @@
 """Responses: JSON, or events as they come; reading a body; and noticing that a client has left."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -37,12 +37,19 @@ class JsonBytes:
 class Events:
     """Server-sent events. Each of `batches` is written at once; the iterator is closed when the client leaves.
 
-    A comment is sent after ping_s seconds without events. A client that reads nothing for write_s seconds is dropped.
-    An error after the headers is the last event.
+    `ping` is sent after ping_s seconds without events. A client that reads nothing for write_s seconds is dropped.
+    An error after the headers is the last event, as `error_event` writes it.
     """
 
     def __init__(
-        self, batches: AsyncGenerator[bytes], headers: Mapping[str, str], *, ping_s: float, write_s: float
+        self,
+        batches: AsyncGenerator[bytes],
+        headers: Mapping[str, str],
+        *,
+        ping_s: float,
+        write_s: float,
+        ping: bytes = PING,
+        error_event: Callable[[ApiError], bytes] = error_event,
     ) -> None:
         self._batches = batches
         self._headers = {
@@ -52,6 +59,7 @@ class Events:
             **headers,
         }
         self._ping_s, self._write_s = ping_s, write_s
+        self._ping, self._error_event = ping, error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(_left(receive))
@@ -64,9 +72,9 @@ class Events:
                 await asyncio.wait({coming, leaving}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if leaving.done():
                     raise GoneError
-                batch, is_last = PING if started else b"", False
+                batch, is_last = self._ping if started else b"", False
                 if coming.done():
-                    batch, is_last = _batch_of(coming, started=started)
+                    batch, is_last = self._batch_of(coming, started=started)
                     coming = None
                 if not started:
                     started = True
@@ -89,17 +97,16 @@ class Events:
         except TimeoutError:
             raise GoneError from None
 
-
-def _batch_of(coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, bool]:
-    """The next batch, and whether it is the last. An error is raised while the headers are not sent yet."""
-    try:
-        return coming.result(), False
-    except StopAsyncIteration:
-        return b"", True
-    except (ApiError, KaratError) as error:
-        if not started:
-            raise
-        return error_event((error if isinstance(error, ApiError) else of_karat(error)).body), True
+    def _batch_of(self, coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, bool]:
+        """The next batch, and whether it is the last. An error is raised while the headers are not sent yet."""
+        try:
+            return coming.result(), False
+        except StopAsyncIteration:
+            return b"", True
+        except (ApiError, KaratError) as error:
+            if not started:
+                raise
+            return self._error_event(error if isinstance(error, ApiError) else of_karat(error)), True
 
 
 async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:

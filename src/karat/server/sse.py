@@ -2,6 +2,8 @@
 
 import msgspec
 
+from karat.server.errors import ApiError
+
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _encoder = msgspec.json.Encoder()
@@ -12,6 +14,11 @@ def event(value: object) -> bytes:
     return b"data: " + _encoder.encode(value) + b"\n\n"
 
 
-def error_event(body: bytes) -> bytes:
-    """The last event of a stream that ends with an error. `body` is ApiError's."""
-    return b"data: " + body + b"\n\n"
+def named_event(name: str, value: object) -> bytes:
+    """One event with a name, as Anthropic's protocol has them."""
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that ends with an error, in OpenAI's form."""
+    return b"data: " + error.body + b"\n\n"

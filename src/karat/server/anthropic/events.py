@@ -1,0 +1,70 @@
+"""From updates of the engine to the events of Anthropic's streams. All events of one update are written together."""
+
+from karat.engine.updates import RequestUpdate
+from karat.server.anthropic.answers import ending_of, usage_of
+from karat.server.anthropic.errors import error_of
+from karat.server.anthropic.schema import (
+    AnthropicMessage,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    Ending,
+    Event,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    TextBlock,
+    TextDelta,
+)
+from karat.server.errors import ApiError
+from karat.server.openai.answers import Subject
+from karat.server.schema import Karat
+from karat.server.sse import named_event
+
+
+def _event(value: Event) -> bytes:
+    return named_event(value.type, value)
+
+
+def error_event(error: ApiError) -> bytes:
+    """The last event of a stream that ends with an error."""
+    return _event(error_of(error))
+
+
+PING = _event(Ping())
+
+
+class MessageEvents:
+    """The events of one answer, which is one block of text."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._has_begun = False
+        self._ending: Ending | None = None
+
+    def of(self, number: int, update: RequestUpdate) -> bytes:
+        """All events of an update; ApiError if the answer ended in an error."""
+        written = b""
+        is_computed = update.progress is not None and update.progress.num_computed > 0
+        if not self._has_begun and (update.chunks or is_computed):
+            self._has_begun = True  # not before a step: until then the cached tokens are unknown
+            written = _event(MessageStart(self._empty())) + _event(ContentBlockStart(TextBlock(""))) + PING
+        for chunk in update.chunks:
+            if chunk.text:
+                written += _event(ContentBlockDelta(TextDelta(chunk.text)))
+            if chunk.finish_reason is not None:
+                self._ending = ending_of(chunk)
+        return written
+
+    def end(self) -> bytes:
+        """The last events."""
+        if self._ending is None:
+            raise ApiError(500, "the answer had no end; this is a bug in Karat")
+        tally, karat = self._subject.tally, Karat(self._subject.work.seed)
+        last = MessageDelta(self._ending, usage_of(tally), karat, tally.timings())
+        return _event(ContentBlockStop()) + _event(last) + _event(MessageStop())
+
+    def _empty(self) -> AnthropicMessage:
+        heading, karat = self._subject.heading, Karat(self._subject.work.seed)
+        return AnthropicMessage(heading.id, heading.model, [], None, None, usage_of(self._subject.tally), karat)
