@@ -11,12 +11,14 @@ import karat
 from karat import LLM, SamplingParams
 from karat.engine.engine import Engine
 from karat.errors import RequestError
+from karat.ops.native import unavailable_reason
 from karat.request import RequestOutput, StreamChunk
 from tests.engine.fakes import SAMPLED, alone, drive, make_engine, request
-from tests.engine.tiny import at_rest, tokens
+from tests.engine.tiny import at_rest, tokens, write_model
 
 ROOMS = tuple(str(Path(karat.__file__).parent / room) for room in ("engine", "kv"))
-STRIDE = 2  # 1: every line, in twice the time
+STRIDE = 2  # between the lines of one test; another, in `make test-long`, takes those between
+FIRST = pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
 
 
 class Interrupt:
@@ -49,9 +51,9 @@ class Interrupt:
         return self._line
 
 
-def interrupts(act: Callable[[], object]) -> Iterator[bool]:
+def interrupts(act: Callable[[], object], first: int, stride: int = STRIDE) -> Iterator[bool]:
     """Run `act` with an interrupt at one line after the other; whether it came out as one."""
-    at = 0
+    at = first
     while True:
         interrupt, interrupted = Interrupt(at), False
         try:
@@ -62,7 +64,7 @@ def interrupts(act: Callable[[], object]) -> Iterator[bool]:
         if interrupt.is_over:
             return
         yield interrupted
-        at += STRIDE
+        at += stride
 
 
 SIZES = {"num_blocks": 9, "max_num_batched_tokens": 9}
@@ -83,7 +85,8 @@ def expected() -> dict[str, RequestOutput]:
     return {item.request_id: alone(item) for item in crowd()}
 
 
-def test_a_step_interrupted_at_any_line_costs_nobody_a_token(expected: dict[str, RequestOutput]) -> None:
+@pytest.mark.parametrize("first", [0, *(pytest.param(line, marks=pytest.mark.long) for line in range(1, STRIDE * 3))])
+def test_a_step_interrupted_at_any_line_costs_nobody_a_token(expected: dict[str, RequestOutput], first: int) -> None:
     """Outputs and chunks of all, each once, whichever line of whichever step."""
     engine: Engine
     got: list[Any] = []
@@ -92,7 +95,7 @@ def test_a_step_interrupted_at_any_line_costs_nobody_a_token(expected: dict[str,
         while engine.has_work:
             got.extend(engine.step())
 
-    at = 0
+    at = first
     while True:
         engine, _ = make_engine(**SIZES)
         got.clear()
@@ -169,8 +172,9 @@ def small(folder: Path) -> LLM:
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True, seed=7, stop="zz", logprobs=1)
 
 
+@FIRST
 @pytest.mark.parametrize("call", ["generate", "chat", "logits"])
-def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: str) -> None:
+def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: str, first: int) -> None:
     conversation = [{"role": "user", "content": "a"}]
     act: dict[str, Callable[[], object]] = {
         "generate": lambda: small.generate(["Once upon a time, there", "b"], PARAMS),
@@ -179,7 +183,7 @@ def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: st
     }
     whole = tokens(small.generate("Once", PARAMS))
     count = 0
-    for interrupted in interrupts(act[call]):
+    for interrupted in interrupts(act[call], first):
         assert interrupted and at_rest(small) and not small.engine._entries, f"interrupt {count}"
         if count % 10 == 0:
             assert tokens(small.generate("Once", PARAMS)) == whole
@@ -187,9 +191,10 @@ def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: st
     assert count > 300 // STRIDE
 
 
-def test_a_stream_goes_on_while_another_is_interrupted_at_any_line(small: LLM) -> None:
+@FIRST
+def test_a_stream_goes_on_while_another_is_interrupted_at_any_line(small: LLM, first: int) -> None:
     whole = [chunk.token_ids for chunk in small.stream("Once", PARAMS)]
-    at = 0
+    at = first
     while True:
         mine, other = small.stream("Once", PARAMS), small.stream("Twice", PARAMS)
         got = [next(mine).token_ids]
@@ -204,6 +209,22 @@ def test_a_stream_goes_on_while_another_is_interrupted_at_any_line(small: LLM) -
         assert got + [chunk.token_ids for chunk in mine] == whole, f"line {at}"
         assert at_rest(small)
         at += STRIDE
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native executor")
+@pytest.mark.parametrize("first", [0, *(pytest.param(line, marks=pytest.mark.long) for line in range(1, 8))])
+def test_calls_of_ranks_interrupted_at_any_line_leave_nothing_behind(tmp_path: Path, first: int) -> None:
+    """Lines of this process's engine; tests/engine/test_rank_faults.py interrupts among the messages to ranks."""
+    prompts = ["Once upon a time, there", "b"]
+    folder = write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
+    with LLM(folder, tensor_parallel_size=2, threads=1, max_model_len=32, num_blocks=3, max_num_seqs=4) as llm:
+        whole, count = tokens(llm.generate(prompts, PARAMS)), 0
+        for interrupted in interrupts(lambda: llm.generate(prompts, PARAMS), first, stride=8):
+            assert interrupted and at_rest(llm), f"interrupt {count}"
+            if count % 5 == 0:
+                assert tokens(llm.generate(prompts, PARAMS)) == whole
+            count += 1
+        assert count > 300 // 8 and tokens(llm.generate(prompts, PARAMS)) == whole
 
 
 def test_who_waits_for_what_is_gone_is_told(small: LLM) -> None:
