@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from karat.cli.options import LoadOptions
+from karat.cli.perplexity_widths import table
 from karat.cli.progress import Progress
 from karat.cli.sources import MAX_PIPE_BYTES, piped_text
 from karat.cli.terminal import emit
@@ -21,6 +22,7 @@ Examples
   karat perplexity story.txt                       of the embedded model
   karat perplexity org/name wiki.txt --window 1024 --stride 512
   zcat wiki.txt.gz | karat perplexity model.gguf -
+  karat perplexity --against float64 model.gguf story.txt
 """
 
 
@@ -41,11 +43,24 @@ def perplexity(
     stride: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens that a window moves on (default: half of it).")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="float64", help="Compare logits of the first tokens (64, or --window) with float64's."),
+    ] = None,
+    activations: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WIDTH",
+            help="With --against: exact, int24, int16, int8 or int8-max; repeatable (default: the first four).",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once.
 
-    The cache rounds nothing, unless --kv-dtype says otherwise.
+    The cache rounds nothing, unless --kv-dtype says otherwise. With --against float64: a table of how far the logits
+    are off, for today's executor, for integers as activations (not in use yet, and computed slowly by their
+    definition), and for llama.cpp where it is installed and reads the model.
     """
     from karat import LLM
     from karat.check.session import perplexity as scoring
@@ -54,6 +69,14 @@ def perplexity(
     if len(before) > (1 if model is None else 0):
         raise UsageError(f"{shlex.join(words)}: expected [MODEL] FILE, or FILE with -m MODEL; quote names with spaces")
     model, file = (*before, model)[0], Path(last)
+    if against is not None:
+        if stride is not None:
+            raise UsageError("--stride has no meaning with --against, which computes one window; leave it out")
+        widths = activations or ()
+        table(load, model, file, _read(file), against=against, activations=widths, window=window, as_json=as_json)
+        return
+    if activations:
+        raise UsageError("--activations needs --against float64: only this comparison computes with integers yet")
     text = _read(file)
     given = load.given()
     llm = LLM(model, max_num_seqs=1, **({"kv_dtype": given.get("dtype", "float32")} | given))

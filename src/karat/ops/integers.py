@@ -100,6 +100,14 @@ class CodedMatrix:
     def shape(self) -> tuple[int, ...]:
         return self.codes.shape
 
+    def __getitem__(self, rows: slice | NDArray[np.integer]) -> F32:
+        """The values of some rows, float32 [rows, columns], as `Format.dequantize` gives them."""
+        with np.errstate(all="ignore"):
+            values: F32 = self.scales[rows].repeat(self.sub_block, axis=1) * self.codes[rows].astype(np.float32)
+            if self.minimums is not None:
+                values += self.minimums[rows].repeat(self.sub_block, axis=1)
+        return values
+
 
 def coded(weight: Weight) -> CodedMatrix:
     """A weight [out, columns] of a block format in karat.quant.codes."""

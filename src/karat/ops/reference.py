@@ -18,7 +18,8 @@ from karat.ranks.group import Group, Share, tree_sum
 Array = NDArray[np.floating]
 
 
-def _require(condition: bool, op: str, message: str) -> None:
+def require(condition: bool, op: str, message: str) -> None:
+    """Raise ExecutorError for an op's arguments outside the contract."""
     if not condition:
         raise ExecutorError(f"{op}: {message}")
 
@@ -95,7 +96,7 @@ class ReferenceOps:
         return share.rows_of_owners(step.token_ids, rows)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
-        _require(x.shape[-1:] == weight.shape, name, f"weight {weight.shape} for rows of {x.shape[-1]}")
+        require(x.shape[-1:] == weight.shape, name, f"weight {weight.shape} for rows of {x.shape[-1]}")
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         result: Array = x * (1 / np.sqrt(mean_square + self._dtype.type(eps))) * weight
         return result
@@ -110,7 +111,7 @@ class ReferenceOps:
         group: Group | None = None,
         name: str,
     ) -> Array:
-        _require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
+        require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
         result: Array = x @ weight.T
         if group is not None:
             result = tree_sum(group.all_gather(result))
@@ -153,13 +154,13 @@ class ReferenceOps:
         return result
 
     def add(self, x: Array, y: Array, *, name: str) -> Array:
-        _require(x.shape == y.shape, name, f"{x.shape} + {y.shape}")
+        require(x.shape == y.shape, name, f"{x.shape} + {y.shape}")
         result: Array = x + y
         return result
 
     def rope(self, x: Array, table: CosSin, step: ForwardBatch, *, name: str) -> Array:
         half = x.shape[-1] // 2
-        _require(
+        require(
             table.cos.shape[-1] == half,
             name,
             f"a table for head_dim {2 * table.cos.shape[-1]}, got {2 * half}",
@@ -192,7 +193,7 @@ class ReferenceOps:
         num_kv_heads = cache.k.shape[2]
         groups = groups or HeadGroups.equal(num_heads, num_kv_heads)
         fits = groups.fit(num_heads, num_kv_heads)
-        _require(fits, name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
+        require(fits, name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
         # A cut group is filled up with queries of zero; their results are left out.
         held = slice(groups.first, groups.first + num_heads)
         padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), q.dtype)

@@ -1,0 +1,62 @@
+"""The reference executor with linear layers of block formats by numeric contract 5, to measure what a width costs.
+
+Matrices in a block format of karat.quant.codes keep their codes and are multiplied as karat.ops.integers defines.
+Everything else is ReferenceOps in float32: float weights, norms, attention, and formats without codes. It is slow, and
+no option of LLM leads to it. `karat perplexity --against float64` and tests use it.
+"""
+
+from math import prod
+
+import numpy as np
+
+from karat.checkpoint.weights import Weight
+from karat.ops.api import Held
+from karat.ops.integers import CodedMatrix, Width, coded, linear
+from karat.ops.reference import Array, ReferenceOps, require
+from karat.quant.codes import CODINGS
+from karat.ranks.group import Group, tree_sum
+
+
+class IntegerOps(ReferenceOps):
+    """ReferenceOps("float32") whose linear layers on block formats read activations as integers of `width`.
+
+    A loaded matrix does not depend on the width: models may share it (`Model.on`).
+    """
+
+    def __init__(self, width: Width) -> None:
+        super().__init__("float32")
+        self.width = width
+
+    @property
+    def executor(self) -> str:
+        return f"integers ({self.width.name})"
+
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        if dtype not in CODINGS or len(shape) != 2:
+            return super().bytes_of(dtype, shape)
+        return prod(shape) + prod(shape) // CODINGS[dtype].sub_block * 8  # at most: not every format has minimums
+
+    def load(self, weight: Weight, *, later: bool = False) -> Array | CodedMatrix:  # type: ignore[override]
+        return coded(weight) if weight.dtype in CODINGS and len(weight.shape) == 2 else super().load(weight)
+
+    def held(self, loaded: Array | CodedMatrix) -> Held:
+        """A coded matrix as the float32 values of its codes."""
+        return super().held(loaded[:] if isinstance(loaded, CodedMatrix) else loaded)
+
+    def linear(
+        self,
+        x: Array,
+        weight: Array | CodedMatrix,
+        bias: Array | None = None,
+        *,
+        leaves: tuple[int, ...] | None = None,
+        group: Group | None = None,
+        name: str,
+    ) -> Array:
+        if not isinstance(weight, CodedMatrix):
+            return super().linear(x, weight, bias, leaves=leaves, group=group, name=name)
+        require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
+        result: Array = linear(x.astype(np.float32), weight, self.width, leaves or (weight.shape[1],))
+        if group is not None:
+            result = tree_sum(group.all_gather(result))
+        return result if bias is None else result + bias

@@ -1,0 +1,62 @@
+"""`karat perplexity --against float64`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from karat.cli.perplexity_widths import lines
+from tests.cli.conftest import Karat
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time there was a fox. It lived in a hole under a tree, and it was happy.\n")
+    return str(path)
+
+
+def test_a_table_of_the_widths_that_are_asked_for(text: str, karat_here: Karat) -> None:
+    words = ["perplexity", "--against", "float64", "--quantize", "q4_0", "--window", "12", text]
+    asked = ["--activations", "int16", "--activations", "int8"]
+    done = karat_here(*words, *asked, "--json")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0 and facts["tokens"] == 12 < facts["tokens_of_text"]
+    assert facts["matrices"] == facts["matrices_in_blocks"] > 0
+    assert [row["activations"] for row in facts["rows"]] == ["float64", "int16", "int8"]
+    first, int16, int8 = (row["rms_of_deviation"] for row in facts["rows"])
+    assert 0 == first < int16 < 1e-3 < int8 < 0.1
+    done = karat_here(*words, *asked)
+    head, columns, *rows = done.stdout.splitlines()
+    assert head.startswith(f"logits of 12 tokens (of {facts['tokens_of_text']}; --window N takes N), against float64; ")
+    assert columns.split() == "activations cache by RMS/deviation KL likeliest perplexity".split()
+    assert rows == lines(facts["rows"])[1:] and rows[1].split()[:3] == ["int16", "float32", "definition"]
+
+
+def test_a_model_without_blocks_says_that_widths_change_nothing(text: str, karat_here: Karat) -> None:
+    done = karat_here("perplexity", "--against", "float64", "--activations", "int8", "--window", "5", text)
+    assert "; 0 of " in done.stdout and "matrices are in blocks, which integers are for" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "float32"], "--against float32: expected float64"),
+        (["--against", "float64", "--activations", "int4"], "--activations int4: expected exact, int8, int16, int24"),
+        (["--activations", "int8"], "--activations needs --against float64"),
+        (["--against", "float64", "--stride", "4"], "--stride has no meaning with --against"),
+        (["--against", "float64", "--executor", "native"], "--executor has no meaning with --against"),
+        (["--against", "float64", "--kv-dtype", "float64"], "--kv-dtype float64: expected one of float16"),
+        (["--against", "float64", "--quantize", "q9"], "quantize='q9': expected"),
+        (["--against", "float64", "--window", "1"], "--window 1: expected 2 to"),
+    ],
+)
+def test_refusals(words: list[str], message: str, text: str, karat_here: Karat) -> None:
+    done = karat_here("perplexity", *words, text)
+    assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_text_of_one_token_is_refused(tmp_path: Path, karat_here: Karat) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    done = karat_here("perplexity", "--against", "float64", str(tmp_path / "empty.txt"))
+    assert done.returncode == 2 and "tokens: perplexity needs at least two" in done.stderr
