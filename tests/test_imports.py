@@ -30,6 +30,7 @@ ROWS = [
     {"convert"},
     {"engine"},
     {"karat"},  # the package itself: its public names
+    {"receipts"},
     {"check"},
     {"server"},
     {"bench"},

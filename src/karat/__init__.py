@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from karat.config import NUMERIC_CONTRACT
 from karat.errors import KaratError
 from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StreamChunk, TokenLogprobs
 
@@ -27,6 +28,7 @@ _LAZY = {
 
 __all__ = [
     "LLM",
+    "NUMERIC_CONTRACT",
     "AsyncLLM",
     "ChatPrompt",
     "CompletionOutput",

@@ -15,6 +15,8 @@ from karat.errors import ConfigError
 RopeType = Literal["default", "factors", "linear", "llama3", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 
+NUMERIC_CONTRACT = 4  # the version of docs/determinism.md that the native executor computes by
+
 _PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # Karat's variables and huggingface_hub's
 
 FLOAT_BYTES: Mapping[FloatName, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

@@ -123,7 +123,7 @@ class LLM:
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
         text_side = TextSide(checkpoint, self.config, tokenizer, generation_config)
-        plan = plan_load(checkpoint, self.config, ops, options)
+        plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype = ops.executor, ops.dtype
         self.tensor_parallel_size = tensor_parallel_size

@@ -18,17 +18,18 @@ _log = logging.getLogger(__name__)
 class Preparation:
     """The conversion of each weight: none, or quantising matrices to the format named `quantize`.
 
-    A warning names each matrix that stays unchanged.
+    A warning names each matrix that stays unchanged, unless `quiet`.
     """
 
-    def __init__(self, quantize: str | None) -> None:
+    def __init__(self, quantize: str | None, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self._format = FORMATS[quantize.upper()] if quantize else None
 
     def __call__(self, weight: Weight) -> Weight:
         if self._format is None:
             return weight
         done = requantize(weight, self._format)
-        if done.kept_because and len(weight.shape) > 1:
+        if done.kept_because and not self._quiet and len(weight.shape) > 1:
             _log.warning("%s", done.kept_because)
         return done.weight
 

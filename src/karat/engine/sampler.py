@@ -16,6 +16,8 @@ from karat.errors import NumericsError
 from karat.ops import rows
 from karat.request import SamplingParams
 
+SAMPLER_VERSION = 1  # higher with each change that can draw another token from the same logits
+
 Float64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
 

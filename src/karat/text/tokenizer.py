@@ -163,6 +163,20 @@ class Tokenizer:
         return int(found[1], 16) if found else None
 
     @property
+    def definition(self) -> dict[str, Any]:
+        """All that decides how it encodes and decodes: tokenizer.json's content, special tokens, listed control tokens.
+
+        A value for JSON; the chat templates are `template_sources`.
+        """
+        listed = None if self._control_tokens is None else sorted(self._control_tokens)
+        return {"backend": self._backend.to_str(), "special_tokens": self.special_tokens, "control_tokens": listed}
+
+    @property
+    def template_sources(self) -> Mapping[str, str]:
+        """The source of each chat template by its name; the ordinary one is "default"."""
+        return self._templates
+
+    @property
     def template_source(self) -> str | None:
         """The source of the ordinary chat template, valid or not; None if there is none."""
         return self._templates.get("default")

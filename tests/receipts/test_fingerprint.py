@@ -1,0 +1,111 @@
+"""Every part of a fingerprint changes with what it stands for, and with nothing else."""
+
+import gc
+import hashlib
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import karat
+from karat import LLM
+from karat.checkpoint import Weight
+from karat.engine.loading import Preparation
+from karat.receipts import Fingerprint, begin_fingerprint, fingerprint_of
+from karat.receipts.fingerprint import contract_of, merkle_root
+from tests.engine.tiny import CHATML, GREEDY, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SHAPE = {"hidden_size": 72, "num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 64}
+
+
+def made(folder: Path, options: dict[str, Any] | None = None, **changes: Any) -> Fingerprint:
+    folder.mkdir()
+    with LLM(write_model(folder, **SHAPE | changes), **(options or {})) as llm:
+        return fingerprint_of(llm)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Fingerprint:
+    return made(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("parts", "options", "changes"),
+    [
+        ({"weights"}, {}, {"seed": 1}),
+        ({"configuration"}, {}, {"rms_norm_eps": 1e-5}),
+        ({"configuration"}, {}, {"rope_theta": 10001.0}),
+        ({"configuration"}, {}, {"eos_token_id": 3}),
+        ({"configuration"}, {}, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ({"tokenizer"}, {}, {"add_bos": True}),
+        ({"tokenizer"}, {}, {"eos_token": "<|im_end|>"}),
+        ({"chat_template"}, {}, {"chat_template": CHATML + " "}),
+        ({"chat_template"}, {}, {"chat_template": None}),
+        ({"weights"}, {"quantize": "q8_0"}, {}),
+        ({"executor", "kv_dtype"}, {"executor": "reference"}, {}),
+        ({"kv_dtype"}, {"kv_dtype": "float32"}, {}),
+    ],
+)
+def test_a_change_is_found_in_its_part(
+    plain: Fingerprint, tmp_path: Path, parts: set[str], options: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    if "executor" in parts:
+        parts = {"executor"}
+        options = options | {"kv_dtype": plain.kv_dtype, "dtype": plain.dtype}
+    other = made(tmp_path / "other", options, **changes)
+    assert set(plain.differing(other)) == parts
+    assert plain.digest != other.digest
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"tensor_parallel_size": 2}, {"max_num_seqs": 1, "seed": 3}])
+def test_what_changes_no_answer_is_no_part(plain: Fingerprint, tmp_path: Path, options: dict[str, Any]) -> None:
+    assert made(tmp_path / "other", options) == plain
+
+
+def test_instruction_sets_are_no_part(plain: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KARAT_ISA", "generic")
+    assert made(tmp_path / "other") == plain
+
+
+def test_it_is_made_beside_the_work_and_once(tmp_path: Path) -> None:
+    with LLM(write_model(tmp_path)) as llm:
+        begun = begin_fingerprint(llm)
+        llm.generate("a", GREEDY)
+        assert fingerprint_of(llm) is begun.result() is fingerprint_of(llm)
+        gone = weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert gone() is None  # no fingerprint keeps a model
+
+
+def test_the_tree_is_that_of_rfc_9162() -> None:
+    def leaf(name: str, header: str) -> bytes:
+        head = hashlib.sha256(header.encode()).digest()
+        return hashlib.sha256(b"\0" + head + stored[name].data.tobytes()).digest()
+
+    def node(left: bytes, right: bytes) -> bytes:
+        return hashlib.sha256(b"\1" + left + right).digest()
+
+    values = {name: np.arange(2, dtype=np.float32) + number for number, name in enumerate("cab")}
+    stored = {name: Weight(name, "F32", (2,), array.view(np.uint8), Path("f")) for name, array in values.items()}
+    a, b, c = (leaf(name, f'{{"name":"{name}","shape":[2],"type":"F32"}}') for name in "abc")
+    assert merkle_root(stored, Preparation(None)) == node(node(a, b), c).hex()
+
+
+def test_the_contract_is_the_last_that_changed_the_types() -> None:
+    assert contract_of({"F32"}) == contract_of({"Q4_K", "Q8_0"}) == 2
+    assert contract_of({"Q4_K", "Q6_K"}) == 1
+    assert contract_of({"Q4_K", "Q2_K"}) == 3
+    assert contract_of({"Q2_K", "Q3_K"}) == 4
+
+
+def test_the_constant_is_the_documents_version() -> None:
+    text = (ROOT / "docs" / "determinism.md").read_text(encoding="utf-8")
+    stated = re.search(r"\*\*version (\d+)\*\*", text)
+    assert stated and int(stated[1]) == karat.NUMERIC_CONTRACT
+    assert max(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))) == karat.NUMERIC_CONTRACT
