@@ -11,7 +11,7 @@ import pytest
 
 from karat import LLM
 from karat.checkpoint import open_folder
-from karat.engine.memory import LIST_BYTES
+from karat.engine.cache_size import LIST_BYTES
 from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
 from karat.models.registry import find_weights, read_config
 from karat.ops import registry
@@ -98,9 +98,13 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
     weights = find_weights(read_config(checkpoint.config), checkpoint).values()
     weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
     other_bytes = weight_bytes + table_bytes(8, 128, 4)
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES))
+    monkeypatch.setattr(
+        "karat.engine.cache_size.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES)
+    )
     assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
-    monkeypatch.setattr("karat.engine.memory.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES))
+    monkeypatch.setattr(
+        "karat.engine.cache_size.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES)
+    )
     with pytest.raises(CapacityError, match=r"40% of the 40\.5 KiB of memory that are available.*64 tokens"):
         LLM(folder, kv_dtype="float32")
     assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4

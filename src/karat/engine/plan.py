@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
+from karat.engine.cache_size import num_cache_blocks, require_room
 from karat.engine.loading import Preparation, open_runner
-from karat.engine.memory import num_cache_blocks, require_room
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 from karat import LLM
 from karat.engine import memory
 from karat.engine import plan as plan_module
-from karat.engine.memory import LIST_BYTES, num_cache_blocks, require_room
+from karat.engine.cache_size import LIST_BYTES, num_cache_blocks, require_room
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
 from karat.models.registry import read_config
