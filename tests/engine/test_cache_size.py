@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from karat import LLM
-from karat.engine import memory
+from karat.engine import cache_size
 from karat.engine import plan as plan_module
 from karat.engine.cache_size import LIST_BYTES, num_cache_blocks, require_room
 from karat.errors import CapacityError
@@ -96,7 +96,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_figures() -> None:
 
 def blocks(monkeypatch: pytest.MonkeyPatch, available: int, **changes: int | None) -> int:
     """Of 16 tokens of a model with 256 bytes of K and V a token, for contexts of 1,600 tokens."""
-    monkeypatch.setattr(memory, "available_bytes", lambda: available)
+    monkeypatch.setattr(cache_size, "available_bytes", lambda: available)
     arguments: dict[str, int | None] = {"num_bytes": None, "num_blocks": None, **changes}
     return num_cache_blocks(
         read_config(CONFIG),
@@ -133,7 +133,7 @@ def test_a_long_context_of_a_tiny_model_is_refused_before_it_is_made(
     write_model(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 10**9}))
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(cache_size, "available_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(plan_module, "build", lambda *_, **__: pytest.fail("it was built"))
     assert table_bytes(8, 10**9, 4) > 8 * GIB
     with pytest.raises(CapacityError, match="the tables of RoPE"):
