@@ -73,8 +73,8 @@ class Strangers:
         return mean + torch.cos(angle) * first + torch.sin(angle) * second
 
     def masked(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """logits [positions, vocab + COUNT], those of reserved words -inf where a word that was asked for begins (which
-        weighs more than 1), unless one is the target.
+        """Logits [positions, vocab + COUNT]. Where a word that was asked for begins (its weight is above 1), reserved
+        words get -inf, except the target.
         """
         known = targets.clamp_min(0)
         asked = (weights > 1) & (targets >= 0) & self.begins[known]

@@ -1,8 +1,8 @@
 // The two limits of every kernel: reading memory and fused multiply-adds, as fast as one thread of a build can do
 // either.
 //
-// The source is compiled once for each instruction set, as the kernels are (kernels.h); a table of its own keeps what
-// is only measured with apart from what models run on.
+// The source is compiled once for each instruction set, as the kernels are (contract/kernels.h). Kernels that only
+// measure have a table of their own; models do not use it.
 #pragma once
 
 #include <cstddef>

@@ -85,6 +85,15 @@ std::vector<Plan::Life> Plan::lives(const Registers& kept) const {
 
 // Places registers in one arena: each gets the lowest place that is free for its whole life. Between two barriers
 // threads are at different ops, so a life is counted in whole phases. A register without a life shares the beginning.
+//
+//     byte 0                                                                          total * 4 bytes
+//     phase 0   | x: rows * width * 4 bytes | norm of x             |                        |
+//     phase 1   | x                         | q          | k        | v                      |
+//     phase 2   | x                         | attention  | free                              |
+//     phase 3   | x                         | gate                  | up                     |
+//
+// A row is a phase, a box a register: [rows, width] float32, its size rounded up to kAlign floats. Rows are the largest
+// step's. `norm of x` ends with phase 0, so q takes its place.
 void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases) {
     struct Placed { std::size_t first, last, born, last_used; };
     std::vector<Placed> placed;

@@ -120,9 +120,9 @@ public:
                        std::size_t group_heads, std::size_t first_head);
     Register select(Register x);
 
-    // Ends the recording and allocates for the largest step: so many tokens, rows whose logits are wanted, sequences,
-    // and keys of a sequence. Registers in `kept` may be read after a run.
-    // Without `fusing` no ops are joined: for tests, which compare the bits.
+    // Ends the recording and allocates for the largest step: max_tokens tokens, max_wanted rows whose logits are
+    // wanted, max_seqs sequences, max_context keys of a sequence. Registers in `kept` may be read after a run. Without
+    // `fusing` no ops are joined: for tests, which compare the bits.
     void finish(std::size_t max_tokens, std::size_t max_wanted, std::size_t max_seqs, std::size_t max_context,
                 const Registers& kept, bool fusing = true);
 

@@ -5,8 +5,8 @@
 
 namespace karat {
 
-// Adds them to the extension. Python reads them there, or, where it computes without the extension too, has its own,
-// which tests/native/test_constants.py compares.
+// Adds the constants to the extension. Python code that also runs without the extension has copies of its own;
+// tests/native/test_constants.py compares them.
 void bind_constants(nanobind::module_& m);
 
 }  // namespace karat

@@ -6,7 +6,7 @@
 namespace karat {
 namespace {
 
-// A name with a hyphen: the instructions of what stands before it, arranged for the cores of one maker.
+// A name with a hyphen, such as avx512-intel: the instructions of avx512, arranged for the cores of one maker.
 struct Build {
     const char* name;
     const Kernels* kernels;

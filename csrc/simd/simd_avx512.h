@@ -78,8 +78,8 @@ KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
     return {_mm512_permutex2var_ps(lut.low, (word >> (16 * half + at)).v, lut.high)};
 }
 #else
-// Each look-up takes one instruction: of low halves one of 32 bits, of high halves one of 16, as bfloat16, by whose
-// mask the low halves become 0. Both may read the same shifted word.
+// One instruction looks up a low half, of 32 bits. One looks up a high half, of 16 bits, as bfloat16; its mask clears
+// the low half. Both may read the same shifted word.
 struct NibbleLut {
     __m512 low;
     __m512i high;

@@ -223,7 +223,7 @@ class TestFetching:
 
 class TestBrokenConnections:
     def test_resumes(self, client: Client) -> None:
-        """The client counts what it has in chunks of 10 MiB: the rest is asked for from there."""
+        """The client counts received bytes in chunks of 10 MiB, and resumes at the last whole chunk."""
         content = official({"a": f32((3_000_000,))})
         client.hub.models["org/fox"] = Model({"main": SINGLE | {"model.safetensors": content}})
         client.hub.cut["model.safetensors"] = [11_000_000]

@@ -288,8 +288,8 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
 def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
     """A step of one token, a chunk and a whole text, of which some tokens see more than 4,000 keys.
 
-    Weights add up to 1, so roundings of their products with V do, too: 32 of these, and those of the scores, which are
-    about 8 at most here, d + 8 each.
+    Weights add up to 1, so rounding errors of weight * V add up to those of one product. The bound: 32 of them, and
+    d + 8 for each score. Scores are about 8 at most here.
     """
     lens, new, heads, kv_heads, d = [4099, 3000, 300], [1, 70, 300], 6, 2, 16
     spec = CacheSpec(num_layers=1, num_blocks=500, block_size=16, num_kv_heads=kv_heads, head_dim=d, dtype=ops.dtype)

@@ -183,8 +183,8 @@ def processor_seconds(process_ids: tuple[int, ...]) -> float:
 
 
 def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly all of the step is one layer's attention, and three quarters of its time are the patience: less, and who
-    gets on by half of it on a busy machine is taken for one that does not."""
+    """One layer's attention takes nearly the whole step. The patience is three quarters of that time: with less, a slow
+    rank on a busy machine counts as one that hangs."""
     folder = tiny.write_model(
         tmp_path,
         hidden_size=256,

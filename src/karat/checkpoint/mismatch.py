@@ -51,7 +51,7 @@ def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshap
     if _all(_BIAS, unexpected) and not missing:
         return "config.json announces no such biases: check model_type, attention_bias and mlp_bias there"
     if _all(_NORM, missing) or _all(_NORM, unexpected):
-        return "these are the query and key norms of Qwen3: is model_type in config.json right?"
+        return "these are query and key norms, which only some families have: is model_type in config.json right?"
     if _all(_LAYER, unexpected) and not missing:
         layers = sorted({int(match[1]) for name in unexpected if (match := _LAYER.search(name))})
         return f"config.json has none of these in layers {layers[0]} to {layers[-1]}: is num_hidden_layers right?"

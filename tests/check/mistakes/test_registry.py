@@ -5,6 +5,7 @@ Covers: karat.check.mistakes.catalogue, karat.check.mistakes.nodes.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from karat.check.mistakes.catalogue import BUGS, Variant
 from karat.check.mistakes.enumerate import Enumeration
-from karat.check.mistakes.nodes import changed, parameters_of
+from karat.check.mistakes.nodes import changed, parameters_of, replaced
 from karat.check.mistakes.registry import KINDS, MISTAKES
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import PARAMETERS, Kind, Node, build_graph
@@ -121,6 +122,13 @@ def test_what_is_refused_says_what_there_is(kind: Kind, edit: dict[str, Any], me
     with pytest.raises(UsageError) as refused:
         changed(_node(kind), edit)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_was_made_with_an_unknown_mistake_is_not_computed(kind: Kind) -> None:
+    node = changed(Node("x", kind, (), {name: 1 for name in PARAMETERS[kind]}), {})
+    with pytest.raises(UsageError, match="no parameter 'typo'"):
+        replaced(replace(node, mistakes={"typo": 1}))
 
 
 def test_an_unknown_kind_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What is said of how exactly a bug can be located is what the recorded results allow, layer by layer."""
+"""The stated resolution of a diagnosis is what the recorded results allow, layer by layer."""
 
 import random
 from collections.abc import Iterable

@@ -260,7 +260,7 @@ def test_what_may_be_meant_is_a_flag(tmp_path: Path, fault: str) -> None:
 
 
 def test_a_tokenizer_that_cannot_spell_the_text_that_is_tried() -> None:
-    """Digits and BOS: what it puts before a text is still seen."""
+    """The vocabulary has only digits and BOS. The audit still sees that BOS is added."""
     backend = Backend(models.BPE({"<s>": 0, **{digit: i + 1 for i, digit in enumerate("0123456789")}}, []))
     backend.add_special_tokens(["<s>"])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

@@ -61,7 +61,9 @@ def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
 
 
 def replaced(node: Node) -> right.Replace:
-    """What the node's mistakes make of a right function."""
+    """What the node's mistakes make of a right function. UsageError for one that its kind does not have."""
+    for key in node.mistakes.keys() - set(_wrong_parameters(node.kind)):
+        raise UsageError(_unknown(f"a {node.kind}", "parameter", key, parameters_of(node.kind)))
     made = [one for key, one in MISTAKES[node.kind].items() if key in node.mistakes]
 
     def wrong(function: Op[Arguments]) -> Op[Arguments]:
