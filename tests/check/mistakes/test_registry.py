@@ -126,7 +126,7 @@ def test_what_is_refused_says_what_there_is(kind: Kind, edit: dict[str, Any], me
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_that_was_made_with_an_unknown_mistake_is_not_computed(kind: Kind) -> None:
-    node = changed(Node("x", kind, (), {name: 1 for name in PARAMETERS[kind]}), {})
+    node = changed(Node("x", kind, (), dict.fromkeys(PARAMETERS[kind], 1)), {})
     with pytest.raises(UsageError, match="no parameter 'typo'"):
         replaced(replace(node, mistakes={"typo": 1}))
 
