@@ -6,11 +6,18 @@ Use: python -m tools.field_table
 import json
 from pathlib import Path
 
-from karat.server.fields import CHAT, COUNT, MESSAGES, TABLE, TEXT, Field
+from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TABLE, TEXT, Field
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "serving.md"
 BEGIN, END = "<!-- made by python -m tools.field_table -->\n", "<!-- end of what is made -->\n"
-_ROUTES = {CHAT: "chat", TEXT: "text", MESSAGES: "messages", COUNT: "count"}
+_ROUTES = {
+    CHAT: "chat",
+    TEXT: "text",
+    MESSAGES: "messages",
+    COUNT: "count",
+    RESPONSES: "responses",
+    INPUT_TOKENS: "input_tokens",
+}
 _TITLES = {"honoured": "Honoured", "without effect": "Without effect on the answer", "refused": "Refused"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from karat.errors import RequestError
 from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
-from karat.server.fields import BOTH, CHAT, COUNT, MESSAGES, TABLE, TEXT, fields_of
+from karat.server.fields import BOTH, CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TABLE, TEXT, fields_of
 
 
 def test_a_name_has_one_row_a_route() -> None:
@@ -76,11 +76,14 @@ def test_no_penalty_that_is_taken_makes_a_score_overflow() -> None:
 def test_every_field_of_the_openai_package_has_a_row() -> None:
     pytest.importorskip("openai", reason="the openai package is not installed (requirements/clients.txt)")
     from openai.types import completion_create_params as text
+    from openai.types import responses
     from openai.types.chat import completion_create_params as chat
 
     for route, params in (
         (CHAT, chat.CompletionCreateParamsStreaming),
         (TEXT, text.CompletionCreateParamsStreaming),
+        (RESPONSES, responses.response_create_params.ResponseCreateParamsStreaming),
+        (INPUT_TOKENS, responses.input_token_count_params.InputTokenCountParams),
     ):
         assert params.__required_keys__ | params.__optional_keys__ <= fields_of(route).keys()
 

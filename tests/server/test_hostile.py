@@ -17,7 +17,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from karat.server.fields import ANTHROPIC, CHAT, COUNT, DETOKENIZE, MESSAGES, RENDER, TEXT, TOKENIZE, fields_of
+from karat.server.fields import (
+    ANTHROPIC,
+    CHAT,
+    COUNT,
+    DETOKENIZE,
+    INPUT_TOKENS,
+    MESSAGES,
+    RENDER,
+    RESPONSES,
+    TEXT,
+    TOKENIZE,
+    fields_of,
+)
 from tests.server.conftest import Running, serving
 from tests.support.seed import SEED
 
@@ -71,6 +83,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "a", **CHEAP},
     MESSAGES: {"messages": [{"role": "user", "content": "a"}], **CHEAP},
     COUNT: {"messages": [{"role": "user", "content": "a"}]},
+    RESPONSES: {"input": "a", "max_output_tokens": 1},
+    INPUT_TOKENS: {"input": "a"},
     RENDER: {"messages": [{"role": "user", "content": "a"}]},
     TOKENIZE: {"prompt": "a"},
     DETOKENIZE: {"tokens": [5]},
@@ -81,7 +95,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 @given(data=st.data())
 def test_no_body_of_json_is_a_500(server: Running, data: st.DataObject) -> None:
     route = data.draw(st.sampled_from(sorted(NEEDED)))
-    names = st.sampled_from(sorted(set(fields_of(route)) - {"max_tokens", "n"})) | st.text(max_size=8)
+    names = st.sampled_from(sorted(set(fields_of(route)) - {"max_tokens", "max_output_tokens", "n"})) | st.text(
+        max_size=8
+    )
     body = NEEDED[route] | data.draw(st.dictionaries(names, JSON_VALUES, max_size=3))
     answer = server.ask(route, body)
     assert answer.status in (200, 400, 404), (body, answer.content)
@@ -101,6 +117,8 @@ def test_no_message_is_a_500(server: Running, message: dict[str, Any]) -> None:
     for route in (CHAT, MESSAGES):
         answer = server.ask(route, {"messages": messages, "max_tokens": 1})
         assert answer.status in (200, 400), (route, message, answer.content)
+    answer = server.ask(RESPONSES, {"input": messages, "max_output_tokens": 1})
+    assert answer.status in (200, 400), (message, answer.content)
 
 
 @pytest.mark.parametrize("depth", [100, 900, 5000])

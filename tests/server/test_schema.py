@@ -6,13 +6,21 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from karat.server.fields import RESPONSES
 from karat.server.openapi import document
 from tests.server.conftest import Running
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed (requirements/clients.txt)")
 
 ROUTES = [path for path, methods in document()["paths"].items() if "post" in methods]
-LENGTHS = ("max_tokens", "max_completion_tokens", "n", "ignore_eos", "min_tokens")  # what is right of them takes long
+LENGTHS = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n",
+    "ignore_eos",
+    "min_tokens",
+)  # what is right of them takes long
 
 
 def asked(server: Running, route: str, mode: str, num: int) -> list[tuple[Any, int]]:
@@ -26,7 +34,8 @@ def asked(server: Running, route: str, mode: str, num: int) -> list[tuple[Any, i
         body = case.body
         if mode == "positive":
             body = {name: value for name, value in body.items() if name not in LENGTHS}
-            body |= {"max_tokens": 1} if route.startswith("/v1/") else {}
+            length = "max_output_tokens" if route == RESPONSES else "max_tokens"
+            body |= {length: 1} if route.startswith("/v1/") else {}
         answer = server.ask(route, body if isinstance(body, bytes) else json.dumps(body).encode())
         assert answer.status < 500, (body, answer.content)
         if answer.status != 200:

@@ -18,7 +18,7 @@ from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
-from karat.server.fields import CHAT, COUNT, MESSAGES, TEXT, fields_of
+from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.inner import Ask, Lengths, Work, drawn_seed, require_a_choice
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
@@ -26,11 +26,15 @@ from karat.server.news import news_of
 from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
 from karat.server.openai.events import ChatEvents, TextEvents
 from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
+from karat.server.openai.response_answers import response
+from karat.server.openai.response_events import ResponseEvents
+from karat.server.openai.response_requests import read_response
+from karat.server.openai.response_schema import InputTokens
 from karat.server.responses import Events, JsonBytes, read_content, until_left
 from karat.server.settings import Settings
 from karat.text.chat_prompt import ChatPrompt
 
-_Written = ChatEvents | TextEvents | MessageEvents
+_Written = ChatEvents | TextEvents | MessageEvents | ResponseEvents
 _FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
 
 
@@ -78,6 +82,24 @@ class Answering:
         self.model_name(asked.chat.form.model)
         prompt = await until_left(request, _prompt(asked.chat, llm))
         return _json(MessageTokens(len(prompt.token_ids)), _headers(asked.without_effect))
+
+    async def response(self, request: Request) -> ASGIApp:
+        """OpenAI's newer form of `chat`, of which nothing is kept."""
+        asked, llm = read_response(await read_content(request, self._settings.limits), RESPONSES), self._keeper.llm
+        subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "resp"))
+        headers = _headers(asked.without_effect, subject)
+        if asked.chat.form.stream:
+            events = ResponseEvents(subject, asked.echo)
+            return self._events(subject, llm, events, headers, error_event=events.error_event)
+        (output,) = await until_left(request, self._outputs(subject, llm))
+        return _json(response(subject, asked.echo, output), headers)
+
+    async def input_tokens(self, request: Request) -> ASGIApp:
+        """The number of tokens of the prompt that `response` would make."""
+        asked, llm = read_response(await read_content(request, self._settings.limits), INPUT_TOKENS), self._keeper.llm
+        self.model_name(asked.chat.form.model)
+        prompt = await until_left(request, _prompt(asked.chat, llm))
+        return _json(InputTokens(len(prompt.token_ids)), _headers(asked.without_effect))
 
     async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM, prefix: str) -> Subject:
         model = self.model_name(asked.form.model)

@@ -13,7 +13,18 @@ from karat.server import schema
 from karat.server.answering import Answering
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
-from karat.server.fields import CHAT, COUNT, DETOKENIZE, MESSAGES, RENDER, TEXT, TOKENIZE, fields_of
+from karat.server.fields import (
+    CHAT,
+    COUNT,
+    DETOKENIZE,
+    INPUT_TOKENS,
+    MESSAGES,
+    RENDER,
+    RESPONSES,
+    TEXT,
+    TOKENIZE,
+    fields_of,
+)
 from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
@@ -34,6 +45,8 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
         Route(TEXT, answering.text, methods=["POST"]),
         Route(MESSAGES, answering.message, methods=["POST"]),
         Route(COUNT, answering.count, methods=["POST"]),
+        Route(RESPONSES, answering.response, methods=["POST"]),
+        Route(INPUT_TOKENS, answering.input_tokens, methods=["POST"]),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
         Route(TOKENIZE, tools.tokenize, methods=["POST"]),

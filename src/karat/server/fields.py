@@ -21,12 +21,25 @@ FieldClass = Literal["honoured", "without effect", "refused"]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 BOTH = (CHAT, TEXT)
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-GENERATING, ANTHROPIC = (*BOTH, MESSAGES), (MESSAGES, COUNT)
+ANTHROPIC = (MESSAGES, COUNT)
+RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
+STATELESS = (RESPONSES, INPUT_TOKENS)
+GENERATING = (*BOTH, MESSAGES, RESPONSES)
+CHATTING = (CHAT, *ANTHROPIC, *STATELESS)
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/render"
 
 MAX_PROMPTS = 128  # of a request to /v1/completions
 MAX_TEXT = 512  # characters of names, keys and the like
 
+_Includable = Literal[
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 Flag = bool
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -82,7 +95,7 @@ _NO_SOUND = "Karat has text alone; leave it out"
 TABLE: tuple[Field, ...] = (
     _honoured(
         "model",
-        (*BOTH, *ANTHROPIC, TOKENIZE, DETOKENIZE, RENDER),
+        (TEXT, *CHATTING, TOKENIZE, DETOKENIZE, RENDER),
         Text,
         "One that /v1/models lists (default: the first).",
     ),
@@ -109,6 +122,14 @@ TABLE: tuple[Field, ...] = (
         required=True,
     ),
     _honoured("system", ANTHROPIC, str | list[dict[str, Any]], "A first message of role system: text, or text blocks."),
+    _honoured(
+        "input",
+        STATELESS,
+        str | list[dict[str, Any]],
+        "The conversation: a text, or messages. Roles: system, developer (the same), user, assistant.",
+        required=True,
+    ),
+    _honoured("instructions", STATELESS, str, "A first message of role system."),
     # how tokens are chosen
     _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt.", BOTH),
     _sampling("temperature", Annotated[float, Meta(ge=0, le=100)], "0 is greedy."),
@@ -149,6 +170,7 @@ TABLE: tuple[Field, ...] = (
         (TEXT,),
     ),
     _sampling("max_tokens", Count, "As max_completion_tokens, its newer name.", (CHAT,)),
+    _honoured("max_output_tokens", (RESPONSES,), Count, "As max_completion_tokens of a chat."),
     Field("max_tokens", (MESSAGES,), "honoured", "Of the answer.", Count, samples=True, required=True),
     _honoured(
         "max_completion_tokens",
@@ -158,7 +180,10 @@ TABLE: tuple[Field, ...] = (
     ),
     _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before this number of tokens."),
     _sampling(
-        "stop", StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)], "Texts that end an answer.", BOTH
+        "stop",
+        StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)],
+        "Texts that end an answer.",
+        (*BOTH, RESPONSES),
     ),
     _honoured(
         "stop_sequences",
@@ -185,7 +210,7 @@ TABLE: tuple[Field, ...] = (
     # how the prompt is made, and where it waits
     _honoured(
         "chat_template_kwargs",
-        (CHAT, *ANTHROPIC, RENDER),
+        (*CHATTING, RENDER),
         Names,
         "Variables of the chat template, enable_thinking say.",
     ),
@@ -205,21 +230,33 @@ TABLE: tuple[Field, ...] = (
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
     _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
     # without effect on the answer
-    _harmless("user", BOTH, Text, "Nothing is kept about users."),
-    _harmless("safety_identifier", BOTH, Text, "Nothing is kept about users."),
+    _harmless("user", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
+    _harmless("safety_identifier", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
     _harmless("metadata", BOTH, Names, "Nothing is kept."),
-    _harmless("client_metadata", BOTH, Names, "Nothing is kept."),
-    _harmless("store", BOTH, Literal[False] | None, "Nothing is kept; true is refused."),
-    _harmless("service_tier", BOTH, Literal["auto", "default"], "There is one tier; others are refused."),
-    _harmless("prompt_cache_key", BOTH, Text, "Prefixes are found by their tokens."),
-    _harmless("prompt_cache_retention", BOTH, Literal["in_memory", "24h"], "Prefixes stay as long as there is room."),
-    _harmless("prompt_cache_options", BOTH, Names, "Prefixes are found by their tokens."),
+    _harmless("client_metadata", (*BOTH, RESPONSES), Names, "Nothing is kept."),
+    _harmless("store", (*BOTH, RESPONSES), Literal[False] | None, "Nothing is kept; true is refused."),
+    _harmless("service_tier", (*BOTH, RESPONSES), Literal["auto", "default"], "There is one tier; others are refused."),
+    _harmless("prompt_cache_key", (*BOTH, RESPONSES), Text, "Prefixes are found by their tokens."),
+    _harmless(
+        "prompt_cache_retention",
+        (*BOTH, RESPONSES),
+        Literal["in_memory", "24h"],
+        "Prefixes stay as long as there is room.",
+    ),
+    _harmless("prompt_cache_options", (*BOTH, RESPONSES), Names, "Prefixes are found by their tokens."),
     _harmless("cache_prompt", BOTH, Literal[True], "Prefixes are always kept (llama.cpp's)."),
     _harmless("include", BOTH, Annotated[list[Text], Meta(max_length=64)], "There is nothing to include."),
     _harmless("modalities", (CHAT,), list[Literal["text"]], "Answers are text."),
     _harmless("parallel_tool_calls", (CHAT,), Flag, "There are no tools to call."),
     _harmless("spaces_between_special_tokens", BOTH, Flag, "Tokens are never parted by spaces."),
     _harmless("request_id", BOTH, Text, "Requests are numbered here; the answer's id is new."),
+    _honoured("metadata", (RESPONSES,), Annotated[dict[str, Text], Meta(max_length=16)], "Given back in the answer."),
+    _harmless("stream_options", (RESPONSES,), dict[Literal["include_obfuscation"], bool], "Events are not padded."),
+    _harmless("include", (RESPONSES,), list[_Includable], "There is nothing to include; logprobs are refused."),
+    _harmless("parallel_tool_calls", STATELESS, Flag, "There are no tools to call."),
+    _harmless("max_tool_calls", (RESPONSES,), Count, "There are no tools to call."),
+    _harmless("truncation", STATELESS, Literal["disabled"], "Nothing is cut; auto is refused."),
+    _harmless("top_logprobs", (RESPONSES,), Literal[0], "There are none of responses; more are refused."),
     _harmless("metadata", (MESSAGES,), Names, "Nothing is kept."),
     _harmless("cache_control", ANTHROPIC, Names, "Prefixes are always kept; blocks may have it too."),
     _harmless("service_tier", (MESSAGES,), Literal["auto", "standard_only"], "There is one tier; others are refused."),
@@ -228,7 +265,7 @@ TABLE: tuple[Field, ...] = (
     _harmless("diagnostics", (MESSAGES,), Names, "Nothing is kept to compare with."),
     _harmless(
         "tools",
-        ANTHROPIC,
+        (*ANTHROPIC, *STATELESS),
         Annotated[list[dict[str, Any]], Meta(max_length=1024)],
         "Karat calls no tools yet. They are dropped, each named in the header as tools.NAME; a tool_choice that asks "
         "for a call is refused.",
@@ -257,10 +294,10 @@ TABLE: tuple[Field, ...] = (
     _refused("json_schema", BOTH, _NO_SCHEMA),
     _refused("verbosity", (CHAT,), "say in a message how long the answer is to be", "medium"),
     _refused("reasoning_effort", (CHAT,), "use chat_template_kwargs, if the model's template has such a variable"),
-    _refused("reasoning", BOTH, "use chat_template_kwargs, if the model's template has such a variable"),
+    _refused("reasoning", (*BOTH, *STATELESS), "use chat_template_kwargs, if the model's template has such a variable"),
     _refused("audio", (CHAT,), _NO_SOUND),
     _refused("prediction", (CHAT,), "there is no speculative decoding yet; leave it out"),
-    _refused("moderation", (CHAT,), "nothing is moderated here; leave it out"),
+    _refused("moderation", (CHAT, RESPONSES), "nothing is moderated here; leave it out"),
     _refused("web_search_options", (CHAT,), "nothing is searched; leave it out"),
     _refused("suffix", (TEXT,), "a text is continued at its end alone; leave it out", ""),
     _refused("best_of", BOTH, "ask for n choices with logprobs, and take the best", 1),
@@ -274,6 +311,27 @@ TABLE: tuple[Field, ...] = (
     _refused("documents", (CHAT,), "put the documents into a message", []),
     _refused("continue_final_message", (CHAT,), "use /render and /v1/completions to go on with a text", False),
     _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
+    _refused("tool_choice", STATELESS, _NO_TOOLS, "auto", "none"),
+    _refused("previous_response_id", STATELESS, "nothing is kept; send the whole conversation as input"),
+    _refused("conversation", STATELESS, "nothing is kept; send the whole conversation as input"),
+    _refused("background", (RESPONSES,), "nothing is kept; wait for the answer, or stream", False),
+    _refused("background_options", (RESPONSES,), "nothing is kept; wait for the answer, or stream", {}),
+    _refused("prompt", STATELESS, "there are no stored prompts; send input"),
+    _refused("context_management", (RESPONSES,), "Karat edits no conversation; shorten the input", []),
+    _refused(
+        "text",
+        STATELESS,
+        _NO_SCHEMA,
+        {},
+        {"verbosity": "medium"},
+        {"format": {"type": "text"}},
+        {"format": {"type": "text"}, "verbosity": "medium"},
+    ),
+    _refused("access_programs", (RESPONSES,), "there are none; leave it out"),
+    _refused("image", (RESPONSES,), "Karat has text alone; leave it out"),
+    _refused("personality", (INPUT_TOKENS,), "say it in instructions"),
+    _refused("max_tokens", (RESPONSES,), "use max_output_tokens"),
+    _refused("messages", STATELESS, "use input"),
     _refused("thinking", ANTHROPIC, "Karat keeps no reasoning apart yet; leave it out", {"type": "disabled"}),
     _refused("output_config", ANTHROPIC, "ask for effort and form in a message", {}, {"effort": "high"}),
     _refused("speed", ANTHROPIC, "there is one speed; leave it out", "standard"),

@@ -8,7 +8,8 @@ import msgspec
 from karat import __version__
 from karat.server import schema
 from karat.server.anthropic import schema as anthropic
-from karat.server.fields import ANTHROPIC, CHAT, COUNT, MESSAGES, TEXT, Field, fields_of
+from karat.server.fields import ANTHROPIC, CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, Field, fields_of
+from karat.server.openai import response_schema
 
 _REF = "#/components/schemas/{name}"
 ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
@@ -16,6 +17,8 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     TEXT: ("post", schema.TextCompletion),
     MESSAGES: ("post", anthropic.AnthropicMessage),
     COUNT: ("post", anthropic.MessageTokens),
+    RESPONSES: ("post", response_schema.Response),
+    INPUT_TOKENS: ("post", response_schema.InputTokens),
     "/v1/models": ("get", schema.Models),
     "/v1/models/{model}": ("get", schema.Model),
     "/tokenize": ("post", schema.Tokenized),
@@ -29,6 +32,7 @@ _EVENTS: Mapping[str, tuple[type, ...]] = {
     CHAT: (schema.ChatChunk,),
     TEXT: (schema.TextCompletion,),
     MESSAGES: anthropic.EVENTS,
+    RESPONSES: response_schema.EVENTS,
 }
 _ERRORS = {
     "400": "A request that cannot be served as asked",

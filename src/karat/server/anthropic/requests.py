@@ -1,12 +1,11 @@
 """From requests of Anthropic's protocol to the inner form, with all checks. Nothing here computes or waits."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from karat.request import shown
-from karat.server.bodies import Body, judge, read_json
+from karat.server.bodies import judge, named_harmless, read_json
 from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
 from karat.server.openai.requests import ChatRequest, Form, read_variables
@@ -20,8 +19,6 @@ _INSTEAD = {
     "thinking": "Karat keeps no reasoning apart yet; take the block out",
     "redacted_thinking": "Karat keeps no reasoning apart yet; take the block out",
 }
-_NAMED_TOOLS = 64  # more are counted: a header has limits
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +49,10 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
     )
-    return MessageRequest(chat, _without_effect(body, given, blocks))
-
-
-def _without_effect(body: Body, given: Mapping[str, Any], blocks: "_Blocks") -> tuple[str, ...]:
-    """The names for the header. Each tool has its own, for no tool is dropped in silence."""
-    names = [name for name in body.without_effect if name != "tools"]
-    tools = given.get("tools") or []
-    for number, tool in enumerate(tools[:_NAMED_TOOLS]):
-        name = tool.get("name")
-        is_plain = isinstance(name, str) and _TOOL_NAME.fullmatch(name)
-        names.append(f"tools.{name}" if is_plain else f"tools[{number}]")
-    if len(tools) > _NAMED_TOOLS:
-        names.append(f"tools[{_NAMED_TOOLS}..{len(tools) - 1}]")
+    names = named_harmless(body, given.get("tools") or [])
     if blocks.has_marks and "cache_control" not in names:
-        names.append("cache_control")
-    return tuple(names)
+        names += ("cache_control",)
+    return MessageRequest(chat, names)
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
