@@ -63,15 +63,18 @@ def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
 
 @pytest.mark.parametrize("field", [f for f in TABLE if f.kind == "refused"], ids=lambda field: field.name)
 def test_a_refused_field_says_what_to_do_and_is_taken_where_it_asks_nothing(field: Any) -> None:
-    route = field.routes[0]
-    needed = {"messages": MESSAGES} if route == CHAT else {"prompt": "a"}
-    error = refusal(json.dumps(needed | {field.name: "something"}).encode(), route)
-    assert error.param == field.name and field.text in error.message and error.code == "unsupported_field"
-    for off in field.off:
-        assert read_body(json.dumps(needed | {field.name: off}).encode(), fields_of(route)).without_effect == (
-            field.name,
-        )
-    assert read_body(json.dumps(needed | {field.name: None}).encode(), fields_of(route)).without_effect == ()
+    for route in field.routes:
+        values = {"messages": MESSAGES, "prompt": "a", "input": "a", "max_tokens": 1}
+        needed = {name: values[name] for name, other in fields_of(route).items() if other.required}
+
+        def without_effect(value: Any, route: str = route, needed: Any = needed) -> tuple[str, ...]:
+            return read_body(json.dumps(needed | {field.name: value}).encode(), fields_of(route)).without_effect
+
+        error = refusal(json.dumps(needed | {field.name: "something"}).encode(), route)
+        assert error.param == field.name and field.text in error.message and error.code == "unsupported_field"
+        for off in field.off:
+            assert without_effect(off) == (field.name,)
+        assert without_effect(None) == ()
 
 
 def test_false_is_not_zero_and_one_is_not_true() -> None:
