@@ -12,7 +12,8 @@ def show_ranks(
 ) -> int:
     """Show each stage when it is done; return the exit code."""
     from karat.check.model.checked import open_model
-    from karat.check.ranks.stages import ParallelPlan, check_parallel, overall
+    from karat.check.ranks.check import check_parallel
+    from karat.check.ranks.session import ParallelPlan, overall
 
     plan = ParallelPlan(model=open_model(model), size=size, num_tokens=num_tokens, trace=trace, **options)
     stages = []

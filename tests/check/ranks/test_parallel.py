@@ -1,6 +1,7 @@
 """`karat check --tensor-parallel-size`: right ranks are exact; wrong ones are found, and the right part is blamed.
 
-Covers: karat.check.ranks.rank, karat.check.ranks.stages.
+Covers: karat.check.ranks.check, karat.check.ranks.rank, karat.check.ranks.session, karat.check.ranks.stages.logits,
+karat.check.ranks.stages.shards, karat.check.ranks.stages.trace.
 """
 
 import json
@@ -14,9 +15,10 @@ import pytest
 
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.model.graph import build_graph
+from karat.check.ranks.check import check_parallel
 from karat.check.ranks.parallel import Blame, first_difference, record_ranks, shard_faults, shards_of
 from karat.check.ranks.rank import HeldPart
-from karat.check.ranks.stages import ParallelPlan, ParallelStage, check_parallel
+from karat.check.ranks.session import ParallelPlan, ParallelStage
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.gathering import gathered
 from karat.check.session.same_bits import invariance_of

@@ -1,0 +1,1 @@
+"""The stages of `karat check --tensor-parallel-size`, one file each."""
