@@ -25,7 +25,7 @@ HEAD = """\
 This page is made by `python -m tools.api_page` from the docstrings; a test compares them. Each class
 and type with a section of its own is in `karat`; the errors are in `karat.errors`. [from-vllm.md](from-vllm.md) says
 what differs from vLLM. `karat.NUMERIC_CONTRACT` is the version of [determinism.md](determinism.md) that the native
-executor computes by.
+executor computes by; `karat.receipts` is described in [receipts.md](receipts.md).
 """
 
 

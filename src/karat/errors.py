@@ -17,6 +17,10 @@ class UsageError(KaratError):
     exit_code = 2
 
 
+class ReceiptError(UsageError):
+    """A receipt that is malformed, or that the loaded model and its rules cannot confirm or deny."""
+
+
 class ConfigError(KaratError):
     """A config.json or generation_config.json that is malformed, unknown or unsupported."""
 

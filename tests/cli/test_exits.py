@@ -128,7 +128,7 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (
             ["help", "nope"],
             "no help on 'nope'; there is help on run, chat, serve, inspect, bench, convert, pull, check, trace, "
-            "diagnose, perplexity, env, help and exit-codes",
+            "diagnose, verify, perplexity, env, help and exit-codes",
         ),
     ],
 )

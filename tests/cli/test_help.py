@@ -34,6 +34,7 @@ def test_the_commands() -> None:
         "run",
         "serve",
         "trace",
+        "verify",
     ]
 
 

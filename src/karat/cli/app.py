@@ -120,6 +120,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "check": ("check", "check"),
     "trace": ("trace", "trace"),
     "diagnose": ("diagnose", "diagnose"),
+    "verify": ("verify", "verify"),
     "perplexity": ("perplexity", "perplexity"),
     "env": ("env", "env"),
     "help": ("topics", "show_help"),

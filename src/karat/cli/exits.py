@@ -20,8 +20,9 @@ TERMINATED = 143  # 128 + SIGTERM
 
 EXIT_CODES: Mapping[int, str] = {
     OK: "success",
-    1: "an error without a code of its own, such as output that cannot be written; of check and diagnose: a bug",
-    USAGE: "a command line that cannot be understood; of check and diagnose: whatever kept them from a verdict",
+    1: "an error without a code of its own, such as output that cannot be written; of check and diagnose: a bug; of "
+    "verify: a difference",
+    USAGE: "a command line that cannot be understood; of check, diagnose and verify: whatever kept them from a verdict",
     3: "config.json or generation_config.json is malformed, unknown or unsupported",
     4: "the weights are missing, unexpected, of the wrong shape, truncated or corrupt",
     5: "the tokenizer or the chat template is missing, corrupt or unsupported",

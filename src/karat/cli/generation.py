@@ -72,10 +72,11 @@ class Task:
         self.prompt = prompt
         self._input: list[int] | ChatPrompt
         if isinstance(prompt, str):
+            self.prompt_text = prompt
             self._input = self.prompt_ids = llm.tokenizer.encode(prompt, max_tokens=llm.max_model_len)
         else:
             self._input = llm.chat_prompt(prompt, sanitize_control_tokens=sanitize_control_tokens)
-            self.prompt_ids = list(self._input.token_ids)
+            self.prompt_ids, self.prompt_text = list(self._input.token_ids), self._input.text
         self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
 
     def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> Iterator[StreamChunk]:

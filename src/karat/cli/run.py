@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
+from pathlib import Path
 from time import perf_counter
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, re
 from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
 from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
+from karat.cli.run_receipt import Gathered, settle_seed
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
@@ -51,6 +53,10 @@ def run(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object at the end: text, tokens, usage, times.")
     ] = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option("--receipt", metavar="FILE", help="Write what `karat verify` needs to compute the answer again."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
     *,
     loading: LoadOptions,
@@ -84,9 +90,14 @@ def run(
     load_s = perf_counter() - before
     asked = _conversation(source.prompt, system) if chat else source.prompt
     task = Task(llm, asked, given, sanitize_control_tokens=sanitize_control_tokens)
+    if receipt is not None:
+        settle_seed(task)
     meter = Meter(len(task.prompt_ids))
     prefill = PromptWatch(quiet=quiet)
+    gathered = Gathered()
     chunks = meter.watch(task.stream(prefill))
+    if receipt is not None:
+        chunks = gathered.watch(chunks)
     if not quiet:
         remark(llm, source.model, given, loading)
     if as_json:
@@ -96,6 +107,8 @@ def run(
         emit(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")
         if faults := [choice["error"] for choice in answer["choices"] if choice["error"]]:
             raise NumericsError("; ".join(faults))
+        if receipt is not None:
+            gathered.write(task, receipt)
         return
     try:
         with prefill:
@@ -108,6 +121,8 @@ def run(
         if not quiet:
             note(meter.summary(interrupted=True))
         raise
+    if receipt is not None:
+        gathered.write(task, receipt)
     if not quiet:
         note(meter.summary())
 

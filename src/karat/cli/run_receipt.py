@@ -1,0 +1,55 @@
+"""What `karat run --receipt` writes: the receipts of the choices, one a line, when all have ended."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from karat.cli.generation import Task
+from karat.request import CompletionOutput, Request, StreamChunk
+
+
+def settle_seed(task: Task) -> None:
+    """Give a request without a seed the one that an LLM with seed 0 derives for its first request."""
+    from karat.engine.sampler import derived_seed
+
+    if task.params.seed is None:
+        task.params = replace(task.params, seed=derived_seed(0, 0))
+
+
+class Gathered:
+    """The chunks of a stream that went by."""
+
+    def __init__(self) -> None:
+        self._chunks: list[StreamChunk] = []
+
+    def watch(self, chunks: Iterator[StreamChunk]) -> Iterator[StreamChunk]:
+        """Yield the chunks, and keep them."""
+        for chunk in chunks:
+            self._chunks.append(chunk)
+            yield chunk
+
+    def write(self, task: Task, path: Path) -> None:
+        """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
+        from karat.checkpoint.files import whole_file
+        from karat.receipts import receipt_of
+
+        request = _request(task)
+        lines = [receipt_of(task.llm, request, self._choice(index)).to_json() for index in range(task.params.n)]
+        with whole_file(path) as file:
+            file.write(b"\n".join(lines) + b"\n")
+
+    def _choice(self, index: int) -> CompletionOutput:
+        chunks = [chunk for chunk in self._chunks if chunk.index == index]
+        last = chunks[-1]
+        token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
+        return CompletionOutput(
+            index, "".join(chunk.text for chunk in chunks), token_ids, last.finish_reason, last.stop_reason
+        )
+
+
+def _request(task: Task) -> Request:
+    """The request as the model had it."""
+    is_chat = not isinstance(task.prompt, str)
+    ends = task.llm.chat_end_token_ids if is_chat else task.llm.end_token_ids
+    assert task.params.seed is not None
+    return Request("0", tuple(task.prompt_ids), task.params, task.params.seed, task.prompt_text, end_token_ids=ends)
