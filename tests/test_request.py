@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import karat
 from karat.errors import RequestError
-from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, shown
+from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StructuredOutputs, shown
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {
@@ -46,6 +46,7 @@ WRONG: dict[str, list[Any]] = {
     "logprobs": [-1, 65, 1.0, True, HUGE],
     "prompt_logprobs": [-1, 65, 1.0, True, HUGE],
     "allowed_token_ids": [(), [], (-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
+    "structured_outputs": ["json", True, [1], 5],
 }
 RIGHT: dict[str, list[Any]] = {
     "n": [1, 64],
@@ -68,6 +69,7 @@ RIGHT: dict[str, list[Any]] = {
     "logprobs": [None, 0, 64],
     "prompt_logprobs": [None, 0, 64],
     "allowed_token_ids": [None, [0, 5], (7,)],
+    "structured_outputs": [None, StructuredOutputs(regex="a"), {"choice": ["a", "b"]}, {"json": {}}, {"grammar": "a"}],
 }
 
 
@@ -85,6 +87,30 @@ def test_wrong_values_are_refused_by_name(name: str, index: int) -> None:
 @pytest.mark.parametrize(("name", "index"), [(name, i) for name, values in RIGHT.items() for i in range(len(values))])
 def test_right_values_are_taken(name: str, index: int) -> None:
     SamplingParams(**{name: RIGHT[name][index]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "nothing"),
+        ({"json": {}, "regex": "a"}, "json, regex"),
+        ({"json": {"a": object()}}, "json"),
+        ({"json": 5}, "json=5"),
+        ({"regex": ""}, "regex"),
+        ({"regex": 5}, "regex"),
+        ({"choice": []}, "choice"),
+        ({"choice": "ab"}, "choice"),
+        ({"choice": ["a", 5]}, "choice"),
+        ({"grammar": "a" * 70000}, "grammar has 70000 characters"),
+        ({"jsn": {}}, "did you mean json"),
+        ({"json_object": True}, '"type": "object"'),
+        ({"whitespace_pattern": " "}, "white space is bounded"),
+    ],
+)
+def test_structured_outputs_are_exactly_one_thing(fields: dict[str, Any], named: str) -> None:
+    for make in (lambda: StructuredOutputs(**fields), lambda: SamplingParams(structured_outputs=fields)):
+        with pytest.raises(RequestError, match=named):
+            make()
 
 
 def test_other_spellings_become_one() -> None:
@@ -115,7 +141,7 @@ def test_unknown_fields_are_refused_with_advice() -> None:
         "bad_words": "logit_bias",
         "detokenize": "always",
         "truncate_prompt_tokens": "token ids",
-        "structured_outputs": "no structured output yet",
+        "guided_decoding": "structured_outputs has its place",
         "length_penalty": "beam search",
         "use_beam_search": "cumulative_logprob",
         "flat_logprobs": "one form",

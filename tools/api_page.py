@@ -17,7 +17,15 @@ NAMES = {
     "engine/updates.py": ["RequestUpdate", "PromptProgress"],
     "engine/stats.py": ["EngineStats"],
     "text/chat_prompt.py": ["ChatPrompt"],
-    "request.py": ["SamplingParams", "RequestOutput", "CompletionOutput", "Logprob", "TokenLogprobs", "StreamChunk"],
+    "request.py": [
+        "SamplingParams",
+        "StructuredOutputs",
+        "RequestOutput",
+        "CompletionOutput",
+        "Logprob",
+        "TokenLogprobs",
+        "StreamChunk",
+    ],
 }
 HEAD = """\
 # Python API

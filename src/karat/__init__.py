@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from karat.config import NUMERIC_CONTRACT
 from karat.errors import KaratError
-from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StreamChunk, TokenLogprobs
+from karat.request import (
+    CompletionOutput,
+    Logprob,
+    RequestOutput,
+    SamplingParams,
+    StreamChunk,
+    StructuredOutputs,
+    TokenLogprobs,
+)
 
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
@@ -40,6 +48,7 @@ __all__ = [
     "RequestUpdate",
     "SamplingParams",
     "StreamChunk",
+    "StructuredOutputs",
     "TokenLogprobs",
     "__version__",
 ]

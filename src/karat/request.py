@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from karat.errors import RequestError
 
@@ -16,6 +16,7 @@ MAX_STOP_CHARS = 1024
 MAX_IDS = 1024  # in each of logit_bias, stop_token_ids and allowed_token_ids
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
+MAX_GRAMMAR_CHARS = 64 * 1024  # of a schema, an expression, a grammar, or all choices of StructuredOutputs together
 
 # Names of vLLM's SamplingParams that Karat does not have, and what to do instead.
 _ABSENT = {
@@ -25,15 +26,77 @@ _ABSENT = {
     "early_stopping": "it belongs to beam search, which Karat does not have; leave it out",
     "extra_args": "leave it out",
     "flat_logprobs": "logprobs have one form, a mapping for each token; leave it out",
-    "guided_decoding": "Karat has no structured output yet",
+    "guided_decoding": "structured_outputs has its place: StructuredOutputs(json=…), regex, choice or grammar",
     "length_penalty": "it belongs to beam search, which Karat does not have; leave it out",
     "logits_processors": "logit_bias adds to the scores of tokens",
     "output_kind": "use LLM.stream for the text as it grows, LLM.generate for all of it",
     "spaces_between_special_tokens": "leave it out",
-    "structured_outputs": "Karat has no structured output yet",
     "truncate_prompt_tokens": "shorten the prompt: LLM.get_tokenizer() encodes it, and LLM.generate takes token ids",
     "use_beam_search": "Karat has no beam search; ask for n choices and take the best by cumulative_logprob",
 }
+
+_NO_STRUCTURE = {
+    "disable_additional_properties": 'write "additionalProperties": false into the schema',
+    "disable_any_whitespace": "white space is bounded: a space, or a line end with its indentation",
+    "disable_fallback": "there is one backend; leave it out",
+    "json_object": 'json={"type": "object"} asks for any object',
+    "structural_tag": "leave it out",
+    "whitespace_pattern": "white space is bounded: a space, or a line end with its indentation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """The form of an answer, under vLLM's names; exactly one field is given. A wrong one raises RequestError.
+
+    json is a JSON Schema, as a mapping or as JSON text, which is what is kept. regex matches the whole answer, in the
+    syntax of Rust's regex. choice lists the texts that an answer may be. grammar is a context-free grammar in
+    llguidance's Lark syntax. A schema that cannot be kept to the letter is refused when the request is made, with the
+    name of the keyword.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def __new__(cls, *_: object, **fields: object) -> Self:
+        for name in fields:
+            if name not in cls.__dataclass_fields__:
+                why = unknown_name("StructuredOutputs", name, cls.__dataclass_fields__, _NO_STRUCTURE)
+                raise RequestError(f"structured_outputs={shown(name)}: {why}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"structured_outputs={', '.join(given) or 'nothing'}: expected one of json, regex, choice, grammar"
+            )
+        if isinstance(self.json, Mapping):
+            object.__setattr__(self, "json", _json_text(self.json))
+        if isinstance(self.choice, list):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        value: object = getattr(self, given[0])
+        texts = (value,) if given[0] != "choice" else value if isinstance(value, tuple) else ()
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            kind = "texts" if given[0] == "choice" else "a JSON Schema" if given[0] == "json" else "a text"
+            raise RequestError(f"structured_outputs: {given[0]}={shown(value)}: expected {kind}")
+        size = sum(len(text) for text in texts if isinstance(text, str))
+        if size > MAX_GRAMMAR_CHARS:
+            raise RequestError(
+                f"structured_outputs: {given[0]} has {size} characters; expected at most {MAX_GRAMMAR_CHARS}; "
+                "shorten it"
+            )
+
+
+def _json_text(schema: Mapping[str, Any]) -> str:
+    import json
+
+    try:
+        return json.dumps(dict(schema), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"structured_outputs: json={shown(dict(schema))} is no JSON: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +122,11 @@ class SamplingParams:
 
     With allowed_token_ids no other token is chosen: end tokens must be among them for a choice to end with one.
 
+    structured_outputs gives the form of the answer. Tokens that do not fit it are taken out before all else, greedy or
+    not. A choice ends with "stop" as soon as the form is complete and nothing can follow, or with an end token where it
+    may be complete; ignore_eos and min_tokens do not make it go on. Stop strings and stop_token_ids may cut it
+    ("stop"), as max_tokens does ("length").
+
     logprobs=k reports the chosen token and the k most probable ones under the model's own distribution (before bias,
     penalties and temperature); prompt_logprobs=k does the same for the prompt.
     """
@@ -83,6 +151,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __new__(cls, *_: object, **fields: object) -> Self:
         """Refuse names that are no fields, with advice. A dataclass alone would raise a bare TypeError."""
@@ -145,6 +214,11 @@ class SamplingParams:
             ),
             f"None, or 1 to {MAX_IDS} token ids",
         )
+        self._require(
+            "structured_outputs",
+            isinstance(self.structured_outputs, StructuredOutputs | None),
+            "None, or StructuredOutputs with one of json, regex, choice, grammar",
+        )
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 
@@ -162,6 +236,9 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        form: object = self.structured_outputs
+        if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
+            object.__setattr__(self, "structured_outputs", StructuredOutputs(**form))
         if is_int(self.top_k, -1, -1):
             object.__setattr__(self, "top_k", 0)
 

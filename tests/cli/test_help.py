@@ -56,7 +56,8 @@ def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat
 def test_every_sampling_parameter_is_an_option_of_run(karat_here: Karat) -> None:
     text = karat_here("run", "--help").stdout
     for field in dataclasses.fields(SamplingParams):
-        name = "no_skip_special_tokens" if field.name == "skip_special_tokens" else field.name
+        others = {"skip_special_tokens": "no_skip_special_tokens", "structured_outputs": "json_schema"}
+        name = others.get(field.name, field.name)
         assert f"--{name.replace('_', '-')} " in text
 
 

@@ -111,7 +111,7 @@ def test_every_sampling_parameter_has_an_option_that_is_obeyed(alphabet: Path, k
     args += ["--include-stop-str-in-output", "--ignore-eos", "--no-skip-special-tokens"]
     done = karat_here("run", str(alphabet), "A", "--json", *args)
     answer = json.loads(done.stdout)
-    assert answer["sampling"] == EVERY_OPTION | FLAGS
+    assert answer["sampling"] == EVERY_OPTION | FLAGS | {"structured_outputs": None}
     assert set(answer["sampling"]) == {field.name for field in dataclasses.fields(SamplingParams)}
     assert answer["defaults_applied"] == {}
 
@@ -349,3 +349,18 @@ def test_the_embedded_model_tells_a_story(karat: Karat) -> None:
     assert len(plain.stdout.split()) >= 5 and plain.stdout.isascii()
     chat = karat("run", "--chat", "Tell me a story about a fox and a lantern.", "--max-tokens", "12", "-q")
     assert len(chat.stdout.split()) >= 5 and chat.stderr == ""
+
+
+def test_a_json_schema_gives_the_form_of_the_answer(karat: Karat, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 3}', encoding="utf-8")
+    done = karat("run", "Once upon a time", "--json-schema", str(file), "--temperature", "1.5", "-q")
+    assert done.returncode == 0, done.stderr
+    assert 2 <= len(json.loads(done.stdout)) <= 3
+    file.write_text('{"not": {}}', encoding="utf-8")
+    refused = karat("run", "Once", "--json-schema", str(file))
+    assert refused.returncode == 7 and '["not"]' in refused.stderr
+    missing = karat("run", "Once", "--json-schema", str(tmp_path / "none.json"))
+    assert missing.returncode == 2 and "--json-schema" in missing.stderr
+    receipt = karat("run", "Once", "--json-schema", str(file), "--receipt", str(tmp_path / "receipt"))
+    assert receipt.returncode == 2 and "--receipt with --json-schema" in receipt.stderr

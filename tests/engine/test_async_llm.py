@@ -29,6 +29,7 @@ KINDS = [
     SamplingParams(max_tokens=12, seed=4, logprobs=2, prompt_logprobs=1, n=2),
     SamplingParams(max_tokens=40, seed=5, stop=(" the", "!"), min_tokens=2),
     SamplingParams(max_tokens=300, seed=6),
+    SamplingParams(max_tokens=60, seed=8, n=2, structured_outputs={"json": {"type": "object", "maxProperties": 1}}),
     SamplingParams(max_tokens=5, seed=7, logit_bias={5: 3.5}, allowed_token_ids=(5, 6, 7), temperature=np.float64(0.7)),
 ]
 

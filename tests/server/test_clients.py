@@ -1,4 +1,7 @@
-"""Clients that people use, and answers held to the types of the openai package, strictly."""
+"""Clients that people use, and answers held to the types of the openai package, strictly.
+
+Covers: karat.server.openai.formats.
+"""
 
 import asyncio
 from typing import Any
@@ -32,13 +35,42 @@ def test_parse_of_the_sdk(client: Any) -> None:
     import pydantic
 
     class Story(pydantic.BaseModel):
-        title: str
+        title: str = pydantic.Field(max_length=12)
+        pages: int = pydantic.Field(ge=1, le=20)
 
-    made = client.chat.completions.parse(model="karat-embedded", messages=MESSAGES, max_tokens=64, stop=["."])
+    given: dict[str, Any] = {"model": "karat-embedded", "messages": MESSAGES, "temperature": 1.5}
+    made = client.chat.completions.parse(**given, max_tokens=64, stop=["."])
     assert made.choices[0].message.content and made.choices[0].message.parsed is None
-    with pytest.raises(openai.BadRequestError) as caught:  # until there is structured output
-        client.chat.completions.parse(model="karat-embedded", messages=MESSAGES, response_format=Story)
-    assert caught.value.param == "response_format"
+    for seed in range(3):
+        made = client.chat.completions.parse(**given, seed=seed, response_format=Story)
+        assert 1 <= made.choices[0].message.parsed.pages <= 20 and made.choices[0].finish_reason == "stop"
+        with client.chat.completions.stream(**given, seed=seed, response_format=Story) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == made.choices[0].message.parsed
+
+
+def test_forms_of_answers(client: Any) -> None:
+    given: dict[str, Any] = {"model": "karat-embedded", "messages": MESSAGES, "max_tokens": 60}
+
+    def text(**fields: Any) -> str:
+        return client.chat.completions.create(**given, extra_body=fields).choices[0].message.content
+
+    assert text(structured_outputs={"choice": ["red", "blue"]}) in ("red", "blue")
+    assert text(structured_outputs={"regex": "[0-9]{3}"}).isdigit()
+    assert text(response_format={"type": "json_object"}).startswith("{")
+    assert text(response_format={"type": "text"})
+    refused = {
+        "not": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+        "json_schema": {"response_format": {"type": "json_schema"}},
+        "expected type text": {"response_format": {"type": "xml"}},
+        "give one": {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        "expected one of": {"structured_outputs": {}},
+        "unclosed group": {"structured_outputs": {"regex": "("}},
+        "structured_outputs": {"guided_json": {}},
+    }
+    for named, fields in refused.items():
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match=named):
+                client.chat.completions.create(**given, stream=stream, extra_body=fields)
 
 
 def test_completions_and_models_of_the_sdk(client: Any) -> None:

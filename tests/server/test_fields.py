@@ -39,6 +39,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [  # values that are taken, and 
     ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
     ("logit_bias", [{}, {0: -100, 5: 100}], [{-1: 0}, {0: 101}, dict.fromkeys(range(MAX_IDS + 1), 0)]),
     ("allowed_token_ids", [[0], [0] * MAX_IDS], [[], [-1], [0] * (MAX_IDS + 1)]),
+    ("structured_outputs", [{"regex": "a"}], ["json", []]),
     ("seed", [0, MAX_SEED], [-1, MAX_SEED + 1]),
     ("max_tokens", [1, MAX_COUNT], [-1, MAX_COUNT + 1]),
     ("min_tokens", [0, MAX_COUNT], [-1, MAX_COUNT + 1]),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from karat.errors import UsageError
+from karat.request import MAX_GRAMMAR_CHARS
 
 
 @dataclass(slots=True)
@@ -128,6 +129,9 @@ class SamplingOptions:
     allowed_token_ids: Annotated[list[int] | None, _option("Sampling", "ID", "Choose no other tokens; repeatable.")] = (
         None
     )
+    json_schema: Annotated[
+        Path | None, _option("Sampling", "FILE", "The answer is JSON that keeps to the JSON Schema in FILE.")
+    ] = None
     seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
     max_tokens: Annotated[int | None, _option("Stopping", "N", "End after N tokens.")] = None
     min_tokens: Annotated[int | None, _option("Stopping", "N", "Do not end before N tokens.")] = None
@@ -148,6 +152,8 @@ class SamplingOptions:
         arguments = _given(self)
         if arguments.pop("no_skip_special_tokens", False):
             arguments["skip_special_tokens"] = False
+        if self.json_schema is not None:
+            arguments["structured_outputs"] = {"json": _text_of(arguments.pop("json_schema"))}
         if self.logit_bias:
             arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
         return arguments
@@ -224,6 +230,14 @@ class ServeOptions:
 def _given(options: Any) -> dict[str, Any]:
     arguments = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in arguments.items() if value is not None and value != []}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_GRAMMAR_CHARS * 4 + 1).decode()  # SamplingParams refuses more
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--json-schema {path}: {error}; expected a file with a JSON Schema in UTF-8") from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -81,6 +81,8 @@ def run(
         raise UsageError("--sanitize-control-tokens needs --chat: a text to continue has no messages")
     if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
         raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
+    if receipt is not None and sampling.json_schema is not None:
+        raise UsageError("--receipt with --json-schema: a receipt does not hold a form yet; leave out one of them")
     given = sampling.given() | reports.given()
     SamplingParams(**given)  # wrong options are reported before a model is loaded
     words = [word for word in (first, second) if word is not None]

@@ -1,6 +1,7 @@
 """One choice of a request: its tokens, text and log-probabilities, and how it ends."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,9 @@ from karat.engine.sequence import Sequence
 from karat.errors import CapacityError, KaratError
 from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
+
+if TYPE_CHECKING:
+    from karat.text.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,15 @@ class Choice:
     text, end) follows from this record, and `recover` computes it anew.
     """
 
-    def __init__(self, request: Request, index: int, sequence: Sequence, tokenizer: Tokenizer, max_tokens: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        grammar: "Grammar | None" = None,
+    ) -> None:
         params = request.params
         self.sequence = sequence
         self.index = index
@@ -41,6 +53,7 @@ class Choice:
         self._stop_ids = request.end_token_ids if not params.ignore_eos else frozenset[int]()
         self._stop_ids |= frozenset(params.stop_token_ids)
         self._tokenizer = tokenizer
+        self._grammar = grammar
         self._stop_reason: str | int | None = None
         self._error: str | None = None
         self._sampled: list[tuple[int, TokenLogprobs | None]] = []
@@ -78,6 +91,7 @@ class Choice:
             seed=self._request.seed,
             choice=self.index,
             barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
+            fitting=None if self._form is None else self._form.fitting(self._stop_ids),
         )
         reported = None
         if params.logprobs is not None:
@@ -156,6 +170,7 @@ class Choice:
         )
         self._matcher = StopMatcher(params.stop, include_stop=params.include_stop_str_in_output)
         self._text: list[str] = []
+        self._form = None if self._grammar is None else self._grammar.begin(self._request.end_token_ids)
 
     def _follow(self, token_id: int) -> None:
         """Update tokens, text and end of the choice for one more token."""
@@ -166,11 +181,15 @@ class Choice:
                 self._emit(self._detokenizer.push(token_id))
             self._finish("stop", token_id)
             return
+        if self._form is not None:
+            self._form.push(token_id)
         text = self._detokenizer.push(token_id)
         if self.num_tokens <= params.min_tokens:
             self._text.append(text)
         else:
             self._emit(text)
+        if self.finish_reason is None and self._form is not None and self._form.is_complete:
+            self._finish("stop")
         if self.finish_reason is None and self.num_tokens == self._max_tokens:
             self._finish("length")
 

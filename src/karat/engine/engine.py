@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import accumulate, count, pairwise
 from math import inf
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from karat.kv.blocks import BlockPool
 from karat.ops.api import Runner
 from karat.request import MAX_COUNT, Request, is_int, shown
 from karat.text import Tokenizer
+
+if TYPE_CHECKING:
+    from karat.text.grammar import Grammar, GrammarCompiler
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Engine:
         self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
+        self._grammars: GrammarCompiler | None = None
 
     @property
     def has_work(self) -> bool:
@@ -94,6 +99,7 @@ class Engine:
             )
         max_tokens = resolve_max_tokens(request, self.config.max_model_len)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
+        self._grammar(request)
         return max_tokens
 
     def add_request(self, request: Request) -> None:
@@ -102,7 +108,7 @@ class Engine:
         self._mend()
         if request.request_id in self._entries:
             raise RequestError(f"request {request.request_id!r} is already running; give each its own id")
-        choices = []
+        choices, grammar = [], self._grammar(request)
         for index in range(request.params.n):
             sequence = self._sequence(
                 request.prompt_token_ids,
@@ -111,7 +117,7 @@ class Engine:
                 salt=request.salt,
                 priority=request.priority,
             )
-            choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens))
+            choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar))
         self._half_done = True
         self._readers.update({choice.sequence.seq_id: choice for choice in choices})
         self._entries[request.request_id] = Entry(request, choices, ((Carried(),) * len(choices), ()))
@@ -243,6 +249,17 @@ class Engine:
             salt=salt,
             priority=priority,
         )
+
+    def _grammar(self, request: Request) -> "Grammar | None":
+        """The compiled form of the answer, if one is asked for. RequestError for one that cannot be kept to."""
+        wanted = request.params.structured_outputs
+        if wanted is None:
+            return None
+        if self._grammars is None:
+            from karat.text.grammar import GrammarCompiler  # loads a library that few requests need
+
+            self._grammars = GrammarCompiler(self._tokenizer, self.config.vocab_size)
+        return self._grammars.compile(wanted)
 
     def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.errors import NumericsError
+from karat.errors import NumericsError, RequestError
 from karat.ops import rows
 from karat.request import SamplingParams
 
@@ -45,16 +45,23 @@ def choose(
     seed: int,
     choice: int,
     barred: Collection[int] = (),
+    fitting: NDArray[np.bool_] | None = None,
 ) -> int:
     """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
 
-    `logits` [vocab] are the model's own. `barred` tokens are never chosen. Raises NumericsError unless all logits are
-    finite, and if every token is barred.
+    `logits` [vocab] are the model's own. `barred` tokens are never chosen, nor tokens that are False in
+    `fitting` [vocab]. Raises NumericsError unless all logits are finite, and if every token is barred.
     """
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
-    if barred or _adjusts(params):
+    if barred or fitting is not None or _adjusts(params):
         scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, barred=barred)
+        if fitting is not None:  # as if taken out first: all before is done to each score by itself
+            scores[~fitting] = -np.inf
         if scores.max() == -np.inf:
+            if fitting is not None:
+                raise RequestError(
+                    "no token that may be chosen fits structured_outputs; leave out allowed_token_ids or min_tokens"
+                )
             total = len(scores) if params.allowed_token_ids is None else len(set(params.allowed_token_ids))
             raise NumericsError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:

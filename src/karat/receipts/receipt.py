@@ -137,6 +137,8 @@ def receipt_of(llm: LLM, request: Request, choice: CompletionOutput) -> Receipt:
             "'length'; ask again"
         )
     params = request.params
+    if params.structured_outputs is not None:
+        raise ReceiptError("structured_outputs: a receipt does not hold a form yet; ask without it, or for no receipt")
     sampling: dict[str, Any] = {name: getattr(params, name) for name in Sampling.__struct_fields__}
     sampling["logit_bias"] = {str(token_id): value for token_id, value in sorted(params.logit_bias.items())}
     sampling["max_tokens"] = resolve_max_tokens(request, llm.max_model_len)

@@ -89,7 +89,7 @@ def _refused(name: str, routes: tuple[str, ...], text: str, *off: Any) -> Field:
 
 
 _NO_TOOLS = "Karat calls no tools yet; leave it out and describe the tools in a message"
-_NO_SCHEMA = "Karat has no structured output yet; ask for the form in a message"
+_NO_SCHEMA = "give structured_outputs: json, regex, choice or grammar"
 _NO_SOUND = "Karat has text alone; leave it out"
 
 TABLE: tuple[Field, ...] = (
@@ -195,6 +195,13 @@ TABLE: tuple[Field, ...] = (
     _sampling("include_stop_str_in_output", Flag, "The text of stop stays in the answer."),
     _sampling("ignore_eos", Flag, "The model's end tokens end nothing."),
     _sampling("skip_special_tokens", Flag, "Special tokens are left out of the text (default) or shown."),
+    _honoured(
+        "response_format",
+        BOTH,
+        Names,
+        "text, json_object, or json_schema, which is always kept to, strict or not. What cannot be kept to is a 400.",
+    ),
+    _sampling("structured_outputs", Names, "One of json, regex, choice, grammar (vLLM's, by llguidance)."),
     # what is reported
     _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
     _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
@@ -284,8 +291,6 @@ TABLE: tuple[Field, ...] = (
     ),
     _refused("functions", (CHAT,), _NO_TOOLS, []),
     _refused("function_call", (CHAT,), _NO_TOOLS, "none", "auto"),
-    _refused("response_format", BOTH, _NO_SCHEMA, {"type": "text"}),
-    _refused("structured_outputs", BOTH, _NO_SCHEMA),
     _refused("guided_json", BOTH, _NO_SCHEMA),
     _refused("guided_regex", BOTH, _NO_SCHEMA),
     _refused("guided_choice", BOTH, _NO_SCHEMA),

@@ -8,6 +8,7 @@ from karat.request import shown
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
+from karat.server.openai.formats import structure
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
 # What the template is called with, which its variables may not replace.
@@ -191,7 +192,8 @@ def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
 
 
 def _sampling(values: Mapping[str, Any], route: str) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name in _SAMPLED[route]}
+    given = {name: value for name, value in values.items() if name in _SAMPLED[route]}
+    return given | structure(values)
 
 
 def _form(values: Mapping[str, Any]) -> Form:

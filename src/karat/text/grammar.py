@@ -1,0 +1,285 @@
+"""Grammars of structured outputs: which tokens may come next, by llguidance. Imported by the first request with one."""
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from math import isfinite, lcm, prod
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
+from numpy.typing import NDArray
+
+from karat.errors import RequestError
+from karat.request import StructuredOutputs
+from karat.text.tokenizer import Tokenizer
+
+MAX_KEPT = 64  # compiled grammars
+MAX_DEPTH = 32  # of a schema
+MAX_NODES = 4096  # values in a schema
+MAX_REPEATS = 2000  # of a part of an expression or a grammar, and of items that a schema demands
+MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf: the compiler makes about that many states
+MAX_TEXT = 8192  # characters of one text in a form: each step looks at all text that is forced
+MAX_PROPERTIES = 400  # of an object, in the order of a schema
+MAX_RULES = 500  # definitions of a grammar: the compiler follows them by recursion
+# llguidance would choose the tokens of a text that is forced, instead of the model.
+_HEADER = '%llguidance {"no_forcing": true}\n'
+# A space, or a line end with its indentation: white space cannot go on for ever.
+_WHITESPACE = r"[ ]|\n[ \t]{0,32}"
+_REPEAT = re.compile(r"(.?)(?:\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?)")
+_DIRECTIVE = re.compile(r"%(?:json|lark|llguidance|regex)\b")
+_DEFINITION = re.compile(r"^\s*[?!]?[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
+
+
+class GrammarCompiler:
+    """Compiles forms of answers for one tokenizer, and keeps the last MAX_KEPT. Threads may share it.
+
+    Masks have `vocab_size` tokens, which may be more or fewer than the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = _as_llguidance(tokenizer, vocab_size)
+        # The time of compiling and of a mask is bounded by counts of work, which do not depend on the machine.
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=500_000,
+            step_lexer_fuel=100_000,
+            step_max_items=20_000,
+            max_lexer_states=20_000,
+            max_grammar_size=100_000,
+            precompute_large_lexemes=False,
+            verbose_errors=False,
+        )
+        self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, form: StructuredOutputs) -> "Grammar":
+        """RequestError for a form that is too large, malformed, or that cannot be kept to the letter."""
+        with self._lock:
+            if form not in self._kept:
+                self._kept[form] = self._compiled(form)
+                if len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(form)
+            return self._kept[form]
+
+    def _compiled(self, form: StructuredOutputs) -> "Grammar":
+        kind, source = _source(form)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if matcher.is_error():
+            reason = _reason(matcher)
+            raise RequestError(
+                f"structured_outputs: {kind}: {reason}; expected what llguidance supports; change it or leave it out"
+            )
+        grammar = Grammar(matcher, self._vocab_size)
+        grammar.begin(())  # the first mask shows a grammar that takes too much time
+        return grammar
+
+
+class Grammar:
+    """A compiled form; `begin` starts one answer."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def begin(self, end_token_ids: Collection[int]) -> "Form":
+        """The form of an answer that has no token yet. No token of `end_token_ids` counts as text."""
+        return Form(self._matcher.deep_copy(), end_token_ids, self._vocab_size)
+
+
+class Form:
+    """How far one answer is in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, end_token_ids: Collection[int], vocab_size: int) -> None:
+        self._matcher = matcher
+        self._end_ids = list(end_token_ids)
+        self._vocab_size = vocab_size
+        self._text_fits = self._read()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the answer is whole as it is."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is whole and no token can follow."""
+        return self.may_end and not self._text_fits.any()
+
+    def fitting(self, stop_ids: Collection[int]) -> NDArray[np.bool_]:
+        """True for every token [vocab] that may come next; `stop_ids` too where the answer may end."""
+        fitting = self._text_fits.copy()
+        if self.may_end:
+            fitting[list(stop_ids)] = True
+        return fitting
+
+    def push(self, token_id: int) -> None:
+        """Take the next token. RequestError if it does not fit, or for a grammar that takes too much time."""
+        self._matcher.consume_token(token_id)
+        self._text_fits = self._read()
+
+    def _read(self) -> NDArray[np.bool_]:
+        packed = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise RequestError(f"structured_outputs: {_reason(self._matcher)}; expected a simpler form; change it")
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: self._vocab_size]
+        fits = bits.astype(np.bool_)
+        fits[self._end_ids] = False
+        return fits
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """llguidance's error in one line, without the lines of the grammar that it shows."""
+    told = re.split(r"\n\s*\d+ \| |<non-verbose/>", matcher.get_error())[0]
+    return " ".join(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told).split())[:300]
+
+
+def _as_llguidance(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    """The tokens as bytes, with one more, which stands for every end. Special tokens are no text."""
+    special = {token_id for token_id in tokenizer.special_ids if token_id < vocab_size}
+    tokens = [
+        tokenizer.added_tokens[token_id].encode() if token_id in special else tokenizer.token_bytes(token_id)
+        for token_id in range(vocab_size)
+    ]
+    described = _Described([*tokens, b"<|end of the form|>"], sorted(special | {vocab_size}))
+    return LLTokenizer(TokenizerWrapper(described), n_vocab=vocab_size + 1, eos_token=[vocab_size])
+
+
+class _Described:
+    """A tokenizer in the terms of llguidance, which splits no text with it (_HEADER)."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special_token_ids: list[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_id = len(tokens) - 1
+
+    def __call__(self, _text: bytes) -> list[int]:
+        return []
+
+
+def _source(form: StructuredOutputs) -> tuple[str, str]:
+    """The name of the field that is given, and llguidance's grammar for it."""
+    if form.json is not None:
+        assert isinstance(form.json, str)
+        schema = _schema(form.json)
+        options: Any = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
+        return "json", _lark(f"start: %json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}")
+    for text in (form.regex, *(form.choice or ())):
+        _check_text(text)
+    if form.regex is not None:
+        _check_repeats("regex", form.regex)
+        return "regex", _lark(f"start: /{regex_to_lark(form.regex, '')}/")
+    if form.choice is not None:
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(form.choice))
+        return "choice", _lark(f"start: {texts}")
+    assert form.grammar is not None
+    if found := _DIRECTIVE.search(form.grammar):
+        raise RequestError(
+            f"structured_outputs: grammar: {found[0]} is not supported; use json or regex, or leave it out"
+        )
+    if len(_DEFINITION.findall(form.grammar)) > MAX_RULES or form.grammar.count("->") > MAX_RULES:
+        raise RequestError(f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it")
+    _check_repeats("grammar", form.grammar, nested=True)
+    return "grammar", _lark(form.grammar)
+
+
+def _lark(text: str) -> str:
+    return LLMatcher.grammar_from_lark(_HEADER + text)
+
+
+def _schema(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"structured_outputs: json is no JSON: {error}; expected a JSON Schema; mend it") from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"structured_outputs: json is {type(schema).__name__}; expected a JSON Schema: an object")
+    level: list[Any] = [schema]
+    nodes, multiple = 0, 1
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
+        if nodes > MAX_NODES:
+            raise RequestError(f"structured_outputs: json has over {MAX_NODES} values; expected fewer; shorten it")
+        for value in level:
+            _check_text(value)
+            if isinstance(value, Mapping):
+                _check_keywords(value)
+                multiple = lcm(multiple, _digits(value.get("multipleOf")))
+        if multiple > MAX_MULTIPLE:
+            raise RequestError(
+                f"structured_outputs: json: multipleOf: the digits of all have the least common multiple {multiple}; "
+                f"expected at most {MAX_MULTIPLE}; take rounder numbers"
+            )
+        level = [inner for value in level for inner in _inner(value)]
+        if not level:
+            return schema
+    raise RequestError(f"structured_outputs: json is nested over {MAX_DEPTH} levels; expected fewer; flatten it")
+
+
+def _inner(value: Any) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _digits(value: object) -> int:
+    """The digits of a number without its point; 1 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return 1
+    return int("".join(map(str, Decimal(repr(value)).normalize().as_tuple().digits))) or 1
+
+
+def _check_text(text: object) -> None:
+    if isinstance(text, str) and len(text) > MAX_TEXT:
+        raise RequestError(
+            f"structured_outputs: a text of {len(text)} characters; expected at most {MAX_TEXT}; shorten it"
+        )
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    """RequestError for keywords that take too long to compile, or that llguidance takes but does not keep to."""
+    if "x-guidance" in schema:
+        raise RequestError("structured_outputs: json: x-guidance sets options of the compiler; leave it out")
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
+        raise RequestError(
+            f"structured_outputs: json: {len(properties)} properties; expected at most {MAX_PROPERTIES}; group them"
+        )
+    for name, most in (("minItems", MAX_REPEATS), ("minLength", MAX_REPEATS)):
+        value = schema.get(name)
+        if isinstance(value, int | float) and not value <= most:
+            raise RequestError(f"structured_outputs: json: {name}={value}; expected at most {most}; lower it")
+    least, required = schema.get("minProperties"), schema.get("required")
+    if isinstance(least, int | float) and least > max(1, len(required) if isinstance(required, list) else 0):
+        raise RequestError(
+            f"structured_outputs: json: minProperties={least}: keys that are not required may repeat; "
+            "expected at most the number of required keys; name them in required"
+        )
+    for name in ("pattern", "patternProperties"):
+        value = schema.get(name)
+        for expression in value if isinstance(value, Mapping) else [value]:
+            if isinstance(expression, str):
+                _check_repeats(f"json: {name}", expression)
+
+
+def _check_repeats(what: str, text: str, *, nested: bool = False) -> None:
+    """RequestError where repetitions of repetitions may come to more than MAX_REPEATS.
+
+    Unless `nested`, only a repetition of a group or of a repetition counts as one of several.
+    """
+    outer, inner = [1], [1]
+    for before, *numbers in _REPEAT.findall(text):
+        count = max((int(number[:12]) for number in numbers if number), default=1)
+        (outer if nested or before in (")", "}", "?", "*", "+") else inner).append(max(1, count))
+    repeats = prod(outer) * max(inner) if len(outer) < 1000 else MAX_REPEATS + 1
+    if repeats > MAX_REPEATS:
+        raise RequestError(
+            f"structured_outputs: {what} may repeat a part {repeats:.0e} times; expected at most {MAX_REPEATS}; "
+            "lower the numbers in its braces"
+        )

@@ -1,0 +1,158 @@
+"""Grammars of structured outputs: masks against a check of every token, tokenizers of three kinds, bombs."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+
+from karat.config import embedded_model_path
+from karat.errors import RequestError
+from karat.models.opening import open_model
+from karat.request import StructuredOutputs
+from karat.text import Tokenizer
+from karat.text.grammar import MAX_KEPT, Form, GrammarCompiler
+from tests.engine.fakes import BYTES, END, piece_tokenizer
+
+PIECES = [*(bytes([i]) for i in range(256)), b"tr", b"true", b"ue", b"fal", b' "', b"22", b"2-", "é".encode(), b"\xa9]"]
+
+
+def sentencepiece(folder: Path) -> Tokenizer:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    for piece in ("▁", "▁true", "tr", "ue", "true", "fal", '▁"', "22", "2-", "é", '"', "2"):
+        vocab[piece] = len(vocab)
+    backend = Backend(models.BPE(vocab, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    return Tokenizer.from_folder(folder)
+
+
+KINDS: dict[str, Callable[[Path], Tokenizer]] = {
+    "bytes": lambda _: piece_tokenizer(PIECES),
+    "sentencepiece": sentencepiece,
+    "embedded": lambda _: Tokenizer.of(open_model(embedded_model_path())),
+}
+
+
+def prefixes(texts: list[str]) -> set[bytes]:
+    return {text.encode()[:end] for text in texts for end in range(len(text.encode()) + 1)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_are_those_of_every_token_tried(kind: str, tmp_path: Path) -> None:
+    """A language of a few texts: a token fits exactly if a text begins with what is written and it."""
+    tokenizer = KINDS[kind](tmp_path)
+    size = tokenizer.vocab_size + 3
+    texts = ["true", "tree", "false", 'a "b"', "22-é", "22-22", "2"]
+    grammar = GrammarCompiler(tokenizer, size).compile(StructuredOutputs(choice=tuple(texts)))
+    begun = prefixes(texts)
+    pieces = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(size)]
+
+    def walk(written: bytes, ids: list[int]) -> int:
+        form = grammar.begin(())
+        for token_id in ids:
+            form.push(token_id)
+        expected = [i for i, piece in enumerate(pieces) if piece and written + piece in begun]
+        assert form.fitting(()).nonzero()[0].tolist() == expected, written
+        assert form.may_end == (written.decode(errors="replace") in texts)
+        assert form.is_complete == (form.may_end and not expected)
+        ends = sorted(tokenizer.special_ids)
+        assert form.fitting(ends)[ends].all() == form.may_end
+        return 1 + sum(walk(written + pieces[i], [*ids, i]) for i in expected)
+
+    assert walk(b"", []) > 30
+
+
+def test_end_tokens_are_no_text() -> None:
+    grammar = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(regex="a+"))
+    form: Form = grammar.begin([ord("a"), END])
+    assert not form.fitting([END]).any(), "an end token that is a letter"
+
+
+def test_white_space_cannot_go_on() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+    form = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema)).begin(())
+    form.push(ord("{"))
+    count = 0
+    while blanks := [i for i in b"\n \t\r" if form.fitting(())[i]]:
+        form.push(blanks[0])
+        count += 1
+        assert count < 40
+    assert count > 0
+
+
+BOMBS = {
+    "nested repeats": ({"regex": "(a{1000}){1000}"}, "regex"),
+    "a large repeat": ({"regex": "a{60000}{1000}"}, "regex"),
+    "open groups": ({"regex": "(" * 20000}, "characters"),
+    "nested groups": ({"regex": "(" * 4000 + "a" + ")" * 4000}, "regex"),
+    "many rules": ({"grammar": "start: A0\n" + "\n".join(f"A{i}: A{i + 1}" for i in range(3000))}, "rules"),
+    "doubling terminals": (
+        {"grammar": "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "x"'},
+        "grammar",
+    ),
+    "deep": ({"json": '{"items":' * 100 + "{}" + "}" * 100}, "nested"),
+    "deeper than Python": ({"json": '{"a":' * 10000}, "json"),
+    "wide": ({"json": {"enum": list(range(10000))}}, "values"),
+    "large": ({"json": {"description": "x" * 100_000}}, "characters"),
+    "multiples": ({"json": {"type": "integer", "multipleOf": 999983}}, "multipleOf"),
+    "multiples of multiples": ({"json": {"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}}, "multipleOf"),
+    "pattern": ({"json": {"type": "string", "pattern": "(a{1000}){1000}"}}, "pattern"),
+    "items": ({"json": {"type": "array", "items": {"const": 1}, "minItems": 10**9}}, "minItems"),
+    "properties": ({"json": {"properties": {f"p{i}": {} for i in range(900)}}}, "properties"),
+    "a schema in a grammar": ({"grammar": 'start: %json {"multipleOf": 999983}'}, "%json"),
+    "a grammar in an expression": ({"regex": 'a/\nb: %json {"multipleOf": 999983}\nc: /'}, "regex"),
+    "a long choice": ({"choice": ["x" * 60000]}, "characters"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_quickly(name: str) -> None:
+    fields, named = BOMBS[name]
+    compiler = GrammarCompiler(BYTES, 258)
+    begun = time.perf_counter()
+    with pytest.raises(RequestError, match=named):
+        compiler.compile(StructuredOutputs(**fields))  # type: ignore[arg-type]
+    assert time.perf_counter() - begun < 10, "a second would be long"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {}},
+        {"if": {}},
+        {"uniqueItems": True},
+        {"contains": {}},
+        {"propertyNames": {}},
+        {"dependentRequired": {"a": ["b"]}},
+        {"unevaluatedProperties": False},
+        {"x-guidance": {"lenient": True}},
+        {"minProperties": 2},
+        {"type": "foo"},
+        {"type": "string", "pattern": "(?=a)"},
+        {"type": "string", "format": "no-such-format"},
+        {"$ref": "https://example.com/schema"},
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused_by_name(schema: dict[str, object]) -> None:
+    key = list(schema)[-1]
+    named = {"type": "foo", "pattern": "look-around", "format": "no-such-format", "$ref": "example.com"}.get(key, key)
+    with pytest.raises(RequestError, match=re.escape(named)):
+        GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema))
+
+
+def test_compiled_grammars_are_kept_and_bounded() -> None:
+    compiler = GrammarCompiler(BYTES, 258)
+    forms = [StructuredOutputs(regex=f"a{i}") for i in range(MAX_KEPT + 1)]
+    first = compiler.compile(forms[0])
+    assert compiler.compile(StructuredOutputs(regex="a0")) is first
+    for form in forms:
+        compiler.compile(form)
+    assert compiler.compile(forms[-1]) is compiler.compile(forms[-1])
+    assert compiler.compile(forms[0]) is not first
