@@ -19,6 +19,7 @@ BESIDE_ROOMS = {
     "data",
     "embedded",  # the model that comes with Karat
     "native",  # programs in C++, and another build of the extension
+    "benchmarks",
     "packaging",  # wheels, make, the compiler's objects
     "real_model",
     "support",
