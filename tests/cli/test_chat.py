@@ -77,19 +77,26 @@ def test_settings_are_checked_when_they_are_set() -> None:
         ("stop", '["a", "b"]', ["a", "b"]),
         ("logit_bias", '{"7": -1}', {7: -1}),
         ("allowed_token_ids", "[65, 66]", [65, 66]),
+        ("structured_outputs", '{"regex": "[a-z]+"}', {"regex": "[a-z]+"}),
     ]:
         talk.set(name, text)
         assert talk.settings[name.replace("-", "_")] == value
     talk.set("temperature", "default")
     assert "temperature" not in talk.settings and talk.settings["top_k"] == 7
     before = dict(talk.settings)
-    for name, text in [("temperature", "hot"), ("top_p", "NaN"), ("top_k", "9" * 5000), ("seed", "-1")]:
+    for name, text in [
+        ("temperature", "hot"),
+        ("top_p", "NaN"),
+        ("top_k", "9" * 5000),
+        ("seed", "-1"),
+        ("structured_outputs", "5"),
+    ]:
         with pytest.raises(RequestError, match=name):
             talk.set(name, text)
     for name in ("n", "logprobs", "nonsense", "__class__"):
         with pytest.raises(UsageError, match="no such parameter; there are temperature, "):
             talk.set(name, "1")
-    assert talk.settings == before and len(SETTINGS) == 17
+    assert talk.settings == before and len(SETTINGS) == 18
 
 
 def prompt_tokens(*messages: tuple[str, str]) -> int:

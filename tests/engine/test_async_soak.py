@@ -69,6 +69,7 @@ def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
 
             await crowd(max(1.0, seconds / 10))  # what caches and pools take, they have then
             await at_rest(engine)
+            gc.collect()  # what other tests of this process left, too
             before = [(counts(process), memory(process)) for process in processes]
             assert await crowd(seconds) > 0
             await at_rest(engine)
