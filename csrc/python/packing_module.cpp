@@ -149,10 +149,10 @@ public:
         return job.packed;
     }
 
-    // Packs the next matrices, until they are `num_bytes` as they were stored, or none is left. The interpreter's lock
-    // is free meanwhile.
-    void run(std::size_t num_bytes) {
-        const std::shared_ptr<Pool> pool = Pool::of(num_threads_);
+    // Packs the next matrices, until they are `num_bytes` as they were stored, or none is left, on all threads but
+    // `spared`, and on one at least. The interpreter's lock is free meanwhile.
+    void run(std::size_t num_bytes, int spared) {
+        const auto pool = Pool::of(std::max(1, num_threads_ - std::clamp(spared, 0, num_threads_)));
         std::list<Job> now;
         std::size_t taken = 0;
         while (!jobs_.empty() && taken < num_bytes) {
@@ -182,7 +182,7 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
     Packer packer(num_threads);
     const auto packed =
         packer.add(format, rows, columns, std::move(stored), mapped, row_bytes, first_byte, std::move(order));
-    packer.run(packer.pending());
+    packer.run(packer.pending(), 0);
     return packed;
 }
 
@@ -214,7 +214,7 @@ void bind_packing(nb::module_& m) {
         .def("add", &Packer::add, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
              nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
              nb::arg("order") = nb::none())
-        .def("run", &Packer::run, nb::arg("num_bytes"))
+        .def("run", &Packer::run, nb::arg("num_bytes"), nb::arg("spared") = 0)
         .def_prop_ro("pending", &Packer::pending);
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
           nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,

@@ -17,8 +17,8 @@ from karat.models.registry import read_config
 def test_it_starts_when_all_weights_are_under_way_and_none_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     start, finish = TextSide.start, WeightLoader.finish
-    monkeypatch.setattr(TextSide, "start", lambda self: (events.append("start"), start(self)))
-    monkeypatch.setattr(WeightLoader, "finish", lambda self: (events.append("finish"), finish(self)))
+    monkeypatch.setattr(TextSide, "start", lambda self: (events.append("start"), start(self))[1])
+    monkeypatch.setattr(WeightLoader, "finish", lambda self, *busy: (events.append("finish"), finish(self, *busy)))
     LLM(max_model_len=32)
     assert events[:2] == ["start", "finish"]
 
@@ -35,5 +35,6 @@ def test_a_fault_is_raised_once_it_is_known(tmp_path: Path) -> None:
             side.result()
         with pytest.raises(TokenizerError):
             side.raise_fault()
+        assert not side.start()
     with pytest.raises(TokenizerError):
         LLM(folder, max_model_len=32)

@@ -38,7 +38,7 @@ class LoadPlan:
     sizes: EngineConfig
     num_bytes: int  # of the weights in their files
 
-    def runner(self, progress: Progress, meanwhile: Callable[[], None]) -> Runner:
+    def runner(self, progress: Progress, meanwhile: Callable[[], bool]) -> Runner:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
         model = build(
             self.config,

@@ -31,12 +31,13 @@ class TextSide:
         self._checkpoint, self._config, self._tokenizer, self._source = checkpoint, config, tokenizer, source
         self._future: Future[tuple[Tokenizer, GenerationDefaults]] | None = None
 
-    def start(self) -> None:
-        """Start the thread, unless it has started."""
+    def start(self) -> bool:
+        """Start the thread, unless it has started. Whether it is still at work."""
         if self._future is None:
             thread = ThreadPoolExecutor(1, "karat-tokenizer")
             self._future = thread.submit(self._make)
             thread.shutdown(wait=False)
+        return not self._future.done()
 
     def raise_fault(self) -> None:
         """Raise the error that `result` will raise, if it is known by now."""

@@ -88,10 +88,10 @@ class WeightLoader:
             self._report()
         return self._loaded[spec.source]
 
-    def finish(self) -> None:
-        """Complete all weights."""
+    def finish(self, is_busy: Callable[[], bool] | None = None) -> None:
+        """Complete all weights. While `is_busy()` is true, one core is left to another thread."""
         while self._ops.pending_bytes:
-            self._ops.load_pending()
+            self._ops.load_pending(spares_core=is_busy is not None and is_busy())
             self._report()
 
     def _report(self) -> None:

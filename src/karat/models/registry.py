@@ -104,15 +104,16 @@ def build(
     prepare: Prepare = AS_STORED,
     group: Group = SINGLE,
     progress: Callable[[int, int], None] | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], bool] | None = None,
 ) -> Model:
     """Check that the checkpoint fits the model, then load it.
 
     `num_positions` is the length of the longest sequence that will be run, and of the RoPE tables. `prepare` converts
     each weight (quantises it) just before the executor loads it. A rank of `group` builds and reads its own part only.
-    `progress` is called with the bytes that are loaded and the bytes of all weights. `meanwhile` is called once, before
-    the wait for weights that the executor completes later; that wait leaves the interpreter's lock to other threads.
-    Raises CheckpointError before any loading, UsageError for a number of ranks that the model cannot have.
+    `progress` is called with the bytes that are loaded and the bytes of all weights. `meanwhile` is called before each
+    part of the wait for weights that the executor completes later. It starts a thread, and returns whether that still
+    runs: until it has ended, the wait leaves the interpreter's lock and one core to it. Raises CheckpointError before
+    any loading, UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
     units = cut_units(config, weights, prepare.stored_type)
@@ -124,5 +125,5 @@ def build(
     ropes = decoder.rope_tables(ops, num_positions)
     if meanwhile is not None:
         meanwhile()
-    loader.finish()
+    loader.finish(meanwhile)
     return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read)

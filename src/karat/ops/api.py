@@ -115,8 +115,11 @@ class Ops(Protocol):
     def pending_bytes(self) -> int:
         """Stored bytes of the weights that are loaded and not yet complete."""
 
-    def load_pending(self) -> None:
-        """Complete some of these weights: a part that takes about a tenth of a second."""
+    def load_pending(self, *, spares_core: bool = False) -> None:
+        """Complete some of these weights: a part that takes about a tenth of a second.
+
+        With `spares_core` one core, if there are several, is left to another thread of this process.
+        """
 
     def held(self, loaded: Loaded) -> Held:
         """The tensor that `load` made, read back to be compared with the file."""

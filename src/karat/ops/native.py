@@ -128,9 +128,9 @@ class NativeOps:
     def pending_bytes(self) -> int:
         return int(self._packer.pending)
 
-    def load_pending(self) -> None:
+    def load_pending(self, *, spares_core: bool = False) -> None:
         try:
-            self._packer.run(_PACKED_AT_ONCE)
+            self._packer.run(_PACKED_AT_ONCE, spared=int(spares_core))
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 

@@ -64,7 +64,7 @@ class ReferenceOps:
     def pending_bytes(self) -> int:
         return 0
 
-    def load_pending(self) -> None:
+    def load_pending(self, *, spares_core: bool = False) -> None:
         """Nothing is loaded later."""
 
     def held(self, loaded: Array) -> Held:

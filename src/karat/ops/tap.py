@@ -61,8 +61,8 @@ class Tap:
     def pending_bytes(self) -> int:
         return self._inner.pending_bytes
 
-    def load_pending(self) -> None:
-        self._inner.load_pending()
+    def load_pending(self, *, spares_core: bool = False) -> None:
+        self._inner.load_pending(spares_core=spares_core)
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return self._inner.bytes_of(dtype, shape)

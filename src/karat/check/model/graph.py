@@ -117,7 +117,7 @@ class _GraphOps:
     def pending_bytes(self) -> int:
         return 0
 
-    def load_pending(self) -> None:
+    def load_pending(self, *, spares_core: bool = False) -> None:
         """Nothing is loaded later."""
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
