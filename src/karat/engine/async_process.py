@@ -54,7 +54,7 @@ def _plain(value: object) -> object:
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
-    raise NotImplementedError(f"no message holds a {type(value).__name__}")
+    raise TypeError(f"no message holds a {type(value).__name__}")
 
 
 class EngineProcess:

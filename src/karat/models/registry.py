@@ -123,7 +123,5 @@ def build(
     loader = WeightLoader(ops, weights, prepare, progress, later=True)
     decoder = Decoder(loader, config, units, group)
     ropes = decoder.rope_tables(ops, num_positions)
-    if meanwhile is not None:
-        meanwhile()
     loader.finish(meanwhile)
     return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read)

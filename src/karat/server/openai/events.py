@@ -1,5 +1,7 @@
 """From updates of the engine to the events of a stream. All events of one update are written together."""
 
+from typing import Any
+
 from msgspec import UNSET, UnsetType
 
 from karat.engine.updates import RequestUpdate
@@ -24,12 +26,18 @@ class _Events:
             return self._subject.tally.usage()
         return None if form.include_usage else UNSET
 
-    def _timings(self, *, last: bool) -> schema.Timings | UnsetType:
-        wanted = last or self._subject.form.timings_per_token
-        return self._subject.tally.timings() if wanted else UNSET
-
-    def _karat(self, *, last: bool) -> schema.Karat | UnsetType:
-        return schema.Karat(self._subject.work.seed) if last else UNSET
+    def _common(self, *, last: bool) -> dict[str, Any]:
+        """The fields that events of both routes have; `last` ones end the stream."""
+        subject, heading = self._subject, self._subject.heading
+        return {
+            "id": heading.id,
+            "created": heading.created,
+            "model": heading.model,
+            "system_fingerprint": FINGERPRINT,
+            "usage": self._usage(),
+            "timings": subject.tally.timings() if last or subject.form.timings_per_token else UNSET,
+            "karat": schema.Karat(subject.work.seed) if last else UNSET,
+        }
 
 
 class ChatEvents(_Events):
@@ -83,18 +91,7 @@ class ChatEvents(_Events):
         last: bool = False,
         progress: schema.PromptProgress | UnsetType = UNSET,
     ) -> schema.ChatChunk:
-        heading = self._subject.heading
-        return schema.ChatChunk(
-            heading.id,
-            heading.created,
-            heading.model,
-            choices,
-            FINGERPRINT,
-            usage=self._usage(),
-            timings=self._timings(last=last),
-            karat=self._karat(last=last),
-            prompt_progress=progress,
-        )
+        return schema.ChatChunk(choices=choices, prompt_progress=progress, **self._common(last=last))
 
 
 class TextEvents(_Events):
@@ -171,15 +168,4 @@ class TextEvents(_Events):
         last: bool = False,
         progress: schema.PromptProgress | UnsetType = UNSET,
     ) -> schema.TextCompletion:
-        heading = self._subject.heading
-        return schema.TextCompletion(
-            heading.id,
-            heading.created,
-            heading.model,
-            choices,
-            FINGERPRINT,
-            usage=self._usage(),
-            timings=self._timings(last=last),
-            karat=self._karat(last=last),
-            prompt_progress=progress,
-        )
+        return schema.TextCompletion(choices=choices, prompt_progress=progress, **self._common(last=last))
