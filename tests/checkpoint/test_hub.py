@@ -1,7 +1,4 @@
-"""Models from a hub on loopback: what is fetched, what is not, and what is said when it fails.
-
-huggingface_hub reads its variables when it is imported, so the clients are processes of their own.
-"""
+"""Models from a hub on loopback: what is fetched, what is not, and what is said when it fails."""
 
 import errno
 import json
@@ -11,9 +8,7 @@ import subprocess
 import sys
 import termios
 import traceback
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -22,107 +17,9 @@ from karat.checkpoint import hub as hub_module
 from karat.checkpoint import open_folder
 from karat.checkpoint.hub import pull
 from karat.errors import CheckpointError, HubError
-from karat.models.opening import open_gguf
 from tests.checkpoint.builders import f32, official, raw
-from tests.checkpoint.fake_hub import TOKEN, FakeHub, Model, running_hub
-from tests.checkpoint.gguf.builders import tiny
-
-A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-CONFIG = b'{"model_type": "llama"}'
-SINGLE = {
-    "config.json": CONFIG,
-    "tokenizer.json": b'{"version": "1.0"}',
-    "additional_chat_templates/tools.jinja": b"{{ tools }}",
-    "model.safetensors": official({"a": f32((2, 3))}),
-    "README.md": b"# A fox",
-    "modeling_fox.py": b"raise SystemExit",
-    "pytorch_model.bin": b"\x80\x04.",
-    "consolidated.safetensors": b"the same again",
-    "onnx/config.json": b"{}",
-    "onnx/model.safetensors": b"another",
-}
-SHARDED = {
-    "config.json": CONFIG,
-    "model.safetensors.index.json": json.dumps({"weight_map": {"a": A, "b": B}}).encode(),
-    A: official({"a": f32((2, 3))}),
-    B: official({"b": f32((4,))}),
-    "model-00001-of-00009.safetensors": b"from an earlier upload",
-}
-
-PROGRAM = """
-import json, sys, time
-time.sleep = lambda seconds: None  # between the library's attempts
-from karat.checkpoint.hub import pull
-from karat.errors import KaratError
-for model, options in json.loads(sys.argv[1]):
-    try:
-        print(json.dumps(["OK", str(pull(model, **options))]))
-    except KaratError as fault:
-        print(json.dumps([type(fault).__name__, str(fault)]))
-"""
-
-Outcome = tuple[str, str]
-
-
-def environment(hub: FakeHub, home: Path, **variables: str) -> dict[str, str]:
-    own = {name for name in os.environ if name.startswith("HF_") or name.lower().endswith("proxy")}
-    kept = {name: value for name, value in os.environ.items() if name not in own}
-    return kept | {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | variables
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[FakeHub]:
-    with running_hub() as hub:
-        yield hub
-
-
-class Client:
-    """Runs `pull` in a process with a cache of its own."""
-
-    def __init__(self, hub: FakeHub, home: Path) -> None:
-        self.hub = hub
-        self.home = home
-        self.stderr = ""
-
-    def pull(self, *models: str, options: Mapping[str, object] | None = None, **variables: str) -> list[Outcome]:
-        """What became of each model: "OK" and its folder, or the error's name and message."""
-        calls = json.dumps([[model, options or {}] for model in models])
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, calls],
-            env=environment(self.hub, self.home, **variables),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        self.stderr = result.stderr
-        return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
-
-    def folder(self, model: str, options: Mapping[str, object] | None = None, **variables: str) -> Path:
-        """Pulls one model, which succeeds."""
-        ((kind, text),) = self.pull(model, options=options, **variables)
-        assert kind == "OK", text
-        return Path(text)
-
-    def refused(self, model: str, options: Mapping[str, object] | None = None, **variables: str) -> str:
-        """Pulls one model, which does not succeed."""
-        ((kind, text),) = self.pull(model, options=options, **variables)
-        assert kind == "HubError", text
-        assert text.startswith(f"{model}: ")
-        return text
-
-
-@pytest.fixture
-def client(running: FakeHub, tmp_path: Path) -> Client:
-    running.models = {"org/fox": Model({"main": SINGLE}), "org/owl": Model({"main": SHARDED})}
-    running.status = None
-    running.cut = {}
-    running.on_request = None
-    running.requests.clear()
-    return Client(running, tmp_path / "home")
-
-
-def names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+from tests.checkpoint.fake_hub import TOKEN, Model
+from tests.checkpoint.hub_client import CONFIG, PROGRAM, SHARDED, SINGLE, A, B, Client, environment, names
 
 
 class TestFetching:
@@ -366,49 +263,3 @@ class TestFaultsOfTheMachine:
             pull("org/fox")
         told = "".join(traceback.format_exception(caught.value))
         assert told.count("direct cause") == 1 and "failing" not in told and "a socket" not in told.splitlines()[0]
-
-
-class TestGguf:
-    """`org/name:TYPE` is one file, or the parts of a split."""
-
-    FILES: ClassVar = {
-        "README.md": b"# Foxes",
-        "fox-Q8_0.gguf": tiny(),
-        "fox-Q4_0.gguf": b"not fetched",
-        "fox-F16-00001-of-00002.gguf": b"part one",
-        "fox-F16-00002-of-00002.gguf": b"part two",
-    }
-
-    @pytest.fixture(autouse=True)
-    def foxes(self, client: Client) -> None:
-        client.hub.models["org/foxes"] = Model({"main": self.FILES, "v1": {"old-Q8_0.gguf": tiny()}})
-
-    def test_one_file(self, client: Client) -> None:
-        path = client.folder("org/foxes:q8_0")
-        assert path.name == "fox-Q8_0.gguf"
-        assert names(path.parent) == {"fox-Q8_0.gguf"}
-        assert open_gguf(path).config["model_type"] == "llama"
-
-    def test_a_split(self, client: Client) -> None:
-        path = client.folder("org/foxes:F16")
-        assert path.name == "fox-F16-00001-of-00002.gguf"
-        assert names(path.parent) == {"fox-F16-00001-of-00002.gguf", "fox-F16-00002-of-00002.gguf"}
-
-    def test_of_a_revision(self, client: Client) -> None:
-        assert client.folder("org/foxes@v1:Q8_0").name == "old-Q8_0.gguf"
-
-    def test_what_the_cache_has_needs_no_network(self, client: Client) -> None:
-        path = client.folder("org/foxes:Q8_0")
-        client.hub.requests.clear()
-        assert client.folder("org/foxes:Q8_0", HF_HUB_OFFLINE="1") == path
-        assert client.hub.requests == []
-        assert "HF_HUB_OFFLINE is set" in client.refused("org/foxes:Q4_0", HF_HUB_OFFLINE="1")
-
-    def test_a_type_that_is_not_there(self, client: Client) -> None:
-        message = client.refused("org/foxes:Q6_K")
-        assert "no GGUF files have the type Q6_K; expected one; there are fox-F16, fox-Q4_0, fox-Q8_0" in message
-
-    def test_without_a_type(self, client: Client) -> None:
-        message = client.refused("org/foxes")
-        assert "has its weights as GGUF" in message
-        assert "org/name:Q4_K_M" in message

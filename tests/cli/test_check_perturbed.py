@@ -22,7 +22,7 @@ from karat.models.opening import open_model as open_checkpoint
 from karat.ops.registry import create
 from karat.quant import FORMATS
 from tests.cli.conftest import Karat
-from tests.convert.test_convert import FAMILIES, folder_of
+from tests.convert.folders import FAMILIES, folder_of
 from tests.support import seed
 
 SEED = int(seed.SEED)

@@ -15,7 +15,7 @@ from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
 from karat.models.opening import open_model
 from karat.request import SamplingParams
-from tests.convert.test_convert import folder_of
+from tests.convert.folders import folder_of
 
 
 def test_a_story_of_the_embedded_model_ends_where_it_ends(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from tests.convert.comparing import assert_same_tensors
-from tests.convert.test_convert import FAMILIES as GGUF_FAMILIES
-from tests.convert.test_convert import folder_of
+from tests.convert.folders import FAMILIES as GGUF_FAMILIES
+from tests.convert.folders import folder_of
 from tools.peers.models import FAMILIES, make_folder
 
 pytest.importorskip("llama_cpp", exc_type=ImportError)

@@ -15,7 +15,7 @@ from karat.engine.llm import LLM
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops.rope_table import inverse_frequencies
-from tests.convert.test_convert import folder_of
+from tests.convert.folders import folder_of
 
 SCALINGS = st.fixed_dictionaries(
     {

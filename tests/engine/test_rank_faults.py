@@ -6,7 +6,6 @@ Covers: karat.engine.rank, karat.engine.rank_messages.
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.children.connection import Connection
-from karat.errors import CapacityError, ExecutorError, KaratError, RankError
+from karat.errors import ExecutorError, KaratError, RankError
 from karat.ops.native import unavailable_reason
 from karat.ranks.processes import Ranks
 from tests.engine import tiny
@@ -314,37 +313,6 @@ def test_ctrl_c_among_messages_leaves_the_ranks_at_work(
             llm.generate("Something else", LONG)
     again = llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     assert again[0].outputs[0].text == want[0].outputs[0].text
-
-
-def test_no_room_for_shared_memory(folder: Path) -> None:
-    """A limit on files stands for a system without memory; /dev/shm, which may be small, is not used at all."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        with pytest.raises(
-            CapacityError, match=r"the ranks need [0-9]+ bytes of shared memory, which the system refuses"
-        ):
-            LLM(folder, tensor_parallel_size=2, threads=1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_more_shared_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 4 million tokens, of which nothing is taken."""
-    monkeypatch.setattr("karat.engine.parallel.available_bytes", lambda: 1 << 30)
-    with pytest.raises(CapacityError, match=r"need \d{10} bytes of shared memory, and 1073741824 are available"):
-        LLM(folder, tensor_parallel_size=2, threads=1, max_num_batched_tokens=1 << 22)
-
-
-def test_a_full_dev_shm_does_not_matter(folder: Path) -> None:
-    script = (
-        "mount -t tmpfs -o size=4k tmpfs /dev/shm && head -c 4096 /dev/zero > /dev/shm/full; "
-        f"exec {sys.executable} -m karat run -q {folder} Once --tensor-parallel-size 2 --max-tokens 5 --ignore-eos"
-    )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
-    if "unshare" in done.stderr or "mount" in done.stderr:
-        pytest.skip(f"no mount namespace here: {done.stderr.strip()}")
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
 def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from karat.convert import MIXES, convert
 from karat.models.opening import open_model as open_checkpoint
 from karat.ops.reference import ReferenceOps
 from karat.text import Tokenizer
-from tests.convert.test_convert import FAMILIES, folder_of
+from tests.convert.folders import FAMILIES, folder_of
 
 needs_llama = pytest.mark.skipif(not llamacpp.is_installed(), reason="llama-cpp-python is not installed")
 PROMPT = "Once upon a time, there was a small house. " * 4

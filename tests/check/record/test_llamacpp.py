@@ -27,7 +27,7 @@ from karat.convert import MIXES, convert
 from karat.errors import ExecutorError
 from karat.models.opening import open_model as open_checkpoint
 from karat.quant import FORMATS
-from tests.convert.test_convert import FAMILIES, folder_of
+from tests.convert.folders import FAMILIES, folder_of
 from tools.zoo.llamacpp import STEPS, tiny
 
 SEED = int(os.environ.get("KARAT_SEED", "20261121"), 36) % 2**31

@@ -20,7 +20,7 @@ from karat.check.stages.registry import run_stages
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
 from karat.models.opening import open_model as open_checkpoint
-from tests.convert.test_convert import FAMILIES, folder_of
+from tests.convert.folders import FAMILIES, folder_of
 
 SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))
 PROMPT = "Once upon a time, there was a small house. 你好 🍎"

@@ -24,7 +24,7 @@ from karat.check.stages.story import READING, WORDS, Answer, has, loop, reading,
 from karat.config import embedded_model_path
 from karat.request import Logprob
 from karat.text import Tokenizer
-from tests.convert.test_convert import folder_of
+from tests.convert.folders import folder_of
 
 VOCAB = 4096
 GOOD = (

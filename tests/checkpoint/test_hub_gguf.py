@@ -1,0 +1,56 @@
+"""GGUF files of a hub on loopback: by their type, of a revision, split, from the cache."""
+
+from typing import ClassVar
+
+import pytest
+
+from karat.models.opening import open_gguf
+from tests.checkpoint.fake_hub import Model
+from tests.checkpoint.gguf.builders import tiny
+from tests.checkpoint.hub_client import Client, names
+
+
+class TestGguf:
+    """`org/name:TYPE` is one file, or the parts of a split."""
+
+    FILES: ClassVar = {
+        "README.md": b"# Foxes",
+        "fox-Q8_0.gguf": tiny(),
+        "fox-Q4_0.gguf": b"not fetched",
+        "fox-F16-00001-of-00002.gguf": b"part one",
+        "fox-F16-00002-of-00002.gguf": b"part two",
+    }
+
+    @pytest.fixture(autouse=True)
+    def foxes(self, client: Client) -> None:
+        client.hub.models["org/foxes"] = Model({"main": self.FILES, "v1": {"old-Q8_0.gguf": tiny()}})
+
+    def test_one_file(self, client: Client) -> None:
+        path = client.folder("org/foxes:q8_0")
+        assert path.name == "fox-Q8_0.gguf"
+        assert names(path.parent) == {"fox-Q8_0.gguf"}
+        assert open_gguf(path).config["model_type"] == "llama"
+
+    def test_a_split(self, client: Client) -> None:
+        path = client.folder("org/foxes:F16")
+        assert path.name == "fox-F16-00001-of-00002.gguf"
+        assert names(path.parent) == {"fox-F16-00001-of-00002.gguf", "fox-F16-00002-of-00002.gguf"}
+
+    def test_of_a_revision(self, client: Client) -> None:
+        assert client.folder("org/foxes@v1:Q8_0").name == "old-Q8_0.gguf"
+
+    def test_what_the_cache_has_needs_no_network(self, client: Client) -> None:
+        path = client.folder("org/foxes:Q8_0")
+        client.hub.requests.clear()
+        assert client.folder("org/foxes:Q8_0", HF_HUB_OFFLINE="1") == path
+        assert client.hub.requests == []
+        assert "HF_HUB_OFFLINE is set" in client.refused("org/foxes:Q4_0", HF_HUB_OFFLINE="1")
+
+    def test_a_type_that_is_not_there(self, client: Client) -> None:
+        message = client.refused("org/foxes:Q6_K")
+        assert "no GGUF files have the type Q6_K; expected one; there are fox-F16, fox-Q4_0, fox-Q8_0" in message
+
+    def test_without_a_type(self, client: Client) -> None:
+        message = client.refused("org/foxes")
+        assert "has its weights as GGUF" in message
+        assert "org/name:Q4_K_M" in message

@@ -1,0 +1,67 @@
+"""Folders of small models to be converted."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from karat.config import embedded_model_path
+from karat.models.decoder import weight_specs
+from karat.models.registry import read_config
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases": {"attention_bias": True, "mlp_bias": True},
+    "llama 3": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "yarn": {
+        "model_type": "qwen2",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "original_max_position_embeddings": 32},
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
+    "mistral with a window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32},
+    "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32},
+}
+
+
+def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
+    """A random model with the embedded model's tokenizer."""
+    path.mkdir(parents=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_model_path() / name, path / name)
+    config = {
+        "model_type": "llama",
+        "vocab_size": 4100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 0],
+        **changes,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(seed)
+    shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
+    save_file(
+        {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}, path / "model.safetensors"
+    )
+    return path
