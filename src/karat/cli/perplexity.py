@@ -51,7 +51,7 @@ def perplexity(
         list[str] | None,
         typer.Option(
             metavar="WIDTH",
-            help="With --against: exact, int24, int16, int8 or int8-max; repeatable (default: the first four).",
+            help="With --against: exact, int24, int16 or int8; repeatable (default: all).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,

@@ -2,11 +2,14 @@
 
 Nothing computes by it yet but measurements (karat.ops.integer_reference) and tests. Kernels will equal it, bit for bit.
 
-**Activations.** A row is cut into blocks of 32 columns at absolute multiples of 32. A block is integers q and a power
-of two: q = x / power, rounded to nearest even, with the smallest power at which every |q| is at most the width's
-`limit`, the largest number that one, two or three signed bytes write with the same number negated.
+**Activations.** A row is cut into blocks of 32 columns at absolute multiples of 32. A block is integers q and a power,
+float32, of which they are multiples, rounded to nearest even. |q| is at most the width's `limit`.
 
-- Powers are 2**-102 … 2**105. So power is normal, and scale * power is normal and finite for every stored scale other
+- int16 and int24: the power is a power of two, the smallest at which the rounded maximum fits, from 2**-102 on. q is
+  x / power. The limits are the largest numbers that two or three signed bytes write with the same number negated.
+- int8: a power of two would cost too much (docs/determinism.md), so power = max(max|x| / 127, 2**-102) and
+  q = x / power, all in float32. Its products with scales and with sums of q are rounded once, and exact elsewhere.
+- Powers are at most 2**105. So power is normal, and scale * power is normal and finite for every stored scale other
   than zero: those are 2**-24 … 65,504 * 128 in magnitude. Elements below half a step are 0.
 - A block whose q are all 0 has power 1.
 - A block with NaN or infinity, or with a number so large that its power would be above 2**105, has NaN as its power and
@@ -58,8 +61,7 @@ _ROWS_AT_ONCE = 256  # of a matrix: what is computed of them stays in the cache
 class Width:
     """How wide the integers of activations are: |q| is at most `limit`, which is below 2**`bits`.
 
-    With `by_maximum` a block's scale is max|x| / limit in float32 and no power of two: q = x / scale in float32,
-    rounded to nearest even, and scale * power is rounded. This is measured beside the contract and not part of it.
+    With `by_maximum` a block's power is max|x| / limit in float32, without it a power of two.
     """
 
     name: str
@@ -71,10 +73,9 @@ class Width:
 WIDTHS: Mapping[str, Width] = {
     width.name: width
     for width in (
-        Width("int8", 7, 127),
+        Width("int8", 7, 127, by_maximum=True),
         Width("int16", 15, 32_639),
         Width("int24", 23, 8_355_711),
-        Width("int8-max", 7, 127, by_maximum=True),
     )
 }
 
@@ -131,16 +132,17 @@ def quantise(x: F32, width: Width) -> Quantised:
         largest = np.abs(blocks).max(axis=2, initial=0)  # NaN where a block has NaN
     numbers = np.isfinite(largest)
     safe = np.where(numbers, largest, np.float32(0))
-    powers = _scales(safe, width) if width.by_maximum else _powers(safe, width)
+    powers = _parts_of_maximum(safe, width) if width.by_maximum else _powers_of_two(safe, width)
     fits = numbers & (powers <= np.ldexp(1.0, MAX_EXPONENT))
     usable = np.where(fits[:, :, None], blocks, np.float32(0))
-    steps = (usable / powers[:, :, None]) if width.by_maximum else usable.astype(np.float64) / powers[:, :, None]
-    integers = np.rint(steps).astype(np.int32)
+    # Divided by a power of two, a float32 is exact in float64; by another number the quotient is rounded to float32.
+    wide = np.dtype(np.float32 if width.by_maximum else np.float64)
+    integers = np.rint(usable.astype(wide) / powers[:, :, None].astype(wide)).astype(np.int32)
     powers = np.where((integers != 0).any(axis=2), powers, np.float32(1))
     return Quantised(integers.reshape(x.shape), np.where(fits, powers, np.float32(np.nan)).astype(np.float32))
 
 
-def _powers(largest: F32, width: Width) -> F32:
+def _powers_of_two(largest: F32, width: Width) -> F32:
     """The smallest power of two, from 2**-102 on, at which these numbers, rounded, are at most the limit."""
     _, exponents = np.frexp(largest)  # largest = fraction * 2**exponent, with a fraction of 1/2 … 1
     exponents = exponents - width.bits
@@ -150,9 +152,9 @@ def _powers(largest: F32, width: Width) -> F32:
     return powers
 
 
-def _scales(largest: F32, width: Width) -> F32:
-    scales: F32 = np.maximum(largest / np.float32(width.limit), np.ldexp(np.float32(1), MIN_EXPONENT))
-    return scales
+def _parts_of_maximum(largest: F32, width: Width) -> F32:
+    powers: F32 = np.maximum(largest / np.float32(width.limit), np.ldexp(np.float32(1), MIN_EXPONENT))
+    return powers
 
 
 def linear(x: F32, matrix: CodedMatrix, width: Width, ends: tuple[int, ...]) -> F32:
