@@ -14,37 +14,15 @@ from karat.ops import integers
 from karat.ops.integers import WIDTHS, CodedMatrix, coded, digits_of, linear, quantise
 from karat.ops.leaves import leaf_ends
 from karat.quant.codes import CODINGS
+from tests.support.activations import KINDS, block_of
 from tests.support.exact import nearest_float32
 from tests.support.integer_digests import NAMES, digest
 from tests.support.weights import random_blocks
 
 F32 = NDArray[np.float32]
 CONTRACT = [WIDTHS[name] for name in NAMES]
-KINDS = ("normal", "spread", "zero", "subnormal", "tiny", "huge", "largest", "nan", "inf")
 SEEDS = st.integers(0, 2**32 - 1)
 DATA = Path(__file__).parent.parent / "data" / "integer_digests.json"
-
-
-def block_of(kind: str, rng: np.random.Generator) -> F32:
-    block = rng.standard_normal(32).astype(np.float32)
-    match kind:
-        case "spread":
-            block = np.ldexp(block, rng.integers(-40, 40, 32))
-        case "zero":
-            block[:] = 0
-        case "subnormal":
-            block = np.ldexp(block, -140)
-        case "tiny":  # about where the smallest power begins
-            block = np.ldexp(block, -102 + int(rng.integers(-3, 30)))
-        case "huge":  # about where the largest power ends
-            block = np.ldexp(block, int(rng.integers(108, 126)))
-        case "largest":
-            block[:] = np.finfo(np.float32).max * rng.choice([-1, 1], 32)
-        case "nan":
-            block[rng.integers(32)] = np.nan
-        case "inf":
-            block[rng.integers(32)] = rng.choice([-np.inf, np.inf])
-    return block.astype(np.float32)
 
 
 def exact_block(block: F32, width: integers.Width) -> tuple[list[int], float]:

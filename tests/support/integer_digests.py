@@ -6,6 +6,7 @@ instruction set must have these bits.
 
 import hashlib
 import json
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,12 @@ from karat.quant.codes import CODINGS
 from tests.support.weights import random_blocks, weight_of
 
 ROWS, COLUMNS, TOKENS = 37, 1024, 9
+F32 = NDArray[np.float32]
+Computed = Callable[[Weight, F32, tuple[int, ...], str], F32]
 NAMES = ("int8", "int16", "int24")
 
 
-def case(stored: str, seed: int) -> tuple[Weight, Weight, NDArray[np.float32]]:
+def case(stored: str, seed: int) -> tuple[Weight, Weight, F32]:
     """Any finite blocks; a matrix of ordinary weights, if the format is written; rows of every kind."""
     rng = np.random.Generator(np.random.PCG64(seed))
     ordinary = rng.integers(-(2**20), 2**20, (ROWS, COLUMNS)).astype(np.float32) / 2**23
@@ -35,12 +38,17 @@ def case(stored: str, seed: int) -> tuple[Weight, Weight, NDArray[np.float32]]:
     return random_blocks(stored, ROWS, COLUMNS, rng), weight_of(ordinary, stored), x
 
 
-def digest(stored: str, width: str) -> str:
+def by_definition(weight: Weight, x: F32, ends: tuple[int, ...], width: str) -> F32:
+    return linear(x, coded(weight), WIDTHS[width], ends)
+
+
+def digest(stored: str, width: str, computed: Computed = by_definition) -> str:
+    """Of what `computed` makes of the case: of its results [TOKENS, ROWS] for both weights and both cuts of leaves."""
     found = hashlib.sha256()
     blocks, ordinary, x = case(stored, seed=sorted(CODINGS).index(stored))
     for weight in (blocks, ordinary):
         for ends in (leaf_ends(COLUMNS, None), leaf_ends(COLUMNS, 256)):
-            out = linear(x, coded(weight), WIDTHS[width], ends)
+            out = computed(weight, x, ends, width)
             out = np.where(np.isnan(out), np.float32(np.nan), out)  # sign and payload are not promised
             found.update(np.ascontiguousarray(out, "<f4").tobytes())
     return found.hexdigest()
