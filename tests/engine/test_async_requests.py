@@ -241,6 +241,41 @@ def test_who_does_not_read_loses_it(engine: AsyncLLM) -> None:
     run(sleep())
 
 
+def test_who_follows_sees_each_update_as_it_comes(engine: AsyncLLM) -> None:
+    async def follow() -> None:
+        seen: list[Any] = []
+        output = await engine.follow(PROMPTS[0], GREEDY, seen.append, request_id="mine", prompt_progress=True)
+        streamed = [update async for update in engine.stream(PROMPTS[0], GREEDY, request_id="mine")]
+        assert [chunk for update in seen for chunk in update.chunks] == [c for u in streamed for c in u.chunks]
+        assert seen[-1].output is output and [update.output for update in seen[:-1]] == [None] * (len(seen) - 1)
+        assert seen[0].progress is not None and output.outputs == streamed[-1].output.outputs
+        await at_rest(engine)
+
+    run(follow())
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 11])
+def test_an_error_of_who_sees_ends_the_request_alone(at: int, engine: AsyncLLM) -> None:
+    async def follow() -> None:
+        num_seen = 0
+
+        def see(update: Any) -> None:
+            nonlocal num_seen
+            num_seen += 1
+            if num_seen > at:
+                raise ZeroDivisionError
+
+        other = asyncio.create_task(engine.generate(PROMPTS[1], GREEDY))
+        with pytest.raises(ZeroDivisionError):
+            await engine.follow(PROMPTS[0], LONG if at < 11 else GREEDY, see)
+        assert num_seen == at + 1
+        output = await other
+        assert isinstance(output, RequestOutput) and output.finished
+        await at_rest(engine)
+
+    run(follow())
+
+
 def test_one_event_loop_at_a_time(engine: AsyncLLM) -> None:
     async def other() -> None:
         stream = engine.stream(PROMPTS[0], LONG)

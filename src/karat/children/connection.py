@@ -63,6 +63,8 @@ class Connection:
                 has_ended = True
                 break
             self._received += part
+            if len(part) < _PIECE:
+                break  # most likely all: what comes later makes the socket readable again
         start = 0
         while len(self._received) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received, start)

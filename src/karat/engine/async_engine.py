@@ -12,6 +12,7 @@ from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
+from karat.engine.updates import RequestUpdate
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
 
 MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads
@@ -86,12 +87,14 @@ class AsyncEngine:
         finally:
             self._num_coming -= 1
 
-    def add(self, add: Add, message: bytes, name: str | None) -> OpenRequest:
+    def add(
+        self, add: Add, message: bytes, name: str | None, see: Callable[[RequestUpdate], None] | None = None
+    ) -> OpenRequest:
         """Send a request, already encoded, to the engine. RequestError if another request of this name is open."""
         self.attach()
         self._require_free(name)
         name = secrets.token_hex(8) if name is None else name
-        opened = OpenRequest(add.request, name, most_kept=MAX_KEPT_TOKENS, tells_progress=add.tells_progress)
+        opened = OpenRequest(add.request, name, most_kept=MAX_KEPT_TOKENS, tells_progress=add.tells_progress, see=see)
         if not self._open:
             self._look_later(_LOOK_S)
         self._open[add.request.request_id] = opened

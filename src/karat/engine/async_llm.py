@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -161,21 +162,31 @@ class AsyncLLM:
         with each step of the prompt. The first step of the iteration raises RequestError or CapacityError for a request
         that can never be served, and OverloadedError if the queue is full.
         """
-        add, message = await self._admitted(prompt, params, request_id, priority, salt, prompt_progress)
-        opened = self._engine.add(add, message, request_id)
-        timer = None
-        if self._queue_timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(self._queue_timeout_s, self._end_waiting, opened)
-        try:
+        async with self._opened(prompt, params, request_id, priority, salt, prompt_progress) as opened:
             while True:
                 update = await opened.next()
                 yield update
                 if update.output is not None:
                     return
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._engine.forget(opened)
+
+    async def follow(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        see: Callable[[RequestUpdate], None],
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: str | None = None,
+        prompt_progress: bool = False,
+    ) -> RequestOutput:
+        """Continue one prompt as `stream` does, and call `see` with each update. Returns the output after the last.
+
+        The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
+        `see` must not block. Its exception ends the request and is raised here.
+        """
+        async with self._opened(prompt, params, request_id, priority, salt, prompt_progress, see) as opened:
+            return await opened.output()
 
     async def generate(
         self,
@@ -297,14 +308,31 @@ class AsyncLLM:
         await self.close()
 
     async def _output(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestOutput:
-        updates = self.stream(prompt, params, **options)
+        return await self.follow(prompt, params, lambda update: None, **options)
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        name: str | None,
+        priority: int,
+        salt: str | None,
+        tells_progress: bool,
+        see: Callable[[RequestUpdate], None] | None = None,
+    ) -> AsyncGenerator[OpenRequest, None]:
+        """A request of the engine, which ends with the context."""
+        add, message = await self._admitted(prompt, params, name, priority, salt, tells_progress)
+        opened = self._engine.add(add, message, name, see)
+        timer = None
+        if self._queue_timeout_s is not None:
+            timer = asyncio.get_running_loop().call_later(self._queue_timeout_s, self._end_waiting, opened)
         try:
-            async for update in updates:
-                if update.output is not None:
-                    return update.output
+            yield opened
         finally:
-            await updates.aclose()
-        raise AssertionError("a stream without an output")
+            if timer is not None:
+                timer.cancel()
+            self._engine.forget(opened)
 
     async def _admitted(
         self,

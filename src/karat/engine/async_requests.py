@@ -1,21 +1,30 @@
-"""OpenRequest: an open request of AsyncLLM: its news, kept until they are read, and the output made from them."""
+"""OpenRequest: an open request of AsyncLLM: its news, shown as they come or kept until read, and its output."""
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from karat.engine.async_messages import News
 from karat.engine.updates import PromptProgress, RequestUpdate
-from karat.errors import KaratError, SlowReaderError
+from karat.errors import SlowReaderError
 from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
 
 
 class OpenRequest:
-    """One reader awaits `next`; the event loop calls the other methods as news arrive.
+    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`.
 
     At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
     """
 
-    def __init__(self, request: Request, name: str, *, most_kept: int, tells_progress: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        name: str,
+        *,
+        most_kept: int,
+        tells_progress: bool,
+        see: Callable[[RequestUpdate], None] | None = None,
+    ) -> None:
         self.request = request
         self.name = name  # by which the caller knows it
         self.has_begun = False
@@ -26,7 +35,9 @@ class OpenRequest:
         self._num_kept_tokens = 0
         self._num_cached = 0
         self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
-        self._error: KaratError | None = None
+        self._see = see
+        self._final: RequestOutput | None = None
+        self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         if tells_progress:
             self._keep((), None, PromptProgress(len(request.prompt_token_ids)))
@@ -46,7 +57,7 @@ class OpenRequest:
             self._chunks[chunk.index].append(chunk)
         self.has_ended = news.ended
         if chunks or progress:
-            self._keep(chunks, self._output() if news.ended else None, progress)
+            self._keep(chunks, self._whole() if news.ended else None, progress)
         if not self.has_ended and self._num_kept_tokens > self._most_kept:
             self.fail(
                 SlowReaderError(
@@ -55,7 +66,7 @@ class OpenRequest:
                 )
             )
 
-    def fail(self, error: KaratError) -> None:
+    def fail(self, error: Exception) -> None:
         """End with this error at once. News that wait are dropped."""
         self.has_ended = True
         self._kept.clear()
@@ -65,29 +76,50 @@ class OpenRequest:
     async def next(self) -> RequestUpdate:
         """The next update, in order; the last has the output. Raises the error that ended the request."""
         while not self._kept:
-            if self._error is not None:
-                raise self._error
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            await self._stirred()
         update = self._kept.popleft()
         self._num_kept_tokens -= sum(len(chunk.token_ids) for chunk in update.chunks)
         return update
 
+    async def output(self) -> RequestOutput:
+        """The output, once `see` has had the last update. Raises the error that ended the request, or that of `see`."""
+        while self._final is None:
+            await self._stirred()
+        return self._final
+
     def _keep(
         self, chunks: tuple[StreamChunk, ...], output: RequestOutput | None, progress: PromptProgress | None
     ) -> None:
-        self._kept.append(RequestUpdate(self.name, chunks, output, progress))
-        self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in chunks)
-        self._wake()
+        update = RequestUpdate(self.name, chunks, output, progress)
+        if self._see is None:
+            self._kept.append(update)
+            self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+            self._wake()
+            return
+        try:
+            self._see(update)
+        except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
+            self.fail(fault)
+            return
+        self._final = output
+        if output is not None:
+            self._wake()
+
+    async def _stirred(self) -> None:
+        """Returns after `_wake`. Raises the error that ended the request."""
+        if self._error is not None:
+            raise self._error
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _output(self) -> RequestOutput:
+    def _whole(self) -> RequestOutput:
         request, first = self.request, self._chunks[0]
         return RequestOutput(
             request_id=self.name,

@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
+from karat.engine.updates import RequestUpdate
 from karat.request import RequestOutput
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
@@ -22,7 +22,7 @@ from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, 
 from karat.server.inner import Ask, Lengths, Work, drawn_seed, require_a_choice
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
-from karat.server.news import news_of
+from karat.server.news import follow_all
 from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
 from karat.server.openai.events import ChatEvents, TextEvents
 from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
@@ -143,49 +143,36 @@ class Answering:
         return Subject(heading, form, work, llm.tokenizer, tally, echoed or ())
 
     async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
-        outputs: dict[int, RequestOutput] = {}
+        return await self._follow(subject, llm, subject.tally.see, progress=False)
+
+    async def _follow(
+        self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool
+    ) -> list[RequestOutput]:
         how = "gone"
         try:
-            async with aclosing(news_of(llm, subject.work, subject.heading.id, progress=False)) as news:
-                async for number, update in news:
-                    subject.tally.see(number, update)
-                    if update.output is not None:
-                        outputs[number] = update.output
+            outputs = await follow_all(llm, subject.work, subject.heading.id, see, progress=progress)
             how = "ok"
+            return outputs
         except Exception:
             how = "error"
             raise
         finally:
             self._metrics.ended(subject.tally, how)
-        return [outputs[number] for number in range(len(subject.work.asks))]
 
     def _events(
         self, subject: Subject, llm: AsyncLLM, events: _Written, headers: Mapping[str, str], **manner: Any
     ) -> Events:
-        return Events(
-            self._batches(subject, llm, events),
-            headers,
-            ping_s=self._settings.ping_s,
-            write_s=self._settings.limits.write_s,
-            **manner,
-        )
+        async def make(write: Callable[[bytes], None]) -> bytes:
+            def see(number: int, update: RequestUpdate) -> None:
+                subject.tally.see(number, update)
+                if batch := events.of(number, update):
+                    write(batch)
 
-    async def _batches(self, subject: Subject, llm: AsyncLLM, events: _Written) -> AsyncGenerator[bytes]:
-        how = "gone"
-        try:
-            news = news_of(llm, subject.work, subject.heading.id, progress=subject.form.progress)
-            async with aclosing(news):
-                async for number, update in news:
-                    subject.tally.see(number, update)
-                    if batch := events.of(number, update):
-                        yield batch
-            how = "ok"
-            yield events.end()
-        except Exception:
-            how = "error"
-            raise
-        finally:
-            self._metrics.ended(subject.tally, how)
+            await self._follow(subject, llm, see, progress=subject.form.progress)
+            return events.end()
+
+        limits = self._settings.limits
+        return Events(make, headers, ping_s=self._settings.ping_s, write_s=limits.write_s, **manner)
 
     def model_name(self, asked: str | None) -> str:
         """The model's name for the answer. 404 for a model that is not served."""

@@ -1,15 +1,16 @@
 """Responses: JSON, or events as they come; reading a body; and noticing that a client has left."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from karat.errors import KaratError
+from karat.errors import KaratError, SlowReaderError
 from karat.server.errors import ApiError, of_karat
+from karat.server.pipe import Pipe, encoded
 from karat.server.settings import Limits
 from karat.server.sse import PING, error_event
 
@@ -35,15 +36,15 @@ class JsonBytes:
 
 
 class Events:
-    """Server-sent events. Each of `batches` is written at once; the iterator is closed when the client leaves.
+    """Server-sent events. `make` gets a function that writes a batch of them at once, and returns the last batch.
 
-    `ping` is sent after ping_s seconds without events. A client that reads nothing for write_s seconds is dropped.
-    An error after the headers is the last event, as `error_event` writes it.
+    It is cancelled when the client leaves. `ping` is sent after ping_s seconds without events. A client that takes
+    nothing for write_s seconds is dropped. An error after the headers is the last event, as `error_event` writes it.
     """
 
     def __init__(
         self,
-        batches: AsyncGenerator[bytes],
+        make: Callable[[Callable[[bytes], None]], Coroutine[Any, Any, bytes]],
         headers: Mapping[str, str],
         *,
         ping_s: float,
@@ -51,7 +52,7 @@ class Events:
         ping: bytes = PING,
         error_event: Callable[[ApiError], bytes] = error_event,
     ) -> None:
-        self._batches = batches
+        self._make = make
         self._headers = {
             "content-type": "text/event-stream",
             "cache-control": "no-cache",
@@ -62,51 +63,50 @@ class Events:
         self._ping, self._error_event = ping, error_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pipe = Pipe(send, self._headers, self._write_s)
+        making = asyncio.create_task(self._make(pipe.write))
         leaving = asyncio.create_task(_left(receive))
-        coming: asyncio.Task[bytes] | None = None
-        started = False
         try:
-            while True:
-                coming = coming or asyncio.ensure_future(anext(self._batches))
-                wait_s = self._ping_s if started else min(_FIRST_S, self._ping_s)
-                await asyncio.wait({coming, leaving}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-                if leaving.done():
-                    raise GoneError
-                batch, is_last = self._ping if started else b"", False
-                if coming.done():
-                    batch, is_last = self._batch_of(coming, started=started)
-                    coming = None
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": encoded(self._headers)})
-                await self._write(send, batch, is_last=is_last)
-                if is_last:
-                    return
+            await self._awake(pipe, making, leaving)
+            with _gone_if_late():
+                await pipe.end(self._last_of(making, has_begun=pipe.has_begun))
         finally:
+            pipe.close()
             leaving.cancel()
-            if coming is not None:
-                coming.cancel()
-                with suppress(BaseException):
-                    await coming
-            await self._batches.aclose()
+            making.cancel()
+            with suppress(BaseException):
+                await making
 
-    async def _write(self, send: Send, batch: bytes, *, is_last: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_s):
-                await send({"type": "http.response.body", "body": batch, "more_body": not is_last})
-        except TimeoutError:
-            raise GoneError from None
+    async def _awake(self, pipe: Pipe, making: "asyncio.Task[bytes]", leaving: "asyncio.Task[None]") -> None:
+        """Write pings until all events were made. GoneError if the client leaves or takes nothing."""
+        now = asyncio.get_running_loop().time
+        awaited: set[asyncio.Future[Any]] = {making, leaving, pipe.broken}
+        while not making.done():
+            quiet_s = self._ping_s if pipe.has_begun else min(_FIRST_S, self._ping_s)
+            wait_s = max(0, pipe.last + quiet_s - now())
+            await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() or pipe.broken.done():
+                raise GoneError
+            if not making.done() and now() >= pipe.last + quiet_s:
+                with suppress(SlowReaderError):  # who does not read needs no ping
+                    pipe.write(self._ping if pipe.has_begun else b"")
 
-    def _batch_of(self, coming: "asyncio.Task[bytes]", *, started: bool) -> tuple[bytes, bool]:
-        """The next batch, and whether it is the last. An error is raised while the headers are not sent yet."""
+    def _last_of(self, making: "asyncio.Task[bytes]", *, has_begun: bool) -> bytes:
+        """The last batch. An error is raised while the headers are not sent yet."""
         try:
-            return coming.result(), False
-        except StopAsyncIteration:
-            return b"", True
+            return making.result()
         except (ApiError, KaratError) as error:
-            if not started:
+            if not has_begun:
                 raise
-            return self._error_event(error if isinstance(error, ApiError) else of_karat(error)), True
+            return self._error_event(error if isinstance(error, ApiError) else of_karat(error))
+
+
+@contextmanager
+def _gone_if_late() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise GoneError from None
 
 
 async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -156,9 +156,3 @@ def _too_large(limits: Limits) -> ApiError:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers in ASGI's form, with nosniff: no browser guesses the type of an answer."""
-    safe = {"x-content-type-options": "nosniff", **headers}
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in safe.items()]
