@@ -26,6 +26,7 @@ NAMES = {
         "TokenLogprobs",
         "StreamChunk",
     ],
+    "explanation.py": ["Explanation", "Alternative", "Kept"],
 }
 HEAD = """\
 # Python API

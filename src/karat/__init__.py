@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from karat.config import NUMERIC_CONTRACT
 from karat.errors import KaratError
+from karat.explanation import Alternative, Explanation, Kept
 from karat.request import (
     CompletionOutput,
     Logprob,
@@ -37,11 +38,14 @@ _LAZY = {
 __all__ = [
     "LLM",
     "NUMERIC_CONTRACT",
+    "Alternative",
     "AsyncLLM",
     "ChatPrompt",
     "CompletionOutput",
     "EngineStats",
+    "Explanation",
     "KaratError",
+    "Kept",
     "Logprob",
     "PromptProgress",
     "RequestOutput",

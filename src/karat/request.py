@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self
 
 from karat.errors import RequestError
+from karat.explanation import Explanation
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -128,7 +129,8 @@ class SamplingParams:
     ("stop"), as max_tokens does ("length").
 
     logprobs=k reports the chosen token and the k most probable ones under the model's own distribution (before bias,
-    penalties and temperature); prompt_logprobs=k does the same for the prompt.
+    penalties and temperature); prompt_logprobs=k does the same for the prompt. explain reports how each token of the
+    output was drawn (karat.Explanation). None of the three changes a token.
     """
 
     n: int = 1
@@ -152,6 +154,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    explain: bool = False
 
     def __new__(cls, *_: object, **fields: object) -> Self:
         """Refuse names that are no fields, with advice. A dataclass alone would raise a bare TypeError."""
@@ -219,7 +222,7 @@ class SamplingParams:
             isinstance(self.structured_outputs, StructuredOutputs | None),
             "None, or StructuredOutputs with one of json, regex, choice, grammar",
         )
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "explain"):
             self._require(name, isinstance(getattr(self, name), bool), "True or False")
 
     def clone(self) -> Self:
@@ -333,7 +336,8 @@ class CompletionOutput:
     """One choice. finish_reason is None while it is generated.
 
     For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message.
-    "length" means max_tokens or the end of the context. logprobs has one entry for each of token_ids.
+    "length" means max_tokens or the end of the context. logprobs and explanations, if they were asked for, have one
+    entry for each of token_ids: also for tokens whose text is cut by a stop string or by the end, or not yet whole.
     """
 
     index: int
@@ -343,6 +347,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    explanations: tuple[Explanation, ...] | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -381,7 +386,8 @@ class StreamChunk:
     """New text and tokens of one choice, in order. The last chunk of a choice has a finish_reason.
 
     Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs are asked
-    for, the first chunk of choice 0 has them, as in RequestOutput; all other chunks have None.
+    for, the first chunk of choice 0 has them, as in RequestOutput; all other chunks have None. logprobs and
+    explanations have one entry for each of token_ids, whatever text the chunk has.
     """
 
     index: int
@@ -392,3 +398,4 @@ class StreamChunk:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    explanations: tuple[Explanation, ...] | None = None

@@ -48,6 +48,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [  # values that are taken, and 
     ("prompt_logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
     ("ignore_eos", [True], [1, "yes"]),
     ("skip_special_tokens", [False], [0]),
+    ("explain", [True, False], [1, "yes"]),
     ("include_stop_str_in_output", [True], [1]),
 ]
 

@@ -9,6 +9,7 @@ from karat.config import FloatName
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
+from karat.explanation import Explanation
 from karat.request import FinishReason, Logprob, Request, StreamChunk
 
 
@@ -86,6 +87,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[Mapping[int, Logprob], ...] | None = None
     error: str | None = None
     prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
+    explanations: tuple[Explanation, ...] | None = None
 
     @classmethod
     def of(cls, chunk: StreamChunk) -> Self:
@@ -98,6 +100,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             chunk.logprobs,
             chunk.error,
             chunk.prompt_logprobs,
+            chunk.explanations,
         )
 
     def chunk(self) -> StreamChunk:
@@ -110,6 +113,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             self.logprobs,
             self.error,
             self.prompt_logprobs,
+            self.explanations,
         )
 
 

@@ -135,9 +135,11 @@ class OpenRequest:
 def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
     """All chunks of a choice as one output; the last chunk has the finish reason."""
     last = chunks[-1]
-    logprobs = None
+    logprobs = explanations = None
     if request.params.logprobs is not None:
         logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs or ())
+    if request.params.explain:
+        explanations = tuple(entry for chunk in chunks for entry in chunk.explanations or ())
     return CompletionOutput(
         index=last.index,
         text="".join(chunk.text for chunk in chunks),
@@ -146,4 +148,5 @@ def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
         stop_reason=last.stop_reason,
         logprobs=logprobs,
         error=last.error,
+        explanations=explanations,
     )

@@ -1,15 +1,17 @@
 """One choice of a request: its tokens, text and log-probabilities, and how it ends."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.engine.explain import explained
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError, KaratError
+from karat.explanation import Explanation
 from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
@@ -24,6 +26,14 @@ class Carried:
     pieces: int = 0
     tokens: int = 0
     end: bool = False
+
+
+class _Sampled(NamedTuple):
+    """A token, with what was asked for about it."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    explanation: Explanation | None = None
 
 
 class Choice:
@@ -56,7 +66,7 @@ class Choice:
         self._grammar = grammar
         self._stop_reason: str | int | None = None
         self._error: str | None = None
-        self._sampled: list[tuple[int, TokenLogprobs | None]] = []
+        self._sampled: list[_Sampled] = []
         self._begin_text()
 
     @property
@@ -82,21 +92,22 @@ class Choice:
             reported.append(token_logprobs(row, token_id, k, self._decode_one))
 
     def read_last(self, row: NDArray[np.floating]) -> bool:
-        params, token_ids = self._request.params, self.sequence.token_ids
-        token_id = choose(
-            row,
-            params,
-            token_ids=token_ids,
-            prompt_len=self.sequence.prompt_len,
-            seed=self._request.seed,
-            choice=self.index,
-            barred=self._stop_ids if self.num_tokens < params.min_tokens else (),
-            fitting=None if self._form is None else self._form.fitting(self._stop_ids),
-        )
-        reported = None
+        params = self._request.params
+        circumstances: dict[str, Any] = {
+            "token_ids": self.sequence.token_ids,
+            "prompt_len": self.sequence.prompt_len,
+            "seed": self._request.seed,
+            "choice": self.index,
+            "barred": self._stop_ids if self.num_tokens < params.min_tokens else (),
+            "fitting": None if self._form is None else self._form.fitting(self._stop_ids),
+        }
+        token_id = choose(row, params, **circumstances)
+        logprobs = explanation = None
         if params.logprobs is not None:
-            reported = token_logprobs(row, token_id, params.logprobs, self._decode_one)
-        self._sampled.append((token_id, reported))
+            logprobs = token_logprobs(row, token_id, params.logprobs, self._decode_one)
+        if params.explain:
+            explanation = explained(row, params, token_id, self._decode_one, **circumstances)
+        self._sampled.append(_Sampled(token_id, logprobs, explanation))
         self._follow(token_id)
         return self.finish_reason is not None
 
@@ -120,7 +131,7 @@ class Choice:
         self._begin_text()
         del self.sequence.token_ids[self.sequence.prompt_len :]
         self.sequence.num_read = max(0, len(self._prompt_logprobs) - 1)
-        for token_id, _ in self._sampled:
+        for token_id, *_ in self._sampled:
             try:
                 self._follow(token_id)
             except Exception as error:  # noqa: BLE001 - as in a step, it ends this choice
@@ -142,6 +153,7 @@ class Choice:
             logprobs=self._reported(carried.tokens),
             error=self._error,
             prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
+            explanations=self._explained(carried.tokens),
         )
         return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
 
@@ -154,14 +166,20 @@ class Choice:
             stop_reason=self._stop_reason,
             logprobs=self._reported(0),
             error=self._error,
+            explanations=self._explained(0),
         )
 
     def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:
         return (
             None
             if self._request.params.logprobs is None
-            else tuple(logprobs for _, logprobs in self._sampled[start:] if logprobs is not None)
+            else tuple(each.logprobs for each in self._sampled[start:] if each.logprobs is not None)
         )
+
+    def _explained(self, start: int) -> tuple[Explanation, ...] | None:
+        if not self._request.params.explain:
+            return None
+        return tuple(each.explanation for each in self._sampled[start:] if each.explanation is not None)
 
     def _begin_text(self) -> None:
         params = self._request.params

@@ -7,7 +7,8 @@ logits give the same token on every machine.
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ SAMPLER_VERSION = 1  # higher with each change that can draw another token from 
 
 Float64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
+Narrowing = Literal["top_k", "top_p", "min_p"]
 
 
 def finite_argmax(logits: NDArray[np.floating], position: int) -> int:
@@ -84,7 +86,22 @@ def adjusted(
     prompt_len: int,
     barred: Collection[int] = (),
 ) -> Float64:
-    """Scores [vocab]: logits with bias, then the three penalties; barred and not allowed tokens are -inf.
+    """Scores [vocab]: as `penalised`; barred and not allowed tokens are -inf."""
+    scores = penalised(logits, params, token_ids=token_ids, prompt_len=prompt_len)
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        kept = scores[allowed]
+        scores[:] = -np.inf
+        scores[allowed] = kept
+    if barred:
+        scores[list(barred)] = -np.inf
+    return scores
+
+
+def penalised(
+    logits: NDArray[np.floating], params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int
+) -> Float64:
+    """Scores [vocab]: logits with bias, then the three penalties.
 
     Raises NumericsError for a repetition penalty that makes a score overflow.
     """
@@ -104,32 +121,34 @@ def adjusted(
     if params.frequency_penalty or params.presence_penalty:
         written, counts = np.unique(np.array(token_ids[prompt_len:], np.int64), return_counts=True)
         scores[written] -= params.frequency_penalty * counts + params.presence_penalty
-    if params.allowed_token_ids is not None:
-        allowed = list(params.allowed_token_ids)
-        kept = scores[allowed]
-        scores[:] = -np.inf
-        scores[allowed] = kept
-    if barred:
-        scores[list(barred)] = -np.inf
     return scores
 
 
 def candidates(scores: NDArray[np.floating], params: SamplingParams) -> tuple[Ids, Float64]:
-    """Token ids [kept], ascending, and their weights [kept], proportional to their probabilities; the largest is 1.
+    """Token ids [kept], ascending, and their weights [kept], proportional to their probabilities; the largest is 1."""
+    *_, (_, token_ids, weights) = narrowed(scores, params)
+    return token_ids, weights
 
-    top-k, top-p and min-p are applied in this order at the temperature. Of equal scores the smaller token ids are kept
-    first. top-p keeps the fewest most probable tokens whose share of the tokens left by top-k is at least top_p.
+
+def narrowed(scores: NDArray[np.floating], params: SamplingParams) -> Iterator[tuple[Narrowing, Ids, Float64]]:
+    """What each step at the temperature leaves: token ids, ascending, and their weights, as in `candidates`.
+
+    top-k, top-p and min-p are applied in this order; one that is off leaves all. Of equal scores the smaller token ids
+    are kept first. top-p keeps the fewest most probable tokens whose share of the tokens left by top-k is at least
+    top_p.
     """
     token_ids = np.arange(len(scores))
     if 0 < params.top_k < len(scores):
         token_ids = rows.largest(scores, params.top_k)
         scores = scores[token_ids]
     weights = rows.exp_weights(scores, params.temperature)
+    yield "top_k", token_ids, weights
     if params.top_p < 1:
         kept = nucleus(scores, weights, params.top_p)
         token_ids, weights = token_ids[kept], weights[kept]
+    yield "top_p", token_ids, weights
     probable = weights >= params.min_p
-    return token_ids[probable], weights[probable]
+    yield "min_p", token_ids[probable], weights[probable]
 
 
 def nucleus(scores: NDArray[np.floating], weights: Float64, share: float) -> Ids:

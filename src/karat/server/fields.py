@@ -207,6 +207,7 @@ TABLE: tuple[Field, ...] = (
     _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
     _sampling("logprobs", Alternatives, "Log-probabilities of tokens, and of this number of alternatives.", (TEXT,)),
     _sampling("prompt_logprobs", Alternatives, "The same of the prompt, as vLLM gives them.", BOTH),
+    _sampling("explain", Flag, "karat.explain: for each token its probability and rank, and how it was drawn."),
     _honoured("echo", (TEXT,), Flag, "The prompt comes first in the answer, with logprobs if these are asked for."),
     _honoured("stream", GENERATING, Flag, "Server-sent events."),
     _honoured("stream_options", BOTH, dict[str, Any], "include_usage, continuous_usage_stats."),

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from karat.explanation import Explanation
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -57,9 +59,16 @@ class PromptProgress(Struct):
 
 
 class Karat(Struct):
-    """Karat's own field: the seed that tokens were drawn with."""
+    """Karat's own field: the seed that tokens were drawn with. `explain`: of an answer that has no choices."""
 
     seed: int
+    explain: tuple[Explanation, ...] | UnsetType = UNSET
+
+
+class Explained(Struct):
+    """Karat's own field beside a text: how each of its tokens was drawn. In an event: those since the last one."""
+
+    explain: tuple[Explanation, ...]
 
 
 PromptLogprobs = list[dict[str, Any] | None]  # vLLM's: token id -> {"logprob", "rank", "decoded_token"}
@@ -97,6 +106,7 @@ class ChatChoice(Struct):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    karat: Explained | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -129,6 +139,7 @@ class ChatChunkChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    karat: Explained | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -172,6 +183,7 @@ class TextChoice(Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    karat: Explained | UnsetType = UNSET
 
 
 class TextCompletion(Struct):

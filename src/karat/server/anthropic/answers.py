@@ -1,5 +1,7 @@
 """From outputs of the engine to Anthropic's whole answers."""
 
+from msgspec import UNSET
+
 from karat.request import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage, TextBlock
 from karat.server.openai.answers import Subject, reason_of
@@ -18,7 +20,7 @@ def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
         ending.stop_reason,
         ending.stop_sequence,
         usage_of(subject.tally),
-        Karat(subject.work.seed),
+        Karat(subject.work.seed, choice.explanations or UNSET),
         subject.tally.timings(),
     )
 

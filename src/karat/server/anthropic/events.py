@@ -1,5 +1,7 @@
 """From updates of the engine to the events of Anthropic's streams. All events of one update are written together."""
 
+from msgspec import UNSET
+
 from karat.engine.updates import RequestUpdate
 from karat.server.anthropic.answers import ending_of, usage_of
 from karat.server.anthropic.errors import error_of
@@ -18,7 +20,7 @@ from karat.server.anthropic.schema import (
     TextDelta,
 )
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject
+from karat.server.openai.answers import Subject, explained
 from karat.server.schema import Karat
 from karat.server.sse import named_event
 
@@ -51,8 +53,9 @@ class MessageEvents:
             self._has_begun = True  # not before a step: until then the cached tokens are unknown
             written = _event(MessageStart(self._empty())) + _event(ContentBlockStart(TextBlock(""))) + PING
         for chunk in update.chunks:
-            if chunk.text:
-                written += _event(ContentBlockDelta(TextDelta(chunk.text)))
+            karat = explained(chunk)
+            if chunk.text or karat is not UNSET:
+                written += _event(ContentBlockDelta(TextDelta(chunk.text), karat=karat))
             if chunk.finish_reason is not None:
                 self._ending = ending_of(chunk)
         return written

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from karat.server.schema import Karat, Timings
+from karat.server.schema import Explained, Karat, Timings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
 ErrorKind = Literal[
@@ -77,6 +77,7 @@ class ContentBlockDelta(Struct):
     delta: TextDelta
     index: int = 0
     type: Literal["content_block_delta"] = "content_block_delta"
+    karat: Explained | UnsetType = UNSET
 
 
 class ContentBlockStop(Struct):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from karat import __version__
 from karat.request import CompletionOutput, RequestOutput, StreamChunk
@@ -62,6 +62,7 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
                 reason_of(choice),
                 choice.stop_reason,
                 list(choice.token_ids) if form.token_ids else UNSET,
+                explained(choice),
             )
         )
     return schema.ChatCompletion(
@@ -124,7 +125,13 @@ def _text_choice(
         of_prompt(output.prompt_logprobs or ()) if asked else UNSET,
         list(ids) if form.token_ids else UNSET,
         list(output.prompt_token_ids) if form.token_ids else UNSET,
+        UNSET if form.no_answer else explained(choice),
     )
+
+
+def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | UnsetType:
+    """How the tokens were drawn, if that was asked for and there are any."""
+    return schema.Explained(choice.explanations) if choice.explanations else UNSET
 
 
 def reason_of(choice: CompletionOutput | StreamChunk) -> FinishReason:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from karat.engine.updates import RequestUpdate
 from karat.request import StreamChunk
 from karat.server import schema
-from karat.server.openai.answers import FINGERPRINT, Subject, reason_of
+from karat.server.openai.answers import FINGERPRINT, Subject, explained, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt
 from karat.server.sse import DONE, event
 
@@ -73,8 +73,9 @@ class ChatEvents(_Events):
         logprobs = None
         if params.logprobs is not None and chunk.logprobs:
             logprobs = subject.writer.chat(chunk.token_ids, chunk.logprobs, params.logprobs)
-        if chunk.text or logprobs is not None or (form.token_ids and chunk.token_ids):
-            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(content=chunk.text), logprobs)
+        karat = explained(chunk)
+        if chunk.text or logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids):
+            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(content=chunk.text), logprobs, karat=karat)
             if form.token_ids:
                 choice.token_ids = list(chunk.token_ids)
             written += event(self._chunk([choice]))
@@ -133,12 +134,14 @@ class TextEvents(_Events):
             self._offsets[index] = offset + num_new
         text = "" if form.no_answer else chunk.text
         wants_ids = form.token_ids and bool(chunk.token_ids) and not form.no_answer
-        if text or logprobs is not None or wants_ids or chunk.finish_reason is not None:
+        karat = UNSET if form.no_answer else explained(chunk)
+        if text or logprobs is not None or wants_ids or karat is not UNSET or chunk.finish_reason is not None:
             reason = None if chunk.finish_reason is None else reason_of(chunk)
             if form.no_answer and reason is not None:
                 reason = "length"
             self._num_open -= reason is not None
             choice = schema.TextChoice(index, text, logprobs, reason, None if form.no_answer else chunk.stop_reason)
+            choice.karat = karat
             if wants_ids:
                 choice.token_ids = list(chunk.token_ids)
             written += event(self._completion([choice], last=reason is not None and self._num_open == 0))

@@ -1,5 +1,7 @@
 """From outputs of the engine to answers of /v1/responses."""
 
+from msgspec import UNSET
+
 from karat.request import RequestOutput
 from karat.server.openai.answers import Subject, reason_of
 from karat.server.openai.response_requests import Echo
@@ -21,7 +23,9 @@ from karat.server.schema import FinishReason, Karat
 def response(subject: Subject, echo: Echo, output: RequestOutput) -> Response:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
-    return ended(subject, echo, choice.text, reason_of(choice))
+    made = ended(subject, echo, choice.text, reason_of(choice))
+    made.karat.explain = choice.explanations or UNSET
+    return made
 
 
 def begun(subject: Subject, echo: Echo) -> Response:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from msgspec import UNSET
+
 from karat.engine.updates import RequestUpdate
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, reason_of
+from karat.server.openai.answers import Subject, explained, reason_of
 from karat.server.openai.response_answers import begun, ended, item, item_id
 from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (
@@ -36,9 +38,11 @@ class ResponseEvents:
         """All events of an update; ApiError if the answer ended in an error."""
         written = b"" if self._num_events else self._begin()
         for chunk in update.chunks:
-            if chunk.text:
+            karat = explained(chunk)
+            if chunk.text or karat is not UNSET:
                 self._text.append(chunk.text)
                 delta = TextDeltaEvent(sequence_number=self._next(), item_id=self._item_id, delta=chunk.text)
+                delta.karat = karat
                 written += _event(delta)
             if chunk.finish_reason is not None:
                 self._reason = reason_of(chunk)

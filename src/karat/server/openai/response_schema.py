@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from karat.server.schema import Karat, Timings
+from karat.server.schema import Explained, Karat, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -122,6 +122,7 @@ class TextDeltaEvent(Struct, kw_only=True):
     output_index: int = 0
     content_index: int = 0
     logprobs: list[dict[str, Any]] = []
+    karat: Explained | UnsetType = UNSET
 
 
 class TextDoneEvent(Struct, kw_only=True):
