@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from karat.errors import RequestError
 from karat.request import StructuredOutputs
 from karat.text.tokenizer import Tokenizer
+from karat.text.tools.grammar import CallGrammar, lark_of
 
 MAX_KEPT = 64  # compiled grammars
 MAX_DEPTH = 32  # of a schema
@@ -42,6 +43,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._plain_tokenizer = tokenizer
         self._tokenizer = _as_llguidance(tokenizer, vocab_size)
         # The time of compiling and of a mask is bounded by counts of work, which do not depend on the machine.
         self._limits = LLParserLimits(
@@ -67,7 +69,7 @@ class GrammarCompiler:
             return self._kept[form]
 
     def _compiled(self, form: StructuredOutputs) -> "Grammar":
-        kind, source = _source(form)
+        kind, source = _source(form, self._plain_tokenizer)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             reason = _reason(matcher)
@@ -163,13 +165,13 @@ class _Described:
         return []
 
 
-def _source(form: StructuredOutputs) -> tuple[str, str]:
+def _source(form: StructuredOutputs, tokenizer: Tokenizer) -> tuple[str, str]:
     """The name of the field that is given, and llguidance's grammar for it."""
     if form.json is not None:
         assert isinstance(form.json, str)
-        schema = _schema(form.json)
-        options: Any = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
-        return "json", _lark(f"start: %json {json.dumps(schema | {'x-guidance': options}, ensure_ascii=False)}")
+        return "json", _lark(f"start: %json {json.dumps(_with_options(_schema(form.json)), ensure_ascii=False)}")
+    if form.tool_calls is not None:
+        return "tool_calls", _lark(lark_of(CallGrammar.decoded(form.tool_calls), tokenizer, _checked))
     for text in (form.regex, *(form.choice or ())):
         _check_text(text)
     if form.regex is not None:
@@ -187,6 +189,15 @@ def _source(form: StructuredOutputs) -> tuple[str, str]:
         raise RequestError(f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it")
     _check_repeats("grammar", form.grammar, nested=True)
     return "grammar", _lark(form.grammar)
+
+
+def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
+    options: Any = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
+    return {**schema, "x-guidance": options}
+
+
+def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return _with_options(_schema(json.dumps(schema)))
 
 
 def _lark(text: str) -> str:

@@ -1,0 +1,1 @@
+"""Calls of tools and reasoning in the text of an answer, in the form of each family of models."""

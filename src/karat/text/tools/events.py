@@ -1,0 +1,83 @@
+"""The parts of an answer, in the order in which a stream tells them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegin:
+    """A call of the tool `name` begins. Calls are numbered from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of a call's arguments. All of them together are a JSON object."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is whole."""
+
+    index: int
+
+
+Event = Text | Reasoning | CallBegin | CallArguments | CallEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the tool `name`; `arguments` is a JSON object as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """An answer in parts. Each text is empty where there is none."""
+
+    text: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+def gathered(events: list[Event]) -> Parsed:
+    """All events of an answer in one."""
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    texts: list[str] = []
+    reasoning: list[str] = []
+    for event in events:
+        match event:
+            case Text(text):
+                texts.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case CallBegin(_, name):
+                names.append(name)
+                arguments.append([])
+            case CallArguments(index, text):
+                arguments[index].append(text)
+            case CallEnd():
+                pass
+    calls = (Call(name, "".join(parts)) for name, parts in zip(names, arguments, strict=True))
+    return Parsed("".join(texts), "".join(reasoning), tuple(calls))

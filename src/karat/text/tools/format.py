@@ -1,0 +1,173 @@
+"""ToolFormat: how a family of models writes calls of tools. A format is one file beside this one and one line in
+`karat.text.tools.registry`.
+
+A reading is a generator that is sent the characters of a call one by one, and "" at the end of the answer. It ends with
+the last character of the call. It raises MalformedError at a character that does not fit; that character is not used.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from karat.text.tools.values import SPACE, MalformedError, ValueScan
+
+T = TypeVar("T")
+Reading = Generator[None, str, T]
+_NAME_CHAR = re.compile(r"[A-Za-z0-9_.-]")
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class Sink(Protocol):
+    """Takes what a reading finds, call by call."""
+
+    def begin(self, name: str) -> None:
+        """A call of this tool. MalformedError if there is no such tool. Some arguments may have come before."""
+
+    def write(self, text: str) -> None:
+        """More of the arguments, as JSON."""
+
+    def end(self) -> None:
+        """The call is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a format writes calls, for the grammar that forces them.
+
+    `opening` and `closing` stand around all calls, each call is `before`, its name, `between`, its arguments and
+    `after`, and calls are parted by `separator`. `each`: every call has its own opening and closing.
+    `keywords`: arguments are `name=value`, else one JSON object.
+    """
+
+    opening: str
+    before: str
+    between: str
+    after: str
+    separator: str
+    closing: str = ""
+    each: bool = False
+    keywords: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.opening, self.before, self.between, self.after, self.separator, self.closing
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """`marks` begin calls wherever they stand. One of the characters `at_start` begins them where the answer begins.
+
+    After a call, more may follow: after white space and the characters `parted_by`, where a call began `at_start`.
+    `read` reads calls after an opening, one of `marks` or of `at_start`. `hints` are texts of templates that ask for
+    this format, for templates that write no calls themselves. `short_ids`: ids of calls have nine letters and digits.
+    """
+
+    name: str
+    read: Callable[[str, Sink], Reading[None]]
+    shape: Shape
+    marks: tuple[str, ...] = ()
+    at_start: str = ""
+    parted_by: str = ""
+    hints: tuple[str, ...] = ()
+    short_ids: bool = False
+
+
+def space() -> Reading[str]:
+    """The next character that is no white space."""
+    while (char := (yield)) and char in SPACE:
+        pass
+    return char
+
+
+def literal(text: str, char: str) -> Reading[None]:
+    """Exactly `text`, of which `char` is the first character."""
+    for index, expected in enumerate(text):
+        if index:
+            char = yield
+        if char != expected:
+            raise MalformedError
+
+
+def name(char: str) -> Reading[tuple[str, str]]:
+    """A tool's name from `char` on, and the character after it."""
+    found = []
+    while char and _NAME_CHAR.match(char):
+        found.append(char)
+        char = yield
+    if not found:
+        raise MalformedError
+    return "".join(found), char
+
+
+def string(char: str) -> Reading[str]:
+    """The value of a JSON string from its quote on."""
+    if char != '"':
+        raise MalformedError
+    found: list[str] = []
+    yield from json_value(char, found.append)
+    value: str = json.loads("".join(found))
+    return value
+
+
+def json_value(char: str, write: Callable[[str], None]) -> Reading[None]:
+    """A JSON string, object or array from its first character on."""
+    if char not in ('"', "{", "["):
+        raise MalformedError
+    scan = ValueScan(write)
+    while True:
+        scan.push(char)
+        if scan.done:
+            return
+        char = yield
+
+
+def json_object(char: str, sink: Sink) -> Reading[None]:
+    """Arguments as a JSON object, from its brace on."""
+    if char != "{":
+        raise MalformedError
+    yield from json_value(char, sink.write)
+
+
+def call_object(char: str, sink: Sink) -> Reading[None]:
+    """{"name": …, "arguments": {…}} from its brace on, its keys in any order."""
+    yield from literal("{", char)
+    found: set[str] = set()
+    while True:
+        key = yield from string((yield from space()))
+        yield from literal(":", (yield from space()))
+        char = yield from space()
+        kind = "arguments" if key in _ARGUMENTS else key
+        if kind in found:
+            raise MalformedError
+        found.add(kind)
+        match kind:
+            case "name":
+                sink.begin((yield from string(char)))
+            case "arguments":
+                yield from json_object(char, sink)
+            case "id" | "type":
+                yield from string(char)
+            case _:
+                raise MalformedError
+        char = yield from space()
+        if char == "}":
+            break
+        yield from literal(",", char)
+    if not {"name", "arguments"} <= found:
+        raise MalformedError
+    sink.end()
+
+
+def call_objects(char: str, sink: Sink) -> Reading[None]:
+    """One call as an object, or several as an array of objects, from the bracket on."""
+    if char != "[":
+        yield from call_object(char, sink)
+        return
+    while True:
+        yield from call_object((yield from space()), sink)
+        char = yield from space()
+        if char == "]":
+            return
+        yield from literal(",", char)

@@ -1,0 +1,199 @@
+"""CallGrammar: the form of an answer in which calls are well-formed, as a grammar for llguidance.
+
+A token that a tokenizer has as a special one, such as [TOOL_CALLS], is asked for by its id: special tokens are no text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from karat.errors import RequestError
+from karat.request import shown
+from karat.text.tokenizer import Tokenizer
+from karat.text.tools.format import Shape, ToolFormat
+from karat.text.tools.registry import FORMATS
+
+Schema = Mapping[str, Any]
+# Keywords of a tool's parameters that a call of the form name=value, … can keep to.
+_OF_KEYWORDS = frozenset(
+    "type properties required additionalProperties $defs definitions title description $schema $id default examples "
+    "strict".split()
+)
+_ANY_TEXT = r"/(?s:.*)/"
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool that may be called. `parameters` is the JSON Schema that its arguments keep to; None: any object."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an answer may be.
+
+    It has calls of `tools` in the format named `form`: one at least if it `must_call`, else text that may have calls;
+    and at most one if it is to be `single`. Before it comes reasoning between `tags`: none, perhaps ("may"), or the
+    rest of some that the prompt has opened ("open").
+    """
+
+    form: str
+    tools: tuple[Tool, ...]
+    must_call: bool
+    single: bool
+    reasoning: Literal["none", "may", "open"] = "none"
+    tags: tuple[str, str] = ("", "")
+
+    def encoded(self) -> str:
+        """As the text for StructuredOutputs(tool_calls=…)."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decoded(cls, text: str) -> "CallGrammar":
+        """RequestError for a text that `encoded` does not make."""
+        try:
+            found = msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RequestError(f"structured_outputs: tool_calls={shown(text)}: {error}; leave it out") from error
+        if found.form not in FORMATS or not found.tools:
+            raise RequestError(
+                f"structured_outputs: tool_calls: form={shown(found.form)} with {len(found.tools)} tools; expected one "
+                f"of {', '.join(FORMATS)} and a tool"
+            )
+        return found
+
+
+def lark_of(asked: CallGrammar, tokenizer: Tokenizer, checked: Callable[[Schema], Schema]) -> str:
+    """The grammar in llguidance's Lark syntax. `checked` adds the compiler's options to a schema, or refuses it."""
+    form = FORMATS[asked.form]
+    terms = _Terms(tokenizer)
+    rules = dict(_calls(asked, form.shape, terms, checked))
+    if asked.must_call:
+        rules["body"] = "calls"
+    elif form.at_start:
+        rules["body"] = "calls | NO_CALL"
+        rules["NO_CALL"] = rf"/([ \t\r\n]*[^ \t\r\n{_escaped(form.at_start)}](?s:.*))?/"
+    else:
+        rules |= _within_text(asked, form, terms)
+    rules["start"] = "body"
+    if asked.reasoning != "none":
+        rules |= _reasoning(asked, terms)
+    return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
+
+
+class _Terms:
+    """Texts as terms of a grammar. `special`: the special tokens and their ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special = {tokenizer.added_tokens[token_id]: token_id for token_id in tokenizer.special_ids}
+
+    def __call__(self, text: str) -> str:
+        """Exactly `text`."""
+        found = [token for token in self.special if token and token in text]
+        if not found:
+            return json.dumps(text, ensure_ascii=False) if text else ""
+        token = max(found, key=len)
+        before, _, after = text.partition(token)
+        return f"{self(before)} <[{self.special[token]}]> {self(after)}"
+
+
+def _calls(
+    asked: CallGrammar, shape: Shape, terms: _Terms, checked: Callable[[Schema], Schema]
+) -> Iterator[tuple[str, str]]:
+    """The rules `call`, and `calls` for an answer that consists of calls."""
+    for number, tool in enumerate(asked.tools):
+        head, tail = terms(shape.before + tool.name + shape.between), terms(shape.after)
+        yield f"call_{number}", f"{head} arguments_{number} {tail}"
+        if shape.keywords:
+            yield from _keywords(f"arguments_{number}", tool, checked)
+        else:
+            yield f"arguments_{number}", f"%json {_json(checked(_object_schema(tool)))}"
+    yield "call", " | ".join(f"call_{number}" for number in range(len(asked.tools)))
+    opening, closing, separator = terms(shape.opening), terms(shape.closing), terms(shape.separator)
+    if asked.single:
+        yield "calls", f"{opening} call {closing}"
+    elif shape.each:
+        yield "one", f"{opening} call {closing}"
+        yield "calls", f"one ({separator} one)*"
+    else:
+        yield "calls", f"{opening} call ({separator} call)* {closing}"
+
+
+def _within_text(asked: CallGrammar, form: ToolFormat, terms: _Terms) -> dict[str, str]:
+    """Text in which a mark begins a call. Where the mark ends, the call has begun: the text before is read lazily."""
+    mark, shape = form.marks[0], form.shape
+    more = "" if asked.single or shape.each else f"({terms(shape.separator)} call)*"
+    rest = f"{terms(shape.opening.removeprefix(mark))} call {more} {terms(shape.closing)}"
+    rules = {"TEXT": _ANY_TEXT, "text": "TEXT"}
+    if asked.reasoning == "may" and asked.tags[0] not in terms.special:
+        # What may be a call is one, also where reasoning may be read: so text begins with no reasoning.
+        rules["TEXT"] += f" & ~(/{re.escape(asked.tags[0])}(?s:.*)/)"
+    if mark in terms.special:
+        rules["in_text"] = f"text {terms(mark)} {rest}"
+    else:
+        rules["before_call[lazy]"] = f"TEXT {terms(mark)}"
+        rules["in_text"] = f"before_call {rest}"
+    rules["body"] = "in_text | text" if asked.single else "in_text* text"
+    return rules
+
+
+def _reasoning(asked: CallGrammar, terms: _Terms) -> dict[str, str]:
+    opening, closing = asked.tags
+    rules = {"AFTER": r"/\n{0,2}/"}
+    if closing in terms.special:
+        rules |= {"REASONING": _ANY_TEXT, "reasoned": f"REASONING {terms(closing)} AFTER"}
+    else:
+        rules |= {"REASONING": _ANY_TEXT, "closed[lazy]": f"REASONING {terms(closing)}", "reasoned": "closed AFTER"}
+    rules["start"] = "reasoned body" if asked.reasoning == "open" else f"({terms(opening)} reasoned)? body"
+    return rules
+
+
+def _object_schema(tool: Tool) -> Schema:
+    schema = tool.parameters or {}
+    if schema.get("type", "object") != "object":
+        raise RequestError(
+            f"the parameters of the tool {tool.name} have type {shown(schema['type'])}; expected object; change it"
+        )
+    return {"type": "object", **schema}
+
+
+def _keywords(rule: str, tool: Tool, checked: Callable[[Schema], Schema]) -> Iterator[tuple[str, str]]:
+    """The rules for name=value, …, in the schema's order: required ones always, the others perhaps."""
+    schema = _object_schema(tool)
+    if tool.parameters is None or (unknown := schema.keys() - _OF_KEYWORDS):
+        what = f"{min(unknown)} of the schema" if tool.parameters is not None else "arguments without a schema"
+        raise RequestError(
+            f"the parameters of the tool {tool.name}: this model writes calls as name=value, which cannot keep to "
+            f"{what}; expected properties and required; leave it out, or take tool_choice auto"
+        )
+    properties, required = schema.get("properties", {}), frozenset(schema.get("required", ()))
+    if missing := required - properties.keys():
+        raise RequestError(
+            f"the parameters of the tool {tool.name} require {min(missing)}, which is no property; add it"
+        )
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    yield rule, f"{rule}_0_first"
+    for number, (name, value) in enumerate(properties.items()):
+        if not name.isidentifier() or not name.isascii():
+            raise RequestError(
+                f"the parameters of the tool {tool.name}: {shown(name)} is no name for name=value; change it"
+            )
+        inner = value if isinstance(value, Mapping) else {}
+        yield f"{rule}_{number}", f"{_json(name + '=')} %json {_json(checked({**inner, **shared}))}"
+        for place, comma in (("first", ""), ("later", '", "')):
+            given = f"{comma} {rule}_{number} {rule}_{number + 1}_later"
+            skipped = "" if name in required else f" | {rule}_{number + 1}_{place}"
+            yield f"{rule}_{number}_{place}", given + skipped
+    for place in ("first", "later"):
+        yield f"{rule}_{len(properties)}_{place}", '""'
+
+
+def _escaped(chars: str) -> str:
+    return "".join("\\" + char for char in chars)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

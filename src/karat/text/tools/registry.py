@@ -1,0 +1,14 @@
+"""The formats of tool calls by name. Where a template fits several, the first counts."""
+
+from collections.abc import Mapping
+
+from karat.text.tools.format import ToolFormat
+from karat.text.tools.hermes import HERMES
+from karat.text.tools.llama import LLAMA
+from karat.text.tools.mistral import MISTRAL, MISTRAL_ARGS
+from karat.text.tools.pythonic import PYTHONIC
+from karat.text.tools.smollm import SMOLLM
+
+FORMATS: Mapping[str, ToolFormat] = {
+    each.name: each for each in (PYTHONIC, HERMES, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA)
+}

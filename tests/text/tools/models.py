@@ -1,0 +1,55 @@
+"""Tokenizers of bytes with templates: real ones of released models, and short ones in the form of others."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from karat.text import Tokenizer
+
+SMOLLM = """{%- for message in messages %}
+{%- if loop.first and tools %}<|im_start|>system
+Give the calls as <tool_call>[{"name": "func_name1", "arguments": {"argument1": "value1"}}]</tool_call>.
+{{ tools | tojson }}<|im_end|>
+{% endif -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+PYTHONIC = """{%- for message in messages %}
+{%- if loop.first and tools %}<|start|>system<|end_of_header|>
+Answer with [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)].
+{{ tools | tojson }}<|end|>{% endif -%}
+<|start|>{{ message.role }}<|end_of_header|>
+
+{% if message.tool_calls %}[{% for call in message.tool_calls %}{{ call.function.name }}(
+{%- for name, value in call.function.arguments.items() %}{{ name }}={{ value | tojson }}
+{%- if not loop.last %}, {% endif %}{% endfor %}){% if not loop.last %}, {% endif %}{% endfor %}]
+{%- else %}{{ message.content }}{% endif %}<|end|>
+{%- endfor %}{% if add_generation_prompt %}<|start|>assistant<|end_of_header|>
+
+{% endif %}"""
+PLAIN = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(template: str | None = None, special: Sequence[str] = (), added: Sequence[str] = ()) -> Tokenizer:
+    """The 256 bytes in the order of the byte-level alphabet, then the special tokens, then other added ones."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(list(special))
+    backend.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in added])
+    config = {"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({key: value for key, value in config.items() if value is not None}), encoding="utf-8"
+        )
+        return Tokenizer.from_folder(folder)

@@ -1,0 +1,117 @@
+"""What chat templates of released models say of tools, calls and reasoning."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from karat.errors import TemplateError
+from karat.text.tools.dialect import Dialect, dialect_of
+from karat.text.tools.parser import AnswerParser
+from tests.text.tools.models import PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
+
+# The format of calls; None where Karat reads none of the template's form, or it has none.
+KNOWN = {
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen-QwQ-32B": "hermes",
+    "MiMo-VL": "hermes",
+    "ibm-granite-granite-4.0": "hermes",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral-args",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral-args",
+}
+CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}
+USER = {"role": "user", "content": "What is the weather?"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "A city."}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def test_formats_of_released_models(data_dir: Path) -> None:
+    found = {}
+    for file in sorted((data_dir / "templates").glob("*.jinja")):
+        dialect = dialect_of(byte_tokenizer(file.read_text(encoding="utf-8")))
+        found[file.stem] = None if dialect.form is None else dialect.form.name
+        assert dialect.form is None or (dialect.knows_tools and dialect.writes_calls)
+    assert len(found) > 40
+    assert {name: form for name, form in found.items() if form is not None} == KNOWN
+
+
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_a_call_that_a_template_writes_is_read(data_dir: Path, name: str) -> None:
+    """The template's own call, as the model was trained on it, after the prompt that asks for an answer."""
+    tokenizer = byte_tokenizer((data_dir / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+    _reads_its_own_call(tokenizer)
+
+
+@pytest.mark.parametrize(("template", "form"), [(SMOLLM, "smollm"), (PYTHONIC, "pythonic")])
+def test_formats_of_which_a_template_tells(template: str, form: str) -> None:
+    dialect = dialect_of(byte_tokenizer(template))
+    assert dialect.knows_tools and dialect.form is not None and dialect.form.name == form
+    assert dialect.writes_calls == (form == "pythonic")
+    if form == "pythonic":
+        _reads_its_own_call(byte_tokenizer(template))
+
+
+def _reads_its_own_call(tokenizer: Any) -> None:
+    dialect = dialect_of(tokenizer)
+    call = {"id": "abcdef123", "type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [dialect.shown(call)]}
+    whole = tokenizer.render_chat([USER, answer], tools=[TOOL], add_generation_prompt=False)
+    written = whole[whole.rindex(USER["content"]) :]
+    mark = next((mark for mark in dialect.form.marks if mark in written), None)
+    begun = tokenizer.render_chat([USER], tools=[TOOL])
+    text = whole.removeprefix(begun) if mark is None else written[written.index(mark) :]
+    (found,) = AnswerParser(form=dialect.form, tools=["get_weather"]).parse(text).calls
+    assert {"name": found.name, "arguments": json.loads(found.arguments)} == CALL
+
+
+def test_templates_without_tools(data_dir: Path) -> None:
+    assert dialect_of(byte_tokenizer(PLAIN)) == Dialect()
+    assert dialect_of(byte_tokenizer()) == Dialect()
+    gemma = (data_dir / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
+    assert not dialect_of(byte_tokenizer(gemma)).knows_tools
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "opens"),
+    [
+        ("Qwen-QwQ-32B", {}, False),
+        ("Qwen-QwQ-32B", {"enable_thinking": True}, True),
+        ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", {"enable_thinking": True}, True),
+        ("Qwen3.5-4B", {}, True),
+        ("Qwen3.5-4B", {"enable_thinking": False}, False),
+        ("Qwen-Qwen2.5-7B-Instruct", {}, False),
+    ],
+)
+def test_prompts_that_open_the_reasoning(data_dir: Path, name: str, variables: Any, opens: bool) -> None:
+    tokenizer = byte_tokenizer((data_dir / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+    assert dialect_of(tokenizer).opens_reasoning(tokenizer.render_chat([USER], **variables)) == opens
+
+
+def test_marks_that_are_special_tokens() -> None:
+    tags = PLAIN + "{# <think></think> #}"
+    assert dialect_of(byte_tokenizer(tags, special=["</think>"])).hides_marks
+    assert not dialect_of(byte_tokenizer(tags, added=["</think>"], special=["<|im_end|>"])).hides_marks
+
+
+def test_arguments_for_the_template() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert Dialect().shown(call)["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert Dialect(arguments_are_text=True).shown(call)["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    for wrong in ("[1]", "{", "1"):
+        with pytest.raises(TemplateError, match="no JSON object"):
+            Dialect().shown({**call, "function": {"name": "f", "arguments": wrong}})
