@@ -28,9 +28,9 @@ ROWS = [
     {"layers"},
     {"models"},
     {"convert"},
+    {"receipts"},
     {"engine"},
     {"karat"},  # the package itself: its public names
-    {"receipts"},
     {"check"},
     {"server"},
     {"bench"},
@@ -43,7 +43,11 @@ CHECK_ROWS = "trace model files mistakes replay text record diagnosis session st
 
 # Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
 PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
-EXTRAS: Mapping[str, set[str]] = {"karat.check": PEERS, "karat.bench.peers": PEERS}
+EXTRAS: Mapping[str, set[str]] = {
+    "karat.check": PEERS,
+    "karat.bench.peers": PEERS,
+    "karat.receipts.signature": {"cryptography"},
+}
 
 # Pure bookkeeping: neither they nor what they import may need an array library.
 WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks", "karat.kv.prefix")

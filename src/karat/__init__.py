@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from karat.config import NUMERIC_CONTRACT
+from karat.config import NUMERIC_CONTRACT, VERSION
 from karat.errors import KaratError
 from karat.explanation import Alternative, Explanation, Kept
 from karat.request import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from karat.engine.updates import PromptProgress, RequestUpdate
     from karat.text.chat_prompt import ChatPrompt
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Imported when they are first asked for: NumPy and the tokenizer take a while, and not every command runs.
 _LAZY = {

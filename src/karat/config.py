@@ -15,6 +15,7 @@ from karat.errors import ConfigError
 RopeType = Literal["default", "factors", "linear", "llama3", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 
+VERSION = "0.1.0"  # of this package, karat.__version__
 NUMERIC_CONTRACT = 4  # the version of docs/determinism.md that the native executor computes by
 
 _PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # Karat's variables and huggingface_hub's

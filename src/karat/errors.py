@@ -21,6 +21,10 @@ class ReceiptError(UsageError):
     """A receipt that is malformed, or that the loaded model and its rules cannot confirm or deny."""
 
 
+class OtherContractError(ReceiptError):
+    """A receipt of another model, executor, type or contract: this engine has no verdict on it."""
+
+
 class ConfigError(KaratError):
     """A config.json or generation_config.json that is malformed, unknown or unsupported."""
 

@@ -298,12 +298,25 @@ def shown(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """The tokens that an answer has so far; it goes on after them as if it had never stopped.
+
+    They count as output (max_tokens, min_tokens, penalties, stop strings, structured_outputs). `choice` is the index of
+    the choice that they are of, which keys the draws. Outputs and chunks hold only what is new.
+    """
+
+    token_ids: tuple[int, ...]
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to be continued, with every default of `params` resolved.
 
     `seed` keys the draws. `end_token_ids` are the model's own, which ignore_eos ignores. Requests of different `salt`
     (tenants, adapters, images beside the tokens) share no blocks of the cache. Waiting requests are admitted by
-    `priority`, the smaller first, as in vLLM (see karat.engine.scheduler for what it does not do).
+    `priority`, the smaller first, as in vLLM (see karat.engine.scheduler for what it does not do). With `resume` the
+    one choice goes on from there.
     """
 
     request_id: str
@@ -314,6 +327,7 @@ class Request:
     end_token_ids: frozenset[int] = frozenset()
     salt: str | None = None
     priority: int = 0
+    resume: Resume | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +354,7 @@ class CompletionOutput:
     For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message.
     "length" means max_tokens or the end of the context. logprobs and explanations, if they were asked for, have one
     entry for each of token_ids: also for tokens whose text is cut by a stop string or by the end, or not yet whole.
+    receipt is a karat.receipts.Receipt, if one was asked for and the choice did not fail.
     """
 
     index: int
@@ -350,6 +365,7 @@ class CompletionOutput:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
     explanations: tuple[Explanation, ...] | None = None
+    receipt: Any = None
 
     @property
     def cumulative_logprob(self) -> float | None:

@@ -362,5 +362,3 @@ def test_a_json_schema_gives_the_form_of_the_answer(karat: Karat, tmp_path: Path
     assert refused.returncode == 7 and '["not"]' in refused.stderr
     missing = karat("run", "Once", "--json-schema", str(tmp_path / "none.json"))
     assert missing.returncode == 2 and "--json-schema" in missing.stderr
-    receipt = karat("run", "Once", "--json-schema", str(file), "--receipt", str(tmp_path / "receipt"))
-    assert receipt.returncode == 2 and "--receipt with --json-schema" in receipt.stderr

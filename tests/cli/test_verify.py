@@ -1,6 +1,6 @@
 """`karat run --receipt` and `karat verify`.
 
-Covers: karat.cli.verify, karat.cli.run_receipt.
+Covers: karat.cli.verify, karat.cli.verify_request, karat.cli.run_receipt.
 """
 
 import json
@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Karat
 from tests.engine.tiny import write_model
+from tests.receipts.keys import PUBLIC, SECRET, pem
 
 
 @pytest.fixture
@@ -19,11 +20,23 @@ def model(tmp_path: Path) -> str:
     return str(write_model(folder))
 
 
-@pytest.mark.parametrize("more", [(), ("--chat",), ("--json",), ("-n", "2"), ("--seed", "5", "--quantize", "q8_0")])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--chat",),
+        ("--json",),
+        ("-n", "2"),
+        ("--seed", "5", "--quantize", "q8_0"),
+        ("--json-schema", "schema.json"),
+    ],
+)
 def test_a_receipt_is_written_and_verified(
     more: tuple[str, ...], model: str, tmp_path: Path, karat_here: Karat
 ) -> None:
-    path = tmp_path / "receipt.json"
+    path, schema = tmp_path / "receipt.json", tmp_path / "schema.json"
+    schema.write_text('{"type": "string"}')
+    more = tuple(str(schema) if option == schema.name else option for option in more)
     asked = ("run", "-m", model, "-p", "Once", "--max-tokens", "12", *more)
     plain, written = karat_here(*asked), karat_here(*asked, "--receipt", str(path))
     assert written.returncode == 0, written.stderr
@@ -54,3 +67,60 @@ def test_exit_codes(model: str, tmp_path: Path, karat_here: Karat) -> None:
     path.write_text("{}")
     done = karat_here("verify", str(path), "-m", model)
     assert done.returncode == 2 and "line 1" in done.stderr
+
+
+def test_a_signed_receipt_says_by_whom(model: str, tmp_path: Path, karat_here: Karat) -> None:
+    pytest.importorskip("cryptography")
+    key, path = tmp_path / "key.pem", tmp_path / "receipt.json"
+    key.write_bytes(pem(SECRET))
+    asked = ("run", "-m", model, "-p", "Once", "--max-tokens", "5", "--receipt", str(path))
+    assert karat_here(*asked, "--receipt-key", str(key)).returncode == 0
+    done = karat_here("verify", str(path), "-m", model)
+    assert done.returncode == 0 and done.stdout.endswith(f", signed by {PUBLIC}\n")
+    assert karat_here(*asked, "--receipt-key", str(path)).returncode == 2
+    alone = karat_here("run", "-m", model, "-p", "Once", "--receipt-key", str(key))
+    assert alone.returncode == 2 and "need --receipt" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "request_"),
+    [
+        ((), {"prompt": "Once"}),
+        ((), {"prompt": ["Once"], "temperature": 0.3, "max_tokens": 7}),
+        (("--chat",), {"messages": [{"role": "user", "content": "Once"}]}),
+        (("--chat",), {"messages": [{"role": "user", "content": [{"type": "text", "text": "Once"}]}], "max_tokens": 9}),
+        (
+            ("--chat", "--system", "Be"),
+            {"messages": [{"role": "user", "content": "Once"}], "system": "Be", "max_tokens": 9},
+        ),
+        (("--chat",), {"input": "Once"}),
+    ],
+)
+def test_a_receipt_of_digests_is_verified_beside_its_request(
+    how: tuple[str, ...], request_: dict[str, object], model: str, tmp_path: Path, karat_here: Karat
+) -> None:
+    path, asked = tmp_path / "receipt.json", tmp_path / "request.json"
+    command = ("run", "-m", model, "-p", "Once", "--max-tokens", "9", *how, "-n", "2", "--receipt", str(path))
+    done = karat_here(*command, "--receipt-digests")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(path.read_text().splitlines()[0])
+    assert isinstance(first["prompt"]["token_ids"], str) and isinstance(first["output"]["token_ids"], str)
+    alone = karat_here("verify", str(path), "-m", model)
+    assert alone.returncode == 2 and "give the request too (--request)" in alone.stderr
+    asked.write_text(json.dumps(request_))
+    done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
+    assert done.returncode == 0, done
+    assert [line.split(", ")[0] for line in done.stdout.splitlines()] == ["identical"] * 2
+    asked.write_text(json.dumps({"prompt": "Twice"}))
+    done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
+    assert done.returncode == 1 and "prompt.token_ids: their digest is not that of the request" in done.stdout
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"messages": 3}', '{"prompt": "a", "nonsense": 1}'])
+def test_what_is_no_request_is_refused(content: str, model: str, tmp_path: Path, karat_here: Karat) -> None:
+    path, asked = tmp_path / "receipt.json", tmp_path / "request.json"
+    karat_here("run", "-m", model, "-p", "Once", "--max-tokens", "2", "--receipt", str(path), "--receipt-digests")
+    asked.write_text(content)
+    done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
+    assert done.returncode == 2
+    assert "expected the request" in done.stderr or "give it as it was sent" in done.stderr

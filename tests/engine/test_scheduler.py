@@ -70,7 +70,7 @@ class Traffic:
             first = min(scheduler._running, key=lambda seq: (seq.priority, seq.seq_id))
             assert first in [c.seq for c in chunks], "the first in order was not served"
             assert self.with_priorities or first.seq_id == min(live), "the oldest does not run"
-            assert sum(c.num_tokens for c in chunks if c.seq.reads_prompt) <= max_logits
+            assert sum(len(c.seq.wanted(c.num_tokens)) for c in chunks if c.seq.reads_prompt) <= max_logits
             for chunk in chunks:
                 assert 1 <= chunk.num_tokens <= chunk.seq.num_pending
                 assert scheduler.blocks.room(chunk.seq.seq_id) >= chunk.num_tokens

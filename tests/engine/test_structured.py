@@ -14,8 +14,8 @@ from karat.engine.async_messages import Add
 from karat.engine.choice import Choice
 from karat.engine.engine import Engine
 from karat.engine.updates import RequestUpdate
-from karat.errors import ReceiptError, RequestError
-from karat.receipts import receipts_of
+from karat.errors import OtherContractError, RequestError
+from karat.receipts.receipt import sealed
 from karat.request import CompletionOutput, RequestOutput
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, request, run, says
 from tests.support.seed import SEED
@@ -223,8 +223,21 @@ def test_messages_carry_forms() -> None:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
 
 
-def test_no_receipt_leaves_out_the_form(llm: LLM) -> None:
-    params = SamplingParams(structured_outputs={"choice": ["a"]})
-    (output,) = llm.generate("Once", params)
-    with pytest.raises(ReceiptError, match="structured_outputs"):
-        receipts_of(llm, output, params)
+@pytest.mark.parametrize("form", [{"json": SCHEMA}, {"choice": ["a", "bc"]}, {"regex": "[a-d]{3,9}"}], ids=str)
+def test_a_receipt_has_the_form(llm: LLM, form: dict[str, Any]) -> None:
+    params = SamplingParams(structured_outputs=form, n=2, temperature=1.5, seed=3, max_tokens=60)
+    (output,) = llm.generate("Once", params, receipt=True)
+    for choice in output.outputs:
+        assert llm.verify(choice.receipt).kind == "identical"
+        (name,) = form
+        stated = choice.receipt.sampling.structured_outputs[name]
+        assert (json.loads(stated) if name == "json" else stated) == (form[name] if name != "choice" else ("a", "bc"))
+        assert choice.receipt.versions.llguidance
+        body = msgspec.to_builtins(choice.receipt)
+        body["sampling"]["structured_outputs"] = {"regex": "x{3}"}
+        for member in ("checksums", "sha256", "signature"):
+            del body[member]
+        assert "output.token_ids: token 1 " in str(llm.verify(sealed(body)))
+        body["versions"]["llguidance"] = "0.0.1"
+        with pytest.raises(OtherContractError, match=r"another llguidance \(0\.0\.1, here"):
+            llm.verify(sealed(body))

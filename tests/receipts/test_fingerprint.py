@@ -14,7 +14,7 @@ import karat
 from karat import LLM
 from karat.checkpoint import Weight
 from karat.engine.loading import Preparation
-from karat.receipts import Fingerprint, begin_fingerprint, fingerprint_of
+from karat.receipts import Fingerprint
 from karat.receipts.fingerprint import contract_of, merkle_root
 from tests.engine.tiny import CHATML, GREEDY, write_model
 
@@ -26,7 +26,7 @@ SHAPE = {"hidden_size": 72, "num_attention_heads": 12, "num_key_value_heads": 6,
 def made(folder: Path, options: dict[str, Any] | None = None, **changes: Any) -> Fingerprint:
     folder.mkdir()
     with LLM(write_model(folder, **SHAPE | changes), **(options or {})) as llm:
-        return fingerprint_of(llm)
+        return llm.fingerprint()
 
 
 @pytest.fixture
@@ -74,9 +74,8 @@ def test_instruction_sets_are_no_part(plain: Fingerprint, tmp_path: Path, monkey
 
 def test_it_is_made_beside_the_work_and_once(tmp_path: Path) -> None:
     with LLM(write_model(tmp_path)) as llm:
-        begun = begin_fingerprint(llm)
         llm.generate("a", GREEDY)
-        assert fingerprint_of(llm) is begun.result() is fingerprint_of(llm)
+        assert llm.fingerprint() is llm.fingerprint()
         gone = weakref.ref(llm)
     del llm
     gc.collect()

@@ -1,6 +1,7 @@
 """Receipts are made, verified, and refuted, whichever of their members is changed.
 
-Covers: karat.receipts.receipt, karat.receipts.verify.
+Covers: karat.receipts.receipt, karat.receipts.making, karat.receipts.verdict, karat.engine.replay,
+karat.engine.verifying.
 """
 
 import json
@@ -15,9 +16,10 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.errors import ReceiptError
 from karat.ops.native import supported_isas
-from karat.receipts import Receipt, read_receipt, read_receipts, receipt_of, receipts_of, verify
+from karat.receipts import Receipt, read_receipt, read_receipts
 from karat.receipts import receipt as receipt_module
-from karat.receipts.receipt import schema, signed
+from karat.receipts.making import receipt_of
+from karat.receipts.receipt import schema, sealed
 from karat.request import CompletionOutput, Request
 from tests.engine.tiny import CHATML, IM_END, PROMPTS, SAMPLED, write_model
 
@@ -55,8 +57,9 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def receipt(llm: LLM) -> Receipt:
-    (output,) = llm.generate(PROMPTS[0], ALL)
-    return receipts_of(llm, output, ALL)[1]
+    (output,) = llm.generate(PROMPTS[0], ALL, receipt=True)
+    found: Receipt = output.outputs[1].receipt
+    return found
 
 
 def members(receipt: Receipt) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def paths() -> list[str]:
         path
         for name, kind in parts.items()
         for path in ([f"{name}.{key}" for key in _names(kind)] or [name])
-        if name != "checksums"
+        if name not in ("checksums", "signature")
     ]
 
 
@@ -80,6 +83,13 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
 
 def _names(kind: Any) -> list[str]:
     return list(getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ()))
+
+
+OF_NONE = {
+    "sampling.allowed_token_ids": [65],
+    "sampling.structured_outputs": {"regex": "a*"},
+    "versions.llguidance": "1.0",
+}
 
 
 def changed(value: object, path: str) -> object:
@@ -111,7 +121,7 @@ def changed(value: object, path: str) -> object:
         case dict():
             return {"6": 1.5}
         case None:
-            return [65] if path == "sampling.allowed_token_ids" else 3
+            return OF_NONE.get(path, 3)
     raise AssertionError(path)
 
 
@@ -125,9 +135,9 @@ def mutated(receipt: Receipt, path: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", [path for path in paths() if path != "format"])
 def test_a_changed_member_is_found_and_named(receipt: Receipt, llm: LLM, path: str) -> None:
-    verdict = verify(llm, read_receipt(json.dumps(mutated(receipt, path)).encode()))
-    assert not verdict.is_identical and verdict.finding is not None
-    assert verdict.finding == f"the receipt was changed after it was written: {path}"
+    verdict = llm.verify(read_receipt(json.dumps(mutated(receipt, path)).encode()))
+    assert verdict.kind == "different" and verdict.finding is not None
+    assert verdict.finding.text == f"the receipt was changed after it was written: {path}"
 
 
 FORGED = {
@@ -142,32 +152,35 @@ FORGED = {
     "output.stop_reason": "output.stop_reason is ",
     "output.text_sha256": "output.text_sha256 is ",
     "sampling.min_tokens": "sampling: min_tokens=31",
+    "sampling.structured_outputs": "output.token_ids: token ",
 }
 
 
 @pytest.mark.parametrize("path", FORGED)
 def test_a_forger_who_repairs_the_digests_is_refuted_by_the_replay(receipt: Receipt, llm: LLM, path: str) -> None:
     whole = mutated(receipt, path)
-    del whole["checksums"], whole["sha256"]
-    verdict = verify(llm, signed(whole))
-    assert verdict.finding is not None and verdict.finding.startswith(FORGED[path]), verdict
+    del whole["checksums"], whole["sha256"], whole["signature"]
+    verdict = llm.verify(sealed(whole))
+    assert str(verdict.finding).startswith(FORGED[path]), verdict
 
 
 @pytest.mark.parametrize("part", [path for path in paths() if path.startswith("fingerprint.")])
 def test_another_fingerprint_is_refused_by_name(receipt: Receipt, llm: LLM, part: str) -> None:
     whole = mutated(receipt, part)
-    del whole["checksums"], whole["sha256"]
+    del whole["checksums"], whole["sha256"], whole["signature"]
     with pytest.raises(ReceiptError, match=rf"the receipt is of another {part.partition('.')[2]} \(.*no verdict"):
-        verify(llm, signed(whole))
+        llm.verify(sealed(whole))
 
 
 def test_a_different_token_is_shown_with_the_margin(receipt: Receipt, llm: LLM) -> None:
     whole = mutated(receipt, "output.token_ids")
     ids, count = whole["output"]["token_ids"], len(receipt.output.token_ids)
-    del whole["checksums"], whole["sha256"]
-    finding = verify(llm, signed(whole)).finding
-    assert finding is not None and finding.startswith(f"output.token_ids: token {count} of {count} is {ids[-1] - 1} ")
-    assert f"the receipt has {ids[-1]} " in finding and "margin of their logits " in finding
+    del whole["checksums"], whole["sha256"], whole["signature"]
+    finding = llm.verify(sealed(whole)).finding
+    assert finding is not None and finding.text.startswith(
+        f"output.token_ids: token {count} of {count} is {ids[-1] - 1} "
+    )
+    assert f"the receipt has {ids[-1]} " in finding.text and "margin of their logits " in finding.text
 
 
 def test_receipts_of_all_ways_to_compute_verify_each_other(folder: Path, llm: LLM) -> None:
@@ -177,44 +190,43 @@ def test_receipts_of_all_ways_to_compute_verify_each_other(folder: Path, llm: LL
 
     def made(model: LLM) -> list[Receipt]:
         prompts = [*PROMPTS[:3], long]
-        loaded = model.generate(prompts, params)
-        again = model.generate(prompts, params)  # the prompts are in the cache
+        loaded = model.generate(prompts, params, receipt=True)
+        again = model.generate(prompts, params, receipt=True)  # the prompts are in the cache
         assert any(output.num_cached_tokens for output in again)
         assert [o.outputs for o in loaded] == [o.outputs for o in again]
-        both = zip([*loaded, *again], params * 2, strict=True)
-        return [receipt for output, asked in both for receipt in receipts_of(model, output, asked)]
+        return [choice.receipt for output in [*loaded, *again] for choice in output.outputs]
 
     found = [made(llm)]
     with LLM(folder, tensor_parallel_size=2, threads=1) as ranks:
         found.append(made(ranks))
-        assert all(verify(ranks, each).is_identical for each in found[0])
+        assert all(ranks.verify(each).is_confirmed for each in found[0])
     for isa in supported_isas():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KARAT_ISA", isa)
             with LLM(folder) as other:
                 found.append(made(other))
-                assert all(verify(other, each).is_identical for each in [*found[0], *found[1]])
+                assert all(other.verify(each).is_confirmed for each in [*found[0], *found[1]])
     assert all(each == found[0] for each in found)
-    assert all(verify(llm, each).is_identical for each in found[0])
+    assert all(llm.verify(each).is_confirmed for each in found[0])
 
 
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_it_is_replayed_in_chunks_and_says_so_in_one_line(folder: Path, chunk: int) -> None:
     with LLM(folder, max_num_batched_tokens=chunk) as llm:
-        (output,) = llm.chat([{"role": "user", "content": "Tell me"}], SAMPLED)
-        (receipt,) = receipts_of(llm, output, SAMPLED, is_chat=True)
+        (output,) = llm.chat([{"role": "user", "content": "Tell me"}], SAMPLED, receipt=True)
+        receipt = output.outputs[0].receipt
         assert IM_END in receipt.end_token_ids and receipt.prompt.text_sha256
-        assert str(verify(llm, receipt)).startswith("identical, 20 tokens, ")
+        assert str(llm.verify(receipt)).startswith("identical, 20 tokens, ")
 
 
 def test_an_answer_that_ended_early_or_goes_on_is_refuted(receipt: Receipt, llm: LLM) -> None:
     whole = members(receipt)
-    del whole["checksums"], whole["sha256"]
+    del whole["checksums"], whole["sha256"], whole["signature"]
     ids = whole["output"]["token_ids"]
     whole["output"]["token_ids"] = ids[:-1]
-    assert "output.finish_reason is None" in str(verify(llm, signed(whole)))
+    assert "output.finish_reason is None" in str(llm.verify(sealed(whole)))
     whole["output"]["token_ids"] = [*ids, 65]
-    assert f"the answer ends after {len(ids)} tokens" in str(verify(llm, signed(whole)))
+    assert f"the answer ends after {len(ids)} tokens" in str(llm.verify(sealed(whole)))
 
 
 def test_what_is_written_is_what_the_schema_says(receipt: Receipt) -> None:
@@ -261,7 +273,7 @@ def test_too_long_receipts_are_refused(receipt: Receipt, monkeypatch: pytest.Mon
 def test_an_answer_that_failed_has_no_receipt(llm: LLM) -> None:
     choice = CompletionOutput(0, "", (1,), "error", error="NaN")
     with pytest.raises(ReceiptError, match="ended with 'error'"):
-        receipt_of(llm, Request("0", (1, 2), SamplingParams(), 3), choice)
+        receipt_of(llm.fingerprint(), Request("0", (1, 2), SamplingParams(), 3), choice, max_tokens=3)
 
 
 def test_another_model_is_refused_by_its_parts(receipt: Receipt, tmp_path: Path) -> None:
@@ -269,4 +281,4 @@ def test_another_model_is_refused_by_its_parts(receipt: Receipt, tmp_path: Path)
         LLM(write_model(tmp_path, **SHAPE, seed=1, chat_template=CHATML + "x", eos_token="<|im_end|>")) as other,
         pytest.raises(ReceiptError, match=r"of another weights \(.*, chat_template \("),
     ):
-        verify(other, receipt)
+        other.verify(receipt)

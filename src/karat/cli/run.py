@@ -15,7 +15,7 @@ from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, re
 from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
 from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
-from karat.cli.run_receipt import Gathered, settle_seed
+from karat.cli.run_receipt import Gathered, settle_seed, signer_from
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
@@ -57,6 +57,12 @@ def run(
         Path | None,
         typer.Option("--receipt", metavar="FILE", help="Write what `karat verify` needs to compute the answer again."),
     ] = None,
+    receipt_key: Annotated[
+        Path | None, typer.Option("--receipt-key", metavar="FILE", help="Sign it: an Ed25519 key as PEM.")
+    ] = None,
+    receipt_digests: Annotated[
+        bool, typer.Option("--receipt-digests", help="Leave prompt and answer out of it: digests only.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
     *,
     loading: LoadOptions,
@@ -81,8 +87,9 @@ def run(
         raise UsageError("--sanitize-control-tokens needs --chat: a text to continue has no messages")
     if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
         raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
-    if receipt is not None and sampling.json_schema is not None:
-        raise UsageError("--receipt with --json-schema: a receipt does not hold a form yet; leave out one of them")
+    if receipt is None and (receipt_key is not None or receipt_digests):
+        raise UsageError("--receipt-key and --receipt-digests need --receipt, which is where they are written")
+    signer = signer_from(receipt_key)
     given = sampling.given() | reports.given()
     SamplingParams(**given)  # wrong options are reported before a model is loaded
     words = [word for word in (first, second) if word is not None]
@@ -110,7 +117,7 @@ def run(
         if faults := [choice["error"] for choice in answer["choices"] if choice["error"]]:
             raise NumericsError("; ".join(faults))
         if receipt is not None:
-            gathered.write(task, receipt)
+            gathered.write(task, receipt, signer=signer, digests_only=receipt_digests)
         return
     try:
         with prefill:
@@ -124,7 +131,7 @@ def run(
             note(meter.summary(interrupted=True))
         raise
     if receipt is not None:
-        gathered.write(task, receipt)
+        gathered.write(task, receipt, signer=signer, digests_only=receipt_digests)
     if not quiet:
         note(meter.summary())
 

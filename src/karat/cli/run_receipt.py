@@ -3,9 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from karat.cli.generation import Task
 from karat.request import CompletionOutput, Request, StreamChunk
+
+if TYPE_CHECKING:
+    from karat.receipts.signature import Signer
 
 
 def settle_seed(task: Task) -> None:
@@ -28,13 +32,20 @@ class Gathered:
             self._chunks.append(chunk)
             yield chunk
 
-    def write(self, task: Task, path: Path) -> None:
+    def write(self, task: Task, path: Path, *, signer: "Signer | None", digests_only: bool) -> None:
         """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
         from karat.checkpoint.files import whole_file
-        from karat.receipts import receipt_of
+        from karat.engine.choice import resolve_max_tokens
+        from karat.receipts.making import receipt_of
 
-        request = _request(task)
-        lines = [receipt_of(task.llm, request, self._choice(index)).to_json() for index in range(task.params.n)]
+        request, fingerprint = _request(task), task.llm.fingerprint()
+        max_tokens = resolve_max_tokens(request, task.llm.max_model_len)
+        lines = []
+        for index in range(task.params.n):
+            made = receipt_of(
+                fingerprint, request, self._choice(index), max_tokens=max_tokens, digests_only=digests_only
+            )
+            lines.append((made if signer is None else signer.sign(made)).to_json())
         with whole_file(path) as file:
             file.write(b"\n".join(lines) + b"\n")
 
@@ -53,3 +64,12 @@ def _request(task: Task) -> Request:
     ends = task.llm.chat_end_token_ids if is_chat else task.llm.end_token_ids
     assert task.params.seed is not None
     return Request("0", tuple(task.prompt_ids), task.params, task.params.seed, task.prompt_text, end_token_ids=ends)
+
+
+def signer_from(path: Path | None) -> "Signer | None":
+    """The signer of --receipt-key. Raises UsageError."""
+    if path is None:
+        return None
+    from karat.receipts.signature import read_key
+
+    return read_key(path)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,11 @@ from karat.cli.exits import ends_in_verdict
 from karat.cli.generation import load
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import emit
+from karat.cli.verify_request import prompt_of, read_request
 from karat.errors import ReceiptError
+
+if TYPE_CHECKING:
+    from karat.receipts import Receipt
 
 EXAMPLES = """
 Examples
@@ -18,14 +22,21 @@ Examples
   karat run "Once upon a time" --receipt fox.json
   karat verify fox.json
   karat verify answer.json -m org/name --quantize q8_0
+  karat verify digests.json --request request.json
 """
 
 
 @ends_in_verdict
 def verify(
-    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="A file that `karat run --receipt` wrote.")],
+    receipt: Annotated[
+        Path, typer.Argument(metavar="RECEIPT", help="A file that `karat run --receipt` wrote, or a server's receipt.")
+    ],
     model: Annotated[
         str | None, typer.Option("-m", "--model", metavar="MODEL", help="The model that answered.")
+    ] = None,
+    request: Annotated[
+        Path | None,
+        typer.Option("--request", metavar="FILE", help="The request, as JSON: for a receipt that has digests only."),
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     *,
@@ -38,26 +49,31 @@ def verify(
     written; 2: no verdict, as with another model (the parts that differ are named).
     """
     from karat.receipts import read_receipts
-    from karat.receipts import verify as replayed
 
     receipts = read_receipts(receipt)
-    stated = receipts[0].fingerprint
-    settings = replace(
-        loading,
-        executor=loading.executor or stated.executor,
-        dtype=loading.dtype or stated.dtype,
-        kv_dtype=loading.kv_dtype or stated.kv_dtype,
-    )
-    for each in receipts:
-        if each.altered():
-            settings = loading  # what it says of the executor may be false too
-    llm = load(model, settings, quiet=quiet)
-    verdicts = []
+    asked = None if request is None else read_request(request)
+    llm = load(model, _settings(receipts, loading), quiet=quiet)
+    is_confirmed = True
     for each in receipts:
         try:
-            verdicts.append(replayed(llm, each))
+            prompt = None if asked is None else prompt_of(llm, asked, each)
+            verdict = llm.verify(each, prompt)
         except ReceiptError as fault:
-            raise ReceiptError(f"{receipt}: {fault}") from None
-        emit(f"{verdicts[-1]}\n")
-    if not all(verdict.is_identical for verdict in verdicts):
+            raise type(fault)(f"{receipt}: {fault}") from None
+        is_confirmed &= verdict.is_confirmed
+        emit(f"{verdict}\n")
+    if not is_confirmed:
         raise typer.Exit(1)
+
+
+def _settings(receipts: "list[Receipt]", given: LoadOptions) -> LoadOptions:
+    """Types and executor of the receipts, where no option says otherwise and they can be believed."""
+    if any(each.altered() for each in receipts):
+        return given
+    stated = receipts[0].fingerprint
+    return replace(
+        given,
+        executor=given.executor or stated.executor,
+        dtype=given.dtype or stated.dtype,
+        kv_dtype=given.kv_dtype or stated.kv_dtype,
+    )

@@ -10,7 +10,7 @@ from karat.engine.explain import explained
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
-from karat.errors import CapacityError, KaratError
+from karat.errors import CapacityError, KaratError, RequestError
 from karat.explanation import Explanation
 from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
@@ -37,7 +37,7 @@ class _Sampled(NamedTuple):
 
 
 class Choice:
-    """Samples one continuation.
+    """Samples one continuation. One that is resumed begins after the tokens it has, and reports what is new.
 
     Each sampled token is recorded by one append, which an interrupt cannot split. All else (tokens of the sequence,
     text, end) follows from this record, and `recover` computes it anew.
@@ -66,8 +66,22 @@ class Choice:
         self._grammar = grammar
         self._stop_reason: str | int | None = None
         self._error: str | None = None
-        self._sampled: list[_Sampled] = []
+        given = () if request.resume is None else request.resume.token_ids
+        self._draws_as = index if request.resume is None else request.resume.choice
+        self._sampled = [_Sampled(token_id) for token_id in given]
         self._begin_text()
+        for number, token_id in enumerate(given):
+            if self.finish_reason is not None:
+                raise RequestError(
+                    f"resume: the answer ends after {number} of its {len(given)} tokens ({self.finish_reason}); "
+                    "give those that it had"
+                )
+            self._follow(token_id)
+        self.given = Carried(len(self._text), len(given))  # what was there before: the caller has it
+
+    @property
+    def request(self) -> Request:
+        return self._request
 
     @property
     def request_id(self) -> str:
@@ -97,7 +111,7 @@ class Choice:
             "token_ids": self.sequence.token_ids,
             "prompt_len": self.sequence.prompt_len,
             "seed": self._request.seed,
-            "choice": self.index,
+            "choice": self._draws_as,
             "barred": self._stop_ids if self.num_tokens < params.min_tokens else (),
             "fitting": None if self._form is None else self._form.fitting(self._stop_ids),
         }
@@ -160,8 +174,8 @@ class Choice:
     def output(self) -> CompletionOutput:
         return CompletionOutput(
             index=self.index,
-            text="".join(self._text),
-            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len :]),
+            text="".join(self._text[self.given.pieces :]),
+            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len + self.given.tokens :]),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             logprobs=self._reported(0),

@@ -1,6 +1,7 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 import logging
+import secrets
 from collections.abc import Callable
 from itertools import accumulate, count, pairwise
 from math import inf
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.choice import Carried, Choice, resolve_max_tokens
+from karat.engine.choice import Choice, resolve_max_tokens
 from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
+from karat.engine.replay import Replay
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.engine.sizes import EngineConfig
@@ -22,7 +24,7 @@ from karat.engine.updates import Entry, PromptProgress, RequestUpdate
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.api import Runner
-from karat.request import MAX_COUNT, Request, is_int, shown
+from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, is_int, shown
 from karat.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -98,6 +100,8 @@ class Engine:
                 f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}"
             )
         max_tokens = resolve_max_tokens(request, self.config.max_model_len)
+        if request.resume is not None:
+            self._check_resume(request, request.resume, max_tokens)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
         self._grammar(request)
         return max_tokens
@@ -118,11 +122,15 @@ class Engine:
                 priority=request.priority,
             )
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar))
+        going = [choice for choice in choices if choice.finish_reason is None]  # a resumed one may have its end
         self._half_done = True
-        self._readers.update({choice.sequence.seq_id: choice for choice in choices})
-        self._entries[request.request_id] = Entry(request, choices, ((Carried(),) * len(choices), ()))
-        for choice in choices:
+        self._readers.update({choice.sequence.seq_id: choice for choice in going})
+        entry = Entry(request, choices, (tuple(choice.given for choice in choices), ()))
+        self._entries[request.request_id] = entry
+        for choice in going:
             self.scheduler.add(choice.sequence)
+        if not going:
+            entry.publish()
         self._half_done = False
 
     def add_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> LogitsReader:
@@ -136,6 +144,30 @@ class Engine:
         self.scheduler.add(reader.sequence)
         self._half_done = False
         return reader
+
+    def replay(self, request: Request, index: int, token_ids: tuple[int, ...], *, rows: int | None = None) -> Replay:
+        """Queue the replay of choice `index` of a request, whose tokens were these. It uses no cached block.
+
+        It comes after all other sequences in order. rows: the most tokens that one step of it chooses (None: as many as
+        fit). RequestError for one that can never be served.
+        """
+        max_tokens = self.check_request(request)
+        self._check_tokens("the answer", token_ids)
+        text = (*request.prompt_token_ids, *token_ids[:-1])
+        sequence = self._sequence(
+            text, max_new=0, prompt_logits=True, salt=f"replay {secrets.token_hex(16)}", priority=MAX_COUNT
+        )
+        sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
+        beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
+        choice = Choice(request, index, beside, self._tokenizer, max_tokens, self._grammar(request))
+        self.scheduler.check_fits(len(text))
+        self._mend()
+        replay = Replay(sequence, choice, token_ids, self._tokenizer)
+        self._half_done = True
+        self._readers[sequence.seq_id] = replay
+        self.scheduler.add(sequence)
+        self._half_done = False
+        return replay
 
     def step(self) -> list[RequestUpdate]:
         """One forward pass over as many sequences as fit. Returns the updates by request; none if there is no work.
@@ -224,6 +256,15 @@ class Engine:
                 self._drop(reader)
                 self._half_done = False
 
+    def abort_replay(self, request: Request) -> None:
+        """End the replay of this request object and free its blocks, if it has not ended by itself."""
+        self._mend()
+        for reader in list(self._readers.values()):
+            if isinstance(reader, Replay) and reader.request is request:
+                self._half_done = True
+                self._drop(reader)
+                self._half_done = False
+
     def _mend(self) -> None:
         """Repair the state after an interrupt, from readers and requests. It may be interrupted too."""
         if not self._half_done:
@@ -260,6 +301,21 @@ class Engine:
 
             self._grammars = GrammarCompiler(self._tokenizer, self.config.vocab_size)
         return self._grammars.compile(wanted)
+
+    def _check_resume(self, request: Request, resume: Resume, max_tokens: int) -> None:
+        self._check_tokens("resume", resume.token_ids, may_be_empty=True)
+        if request.params.n != 1 or request.params.prompt_logprobs is not None:
+            raise RequestError(
+                "resume with n or prompt_logprobs: expected one choice, that of `choice`; leave them out"
+            )
+        if not is_int(resume.choice, 0, MAX_CHOICES - 1):
+            raise RequestError(
+                f"resume: choice={shown(resume.choice)}: expected an integer from 0 to {MAX_CHOICES - 1}"
+            )
+        if len(resume.token_ids) > max_tokens:
+            raise RequestError(
+                f"resume: {len(resume.token_ids)} tokens, more than max_tokens={max_tokens}; give those that it had"
+            )
 
     def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)

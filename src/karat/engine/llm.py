@@ -2,8 +2,10 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -13,18 +15,32 @@ from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, 
 from karat.config import FloatName, embedded_model_path
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
+from karat.engine.loading import Preparation
 from karat.engine.options import GenerationSource, Options, Quantization
 from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
+from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.text_side import TextSide
 from karat.engine.turns import Turns
 from karat.engine.updates import PromptProgress
+from karat.engine.verifying import (
+    Facts,
+    ReceiptWish,
+    check_wish,
+    compared,
+    examine,
+    verdict,
+    with_receipts,
+)
 from karat.engine.vllm_arguments import refuse, settle_constructor
-from karat.errors import CapacityError, UsageError
+from karat.errors import CapacityError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops import registry
-from karat.request import Request, RequestOutput, SamplingParams, StreamChunk, shown
+from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
+from karat.receipts.receipt import Receipt
+from karat.receipts.verdict import Verdict
+from karat.request import CompletionOutput, Request, RequestOutput, Resume, SamplingParams, StreamChunk, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
@@ -147,6 +163,18 @@ class LLM:
         self.engine = Engine(run, self.tokenizer, plan.sizes)
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
+        self._fingerprinting = Fingerprinting(
+            Identity(
+                config=self.config,
+                checkpoint=checkpoint,
+                prepare=Preparation(quantize, quiet=True),
+                tokenizer=self.tokenizer,
+                sampler=SAMPLER_VERSION,
+                executor=self.executor,
+                dtype=self.dtype,
+                kv_dtype=self.kv_dtype,
+            )
+        )
 
     def generate(
         self,
@@ -155,6 +183,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         priority: int | Sequence[int] = 0,
+        receipt: ReceiptWish = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Continue one prompt or several. Outputs are in the order of the prompts.
@@ -163,6 +192,8 @@ class LLM:
         {"prompt_token_ids": ids}, or a result of `chat_prompt`. sampling_params are for all prompts, or one for each;
         None is the model's defaults. use_tqdm shows the numbers of finished requests and tokens on stderr. priority is
         for all prompts, or one for each: of all waiting requests, other threads' included, the smallest enters first.
+        With receipt=True each choice that did not fail has a `receipt` (karat.receipts), with "digests" one without
+        prompt and answer; the first one waits until all weights are hashed.
 
         Raises RequestError, before any work, for a prompt that is empty or too long, and for parameters that do not
         suit the model; UsageError for any other argument. A later failure ends only its own choice, with finish_reason
@@ -174,7 +205,7 @@ class LLM:
         all_params = self._intake.params_for(len(listed), sampling_params)
         priorities = self._intake.priorities_for(len(listed), priority)
         requests = [self._request(*each) for each in zip(listed, all_params, priorities, strict=True)]
-        return self._turns.run(requests, show_progress=use_tqdm)
+        return self._outputs(requests, receipt, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -188,6 +219,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
         priority: int | Sequence[int] = 0,
+        receipt: ReceiptWish = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
@@ -196,7 +228,7 @@ class LLM:
         model's chat template makes the prompt; it also receives `tools`, the time `now` (None: the clock) and
         `chat_template_kwargs`. A control token such as <|im_end|> that a message spells becomes that token, as in
         transformers. With sanitize_control_tokens, for untrusted text, it stays text (the output's prompt shows both
-        alike, its prompt_token_ids do not). sampling_params, use_tqdm and priority are as in `generate`.
+        alike, its prompt_token_ids do not). sampling_params, use_tqdm, priority and receipt are as in `generate`.
 
         Raises RequestError for anything but conversations of text, TemplateError if there is no template or if it
         refuses the conversation, and the errors of `generate`.
@@ -211,7 +243,7 @@ class LLM:
             self._request(self._intake.chat_prompt(conversation, options), params, rank)
             for conversation, params, rank in zip(conversations, all_params, priorities, strict=True)
         ]
-        return self._turns.run(requests, show_progress=use_tqdm)
+        return self._outputs(requests, receipt, use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -256,6 +288,50 @@ class LLM:
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         request = self._request(self._intake.chat_prompt(messages, options), params, priority)
         return self._turns.stream(request, on_prompt)
+
+    def resume(
+        self, prompt: Prompt, token_ids: Sequence[int], sampling_params: SamplingParams, *, choice: int = 0
+    ) -> Iterator[StreamChunk]:
+        """Go on with an answer after its first tokens, streaming as `stream` does: what an undisturbed run adds.
+
+        prompt and sampling_params are those of the answer, `seed` included unless it is greedy; `choice` is its number
+        among n. The chunks have index 0, and only what is new. Raises the errors of `generate`, and RequestError for
+        tokens after the answer's end.
+        """
+        self._turns.require_open()
+        return self._turns.stream(self._resumed(prompt, token_ids, sampling_params, choice))
+
+    def fingerprint(self) -> Fingerprint:
+        """What of this model decides its answers. The first call reads all weights once more."""
+        return self._fingerprinting.begin().result()
+
+    def verify(self, receipt: Receipt, prompt: Prompt | None = None) -> Verdict:
+        """Whether this model answers as the receipt says, by one pass over prompt and answer.
+
+        prompt: that of the request, for a receipt that has only digests; its answer is generated anew. Raises
+        OtherContractError if the model or its rules are others than the receipt's, ReceiptError for a prompt that is
+        missing, and errors of computing.
+        """
+        before = perf_counter()
+        self._turns.require_open()
+        facts = Facts(
+            vocab_size=self.config.vocab_size,
+            max_model_len=self.max_model_len,
+            end_token_ids=self.end_token_ids,
+            chat_end_token_ids=self.chat_end_token_ids,
+        )
+        ids = None if prompt is None else self._intake.request(prompt, None).prompt_token_ids
+        examined = examine(receipt, self.fingerprint, facts, ids)
+        finding, num_tokens = examined.finding, len(receipt.output.token_ids)
+        if examined.request is not None:
+            if examined.token_ids is None:
+                made = self._generated(examined.request, examined.receipt.choice)
+                num_tokens = len(made.token_ids)
+                finding = compared(receipt, None, made)
+            else:
+                replay = self._turns.replay(examined.request, receipt.choice, examined.token_ids)
+                finding = compared(receipt, replay.difference, replay.output)
+        return verdict(examined, finding, num_tokens, perf_counter() - before)
 
     def chat_prompt(
         self,
@@ -347,6 +423,32 @@ class LLM:
         request = self._intake.request(prompt, params, priority)
         self.engine.check_request(request)
         return request
+
+    def _outputs(self, requests: Sequence[Request], receipt: ReceiptWish, *, use_tqdm: bool) -> list[RequestOutput]:
+        check_wish(receipt)
+        outputs = self._turns.run(requests, show_progress=use_tqdm)
+        if receipt is False:
+            return outputs
+        found = self.fingerprint()
+        pairs = zip(outputs, requests, strict=True)
+        return [with_receipts(output, request, found, self.max_model_len, receipt) for output, request in pairs]
+
+    def _resumed(self, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams, choice: int) -> Request:
+        self._intake.params_for(1, params)
+        if params.seed is None and params.temperature > 0:
+            raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
+        request = self._intake.request(prompt, replace(params, n=1))
+        resumed = replace(request, resume=Resume(plain_ids(token_ids), choice))
+        self.engine.check_request(resumed)
+        return resumed
+
+    def _generated(self, request: Request, choice: int) -> CompletionOutput:
+        """One choice of a request, generated."""
+        ((made,),) = (
+            output.outputs
+            for output in self._turns.run([replace(request, resume=Resume((), choice))], show_progress=False)
+        )
+        return made
 
 
 def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:

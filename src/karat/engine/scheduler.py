@@ -58,14 +58,17 @@ class _Left:
 
     def most(self, seq: Sequence, start: int) -> int:
         """The largest chunk of a prefill from position `start` on, in tokens. The first in order gets at least one."""
-        num_tokens = min(self.num_tokens, self.num_logits) if seq.reads_prompt else self.num_tokens
+        num_tokens = self.num_tokens
+        if seq.reads_prompt:
+            num_rows = self.num_logits if seq.max_rows is None else min(seq.max_rows, self.num_logits)
+            num_tokens = min(num_tokens, max(0, seq.num_read - start) + num_rows)
         in_time = self.budget.num_tokens(start, self.work)
         return int(min(num_tokens, max(in_time, 1 if self.is_whole else 0)))
 
     def take(self, chunk: Chunk) -> None:
         seq = chunk.seq
         self.num_tokens -= chunk.num_tokens
-        self.num_logits -= chunk.num_tokens if seq.reads_prompt else 0
+        self.num_logits -= len(seq.wanted(chunk.num_tokens)) if seq.reads_prompt else 0
         self.work = max(0.0, self.work - self.budget.work(seq.num_computed, chunk.num_tokens))
         self.is_whole = False
 

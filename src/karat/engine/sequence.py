@@ -15,6 +15,7 @@ class Sequence:
     num_read      prompt positions whose logits were read; they are not computed again after a preemption
     num_found     tokens that were in the cache when it first ran, None before that; only the scheduler changes it
     salt          only sequences with the same salt share blocks
+    max_rows      the most prompt positions of a step whose logits it wants, None: as many as fit
     priority      the smaller is served first and preempted last; of one priority, the older sequence
     """
 
@@ -26,6 +27,7 @@ class Sequence:
     num_computed: int = 0
     num_read: int = 0
     num_found: int | None = None
+    max_rows: int | None = None
     salt: str | None = None
     priority: int = 0
 

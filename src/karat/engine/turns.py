@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from karat.engine.engine import Engine
 from karat.engine.readers import LogitsTarget
+from karat.engine.replay import Replay
 from karat.engine.request_bar import RequestBar
 from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import UsageError
@@ -109,6 +110,22 @@ class Turns:
             raise
         if reader.error:
             raise reader.error
+
+    def replay(self, request: Request, index: int, token_ids: tuple[int, ...]) -> Replay:
+        """The replay of a choice, done. Raises the error that ended it."""
+        try:
+            try:
+                replay = self._alone(lambda: self._engine.replay(request, index, token_ids))
+                while not replay.done:
+                    self._advance()
+            finally:
+                self._alone(lambda: self._engine.abort_replay(request))
+        except BaseException:
+            self._alone(lambda: self._engine.abort_replay(request))
+            raise
+        if replay.error:
+            raise replay.error
+        return replay
 
     def _add(self, request: Request) -> None:
         self._alone(lambda: self._engine.add_request(request))

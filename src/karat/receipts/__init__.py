@@ -1,18 +1,7 @@
-"""Receipts: what computed an answer, as a record that anyone with the model can verify."""
+"""Receipts: what computed an answer, as a record that anyone with the model can verify (LLM.verify)."""
 
-from karat.receipts.fingerprint import Fingerprint, begin_fingerprint, fingerprint_of
-from karat.receipts.receipt import Receipt, read_receipt, read_receipts, receipt_of, receipts_of
-from karat.receipts.verify import Verdict, verify
+from karat.receipts.fingerprint import Fingerprint
+from karat.receipts.receipt import Receipt, read_receipt, read_receipts
+from karat.receipts.verdict import Difference, Verdict
 
-__all__ = [
-    "Fingerprint",
-    "Receipt",
-    "Verdict",
-    "begin_fingerprint",
-    "fingerprint_of",
-    "read_receipt",
-    "read_receipts",
-    "receipt_of",
-    "receipts_of",
-    "verify",
-]
+__all__ = ["Difference", "Fingerprint", "Receipt", "Verdict", "read_receipt", "read_receipts"]

@@ -4,23 +4,24 @@ Ranks, threads, the instruction set, batches and the cache of prefixes are no pa
 """
 
 import hashlib
+import os
+import sys
+import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from threading import Lock
-from weakref import WeakKeyDictionary
 
-from karat.checkpoint import Weight
+from karat.checkpoint import Checkpoint, Weight
 from karat.config import NUMERIC_CONTRACT, ModelConfig
-from karat.engine.llm import LLM
-from karat.engine.loading import Preparation
-from karat.engine.sampler import SAMPLER_VERSION
+from karat.layers.weights import Prepare
 from karat.models.registry import find_weights
 from karat.quant import FORMATS
 from karat.receipts.canonical import digest
+from karat.text import Tokenizer
 
-_lock = Lock()
-_begun: "WeakKeyDictionary[LLM, Future[Fingerprint]]" = WeakKeyDictionary()
+SHORT = 32  # hexadecimal digits of a digest in system_fingerprint
+_PIECE = 1 << 26  # bytes that are hashed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,49 +51,85 @@ class Fingerprint:
         """SHA-256 over the canonical JSON of the parts."""
         return digest(asdict(self))
 
+    @property
+    def short(self) -> str:
+        """`system_fingerprint` of answers: fp_ and the first digits of the digest."""
+        return f"fp_{self.digest[:SHORT]}"
+
     def differing(self, other: "Fingerprint") -> tuple[str, ...]:
         """Names of the parts that differ."""
         names = (field.name for field in fields(self))
         return tuple(name for name in names if getattr(self, name) != getattr(other, name))
 
 
-def fingerprint_of(llm: LLM) -> Fingerprint:
-    """The fingerprint of a loaded model. The first call reads all weights once more; later calls are at once."""
-    return begin_fingerprint(llm).result()
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Identity:
+    """All of a model that a fingerprint is made of. `prepare` converts weights as for loading, and says nothing."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    prepare: Prepare
+    tokenizer: Tokenizer
+    sampler: int
+    executor: str
+    dtype: str
+    kv_dtype: str
 
 
-def begin_fingerprint(llm: LLM) -> "Future[Fingerprint]":
-    """The same, found by a thread beside whatever the model does. Weights are hashed without the interpreter's lock."""
-    with _lock:
-        if llm not in _begun:
-            parts = _Source(llm)
-            thread = ThreadPoolExecutor(1, "karat-fingerprint")
-            _begun[llm] = thread.submit(parts.fingerprint)
-            thread.shutdown(wait=False)
-        return _begun[llm]
+class Fingerprinting:
+    """The fingerprint of a model, found by a thread of its own beside whatever the model does.
+
+    Weights are hashed without the interpreter's lock. A `patient` thread gets only processor time that nobody else
+    wants (on Linux), so that it delays no token.
+    """
+
+    def __init__(self, identity: Identity, *, patient: bool = False) -> None:
+        self._identity = identity
+        self._patient = patient
+        self._lock = threading.Lock()
+        self._found: Future[Fingerprint] | None = None
+
+    def begin(self) -> "Future[Fingerprint]":
+        """Start the thread, if it has not started. It ends with the process at the latest."""
+        with self._lock:
+            if self._found is None:
+                self._found = Future()
+                arguments = (self._identity, self._found, self._patient)
+                threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
+            return self._found
+
+    @property
+    def known(self) -> Fingerprint | None:
+        """The fingerprint, if it is found already."""
+        found = self._found
+        return found.result() if found is not None and found.done() and found.exception() is None else None
 
 
-class _Source:
-    """What a fingerprint is made of. It does not keep the LLM."""
+def _find(identity: Identity, found: "Future[Fingerprint]", patient: bool) -> None:
+    if patient and sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+    try:
+        found.set_result(fingerprint(identity))
+    except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
+        found.set_exception(fault)
 
-    def __init__(self, llm: LLM) -> None:
-        self._plan, self._tokenizer = llm.plan, llm.tokenizer
 
-    def fingerprint(self) -> Fingerprint:
-        plan, prepare = self._plan, Preparation(self._plan.options.quantize, quiet=True)
-        weights = find_weights(plan.config, plan.checkpoint)
-        types = {prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
-        return Fingerprint(
-            configuration=digest(_configuration(plan.config)),
-            weights=merkle_root(weights, prepare),
-            tokenizer=digest(self._tokenizer.definition),
-            chat_template=digest(dict(self._tokenizer.template_sources)),
-            numeric_contract=contract_of(types),
-            sampler=SAMPLER_VERSION,
-            executor=plan.ops.executor,
-            dtype=plan.ops.dtype,
-            kv_dtype=plan.kv_dtype,
-        )
+def fingerprint(identity: Identity) -> Fingerprint:
+    """Reads all weights once."""
+    weights = find_weights(identity.config, identity.checkpoint)
+    types = {identity.prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
+    return Fingerprint(
+        configuration=digest(_configuration(identity.config)),
+        weights=merkle_root(weights, identity.prepare),
+        tokenizer=digest(identity.tokenizer.definition),
+        chat_template=digest(dict(identity.tokenizer.template_sources)),
+        numeric_contract=contract_of(types),
+        sampler=identity.sampler,
+        executor=identity.executor,
+        dtype=identity.dtype,
+        kv_dtype=identity.kv_dtype,
+    )
 
 
 def _configuration(config: ModelConfig) -> dict[str, object]:
@@ -116,19 +153,26 @@ def _last_change(stored_type: str) -> int:
     return 1 if is_wide else 2  # leaves of row-parallel layers end elsewhere since version 2
 
 
-def merkle_root(weights: Mapping[str, Weight], prepare: Preparation) -> str:
+def merkle_root(weights: Mapping[str, Weight], prepare: Prepare) -> str:
     """The root of the tree of RFC 9162 (section 2.1.1) with SHA-256, over the tensors in order of names.
 
     A leaf is a tensor's name, stored type and shape as canonical JSON, as a digest, then its bytes in order of rows.
-    A tensor that two names share is read once for each.
+    A tensor that two names share is read once for each. Pages of files are given back to the system.
     """
-    return _root([_leaf(name, prepare(weights[name])) for name in sorted(weights)]).hex()
+    leaves = []
+    for name in sorted(weights):
+        leaves.append(_leaf(name, prepare(weights[name])))
+        if weights[name].is_mapped:
+            weights[name].release()
+    return _root(leaves).hex()
 
 
 def _leaf(name: str, weight: Weight) -> bytes:
     header = digest({"name": name, "type": weight.dtype, "shape": list(weight.shape)})
     summed = hashlib.sha256(b"\0" + bytes.fromhex(header))
-    summed.update(weight.data.data)
+    data = weight.data.data
+    for start in range(0, len(data), _PIECE):
+        summed.update(data[start : start + _PIECE])
     return summed.digest()
 
 

@@ -1,29 +1,25 @@
 """Receipt: one answer with everything that decided it, as canonical JSON. docs/receipts.md says what it proves."""
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from karat import __version__
-from karat.engine.choice import resolve_max_tokens
-from karat.engine.llm import LLM
-from karat.errors import ReceiptError
+from karat.errors import ReceiptError, RequestError
 from karat.receipts.canonical import canonical, digest
-from karat.receipts.fingerprint import Fingerprint, fingerprint_of
-from karat.request import CompletionOutput, Request, RequestOutput, SamplingParams
+from karat.receipts.fingerprint import Fingerprint
+from karat.request import Request, SamplingParams, StructuredOutputs
 
 MAX_BYTES = 16 * 1024**2  # of a receipt; an answer of a million tokens takes half of it
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Hex = Annotated[str, Meta(pattern="^[0-9a-f]+$", max_length=128)]
 Seed = Annotated[str, Meta(pattern="^[0-9]{1,19}$")]  # as text: readers of JSON keep integers only below 2^53
+Form = dict[str, str | tuple[str, ...]]
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,17 +27,23 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Versions(_Part, frozen=True, forbid_unknown_fields=True):
-    """What computed the answer. Another version is no difference: the fingerprint has what decides answers."""
+    """What computed the answer. Another version is no difference: the fingerprint has what decides answers.
+
+    llguidance compiled the form of the answer; null without a form.
+    """
 
     karat: str
     numpy: str
     tokenizers: str
+    llguidance: str | None
 
 
 class Prompt(_Part, frozen=True, forbid_unknown_fields=True):
-    """The tokens, and the digest of the text (a rendered conversation too) where they were given as text."""
+    """The tokens or, as a text, the SHA-256 of their canonical JSON; and the digest of the text (a rendered
+    conversation too) where they were given as text.
+    """
 
-    token_ids: tuple[TokenId, ...]
+    token_ids: tuple[TokenId, ...] | Sha256
     text_sha256: Sha256 | None
 
 
@@ -64,28 +66,41 @@ class Sampling(_Part, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool
     skip_special_tokens: bool
     allowed_token_ids: tuple[TokenId, ...] | None
+    structured_outputs: Form | None
 
     def params(self) -> SamplingParams:
         """Raises RequestError for values that no request may have."""
         values = msgspec.structs.asdict(self)
-        bias = {int(token_id): value for token_id, value in self.logit_bias.items()}
-        return SamplingParams(**values | {"logit_bias": bias})
+        try:
+            bias = {int(token_id): value for token_id, value in self.logit_bias.items()}
+        except ValueError:
+            raise RequestError("logit_bias has a name that is no token id; expected numbers") from None
+        form = None if self.structured_outputs is None else StructuredOutputs(**self.structured_outputs)  # type: ignore[arg-type]
+        return SamplingParams(**values | {"logit_bias": bias, "structured_outputs": form})
 
 
 class Output(_Part, frozen=True, forbid_unknown_fields=True):
-    """What came out."""
+    """What came out: the tokens, or their digest as of the prompt's."""
 
-    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
+    token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)] | Sha256
     text_sha256: Sha256
     finish_reason: Literal["stop", "length"]
     stop_reason: str | int | None
+
+
+class Signature(_Part, frozen=True, forbid_unknown_fields=True):
+    """Ed25519 (RFC 8032) over the canonical JSON of all other members, as hexadecimal digits."""
+
+    algorithm: Literal["Ed25519"]
+    public_key: Sha256
+    value: Hex
 
 
 class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
     """One choice of a request.
 
     checksums name a member that was changed: 8 hexadecimal digits of the SHA-256 of each. sha256 is over the canonical
-    JSON of all other members.
+    JSON of all members but itself and the signature.
     """
 
     format: Literal["karat-receipt/1"]
@@ -99,6 +114,19 @@ class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
     output: Output
     checksums: dict[str, str]
     sha256: Sha256
+    signature: Signature | None
+
+    @property
+    def has_digests_only(self) -> bool:
+        """Whether prompt and answer are left out: it is verified beside the request."""
+        return isinstance(self.prompt.token_ids, str) or isinstance(self.output.token_ids, str)
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What a signature is of."""
+        members = msgspec.to_builtins(self)
+        del members["signature"]
+        return canonical(members)
 
     def to_json(self) -> bytes:
         """Canonical JSON. Raises ReceiptError if it would be longer than MAX_BYTES."""
@@ -107,19 +135,15 @@ class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
             raise ReceiptError(f"the receipt would have {len(text)} bytes: expected at most {MAX_BYTES}; ask for less")
         return text
 
-    def request(self) -> Request:
+    def request(self, prompt_token_ids: tuple[int, ...]) -> Request:
         """The request whose choice this was. Raises RequestError for values that no request may have."""
-        return Request(
-            "receipt",
-            self.prompt.token_ids,
-            self.sampling.params(),
-            int(self.seed),
-            end_token_ids=frozenset(self.end_token_ids),
-        )
+        ends = frozenset(self.end_token_ids)
+        return Request("receipt", prompt_token_ids, self.sampling.params(), int(self.seed), end_token_ids=ends)
 
     def altered(self) -> tuple[str, ...]:
         """Members that are not as they were written, such as "sampling.top_k"; none if sha256 is right."""
         body = msgspec.to_builtins(self)
+        del body["signature"]
         stated, checksums = body.pop("sha256"), body["checksums"]
         if digest(body) == stated:
             return ()
@@ -129,57 +153,10 @@ class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
         return tuple(sorted(n for n in names if right.get(n) != checksums.get(n))) or ("sha256",)
 
 
-def receipt_of(llm: LLM, request: Request, choice: CompletionOutput) -> Receipt:
-    """The receipt of a finished choice of a request to this model. Raises ReceiptError for one that failed."""
-    if choice.finish_reason not in ("stop", "length"):
-        raise ReceiptError(
-            f"choice {choice.index} ended with {choice.finish_reason!r}: expected one that ended with 'stop' or "
-            "'length'; ask again"
-        )
-    params = request.params
-    if params.structured_outputs is not None:
-        raise ReceiptError("structured_outputs: a receipt does not hold a form yet; ask without it, or for no receipt")
-    sampling: dict[str, Any] = {name: getattr(params, name) for name in Sampling.__struct_fields__}
-    sampling["logit_bias"] = {str(token_id): value for token_id, value in sorted(params.logit_bias.items())}
-    sampling["max_tokens"] = resolve_max_tokens(request, llm.max_model_len)
-    body = {
-        "format": "karat-receipt/1",
-        "versions": {"karat": __version__, "numpy": version("numpy"), "tokenizers": version("tokenizers")},
-        "fingerprint": asdict(fingerprint_of(llm)),
-        "prompt": {"token_ids": request.prompt_token_ids, "text_sha256": _text_digest(request.prompt)},
-        "end_token_ids": sorted(request.end_token_ids),
-        "sampling": sampling,
-        "seed": str(request.seed),
-        "choice": choice.index,
-        "output": {
-            "token_ids": choice.token_ids,
-            "text_sha256": _text_digest(choice.text),
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
-        },
-    }
-    return signed(body)
-
-
-def receipts_of(
-    llm: LLM, output: RequestOutput, params: SamplingParams | None = None, *, is_chat: bool = False
-) -> list[Receipt]:
-    """The receipt of each choice of an output. `params` are those of the call (None: it had none); is_chat: of a
-    conversation, which ends with further tokens.
-    """
-    assert output.seed is not None
-    used = llm.default_params_after(len(output.prompt_token_ids)) if params is None else params
-    ends = llm.chat_end_token_ids if is_chat else llm.end_token_ids
-    request = Request(
-        output.request_id, output.prompt_token_ids, used, output.seed, output.prompt, end_token_ids=frozenset(ends)
-    )
-    return [receipt_of(llm, request, choice) for choice in output.outputs]
-
-
-def signed(body: Mapping[str, Any]) -> Receipt:
-    """The receipt with these members, its checksums and sha256 computed."""
+def sealed(body: Mapping[str, Any]) -> Receipt:
+    """The receipt with these members, its checksums and sha256 computed, without a signature."""
     whole = {**body, "checksums": _checksums(body)}
-    return msgspec.convert({**whole, "sha256": digest(whole)}, Receipt)
+    return msgspec.convert({**whole, "sha256": digest(whole), "signature": None}, Receipt)
 
 
 def read_receipt(text: bytes) -> Receipt:
@@ -217,15 +194,6 @@ def read_receipts(path: Path) -> list[Receipt]:
 def schema() -> dict[str, Any]:
     """The JSON Schema of a receipt, docs/receipt.schema.json."""
     return msgspec.json.schema(Receipt)
-
-
-def text_digest(text: str) -> str:
-    """SHA-256 of a text's UTF-8."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _text_digest(text: str | None) -> str | None:
-    return None if text is None else text_digest(text)
 
 
 def _checksums(body: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,135 @@
+"""Receipts of an engine's answers: made beside their outputs, and verified by replay."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Literal
+
+from karat.engine.choice import resolve_max_tokens
+from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError
+from karat.receipts.canonical import digest
+from karat.receipts.fingerprint import Fingerprint
+from karat.receipts.making import receipt_of, text_digest
+from karat.receipts.receipt import Receipt
+from karat.receipts.signature import signer_of
+from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
+from karat.request import CompletionOutput, Request, RequestOutput
+
+ReceiptWish = bool | Literal["digests"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The sizes of a loaded model that receipts are judged by."""
+
+    vocab_size: int
+    max_model_len: int
+    end_token_ids: Collection[int]
+    chat_end_token_ids: Collection[int]
+
+
+def check_wish(wish: ReceiptWish) -> None:
+    """RequestError unless it is a wish for receipts."""
+    if wish is not True and wish is not False and wish != "digests":
+        raise RequestError(f"receipt={wish!r}: expected True, False or 'digests'")
+
+
+def with_receipts(
+    output: RequestOutput, request: Request, fingerprint: Fingerprint, max_model_len: int, wish: ReceiptWish
+) -> RequestOutput:
+    """The output with a receipt in each choice that did not fail."""
+    max_tokens = resolve_max_tokens(request, max_model_len)
+
+    def one(choice: CompletionOutput) -> CompletionOutput:
+        if choice.finish_reason not in ("stop", "length"):
+            return choice
+        made = receipt_of(fingerprint, request, choice, max_tokens=max_tokens, digests_only=wish == "digests")
+        return replace(choice, receipt=made)
+
+    return replace(output, outputs=tuple(map(one, output.outputs)))
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A receipt before its replay: its signer, and what is wrong with it already; else what is to be computed."""
+
+    receipt: Receipt
+    signer: str | None
+    finding: Difference | None
+    request: Request | None = None
+    token_ids: tuple[int, ...] | None = None  # of the answer; None: only their digest is known
+
+
+def examine(
+    receipt: Receipt, fingerprint: Callable[[], Fingerprint], facts: Facts, prompt_token_ids: tuple[int, ...] | None
+) -> Examined:
+    """What is to be computed for a verdict. prompt_token_ids: of the request that a receipt has only digests of.
+
+    OtherContractError for a receipt of another model or of other rules, ReceiptError for one that lacks its prompt.
+    """
+    signer, signature_fault = signer_of(receipt)
+    if fault := changed_since(receipt) or signature_fault:
+        return Examined(receipt, signer, fault)
+    require_same(receipt, fingerprint())
+    wrong = impossible(
+        receipt,
+        vocab_size=facts.vocab_size,
+        end_token_ids=facts.end_token_ids,
+        chat_end_token_ids=facts.chat_end_token_ids,
+    )
+    if wrong:
+        return Examined(receipt, signer, wrong)
+    stated, output = receipt.prompt.token_ids, receipt.output.token_ids
+    if isinstance(stated, str):
+        if prompt_token_ids is None:
+            raise ReceiptError("the receipt has only digests of prompt and answer; give the request too (--request)")
+        if digest(prompt_token_ids) != stated:
+            return Examined(receipt, signer, Difference("prompt.token_ids: their digest is not that of the request"))
+        stated = prompt_token_ids
+    try:
+        request = receipt.request(stated)
+        resolve_max_tokens(request, facts.max_model_len)
+    except (KaratError, ValueError) as fault:
+        return Examined(receipt, signer, Difference(f"sampling: {fault}"))
+    return Examined(receipt, signer, None, request, None if isinstance(output, str) else output)
+
+
+def compared(receipt: Receipt, difference: Difference | None, made: CompletionOutput) -> Difference | None:
+    """The first difference between a receipt and the answer as it was computed again, tokens and end.
+
+    OtherContractError if it may come from another version of llguidance, which compiled the form of the answer.
+    """
+    found = difference or _other_tokens(receipt, made) or _other_end(receipt, made)
+    stated = receipt.versions.llguidance
+    if found is not None and stated is not None and stated != (here := version("llguidance")):
+        raise OtherContractError(
+            f"the receipt is of another llguidance ({stated}, here {here}), which compiled the form of the answer; no "
+            "verdict: install that version"
+        )
+    return found
+
+
+def verdict(examined: Examined, finding: Difference | None, num_tokens: int, elapsed_s: float) -> Verdict:
+    """The verdict of the engine that answers."""
+    kind: Literal["identical", "different"] = "identical" if finding is None else "different"
+    return Verdict(kind, num_tokens, elapsed_s, finding, signer=examined.signer)
+
+
+def _other_tokens(receipt: Receipt, made: CompletionOutput) -> Difference | None:
+    stated = receipt.output.token_ids
+    if isinstance(stated, str) and digest(made.token_ids) != stated:
+        return Difference("output.token_ids: their digest is not that of the answer")
+    return None
+
+
+def _other_end(receipt: Receipt, made: CompletionOutput) -> Difference | None:
+    output = receipt.output
+    pairs: dict[str, tuple[object, object]] = {
+        "finish_reason": (made.finish_reason, output.finish_reason),
+        "stop_reason": (made.stop_reason, output.stop_reason),
+        "text_sha256": (text_digest(made.text), output.text_sha256),
+    }
+    for name, (here, stated) in pairs.items():
+        if here != stated:
+            return Difference(f"output.{name} is {here!r}, the receipt has {stated!r}")
+    return None
