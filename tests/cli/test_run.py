@@ -152,6 +152,19 @@ def test_the_json_is_complete_and_consistent(alphabet: Path, karat: Karat) -> No
     assert answer["defaults_applied"] == {"temperature": 0.5, "top_p": 0.9, "top_k": 50}
 
 
+def test_the_json_has_the_seed_also_where_it_was_derived(karat_here: Karat) -> None:
+    def run(*options: str) -> Any:
+        done = karat_here("run", "Once upon a time", "--json", "--temperature", "1", "--max-tokens", "12", *options)
+        return json.loads(done.stdout)
+
+    derived = run()
+    assert type(derived["sampling"]["seed"]) is int and "seed" not in derived["defaults_applied"]
+    again = run("--seed", str(derived["sampling"]["seed"]))
+    assert again["choices"] == derived["choices"] and again["sampling"] == derived["sampling"]
+    other = run("--seed", "5")
+    assert other["sampling"]["seed"] == 5 and other["choices"] != derived["choices"]
+
+
 def test_a_fault_in_the_prompt_is_in_the_json(
     alphabet: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

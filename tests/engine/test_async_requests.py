@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -97,6 +98,30 @@ def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM
     assert steps[2]["0"].ended and steps[2]["0"].pieces[-1].finish_reason == "abort"
     assert [message.stats.num_running for message in told] == [3, 2, 1, 1, 0]
     assert told[-1].stats.num_blocks_used == 0 and not llm.engine.has_work
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token takes 10 ms on the engine's clock, of which its pace knows. Without asking, chunks are whole."""
+    engine, now = llm.engine, [0.0]
+    run = engine.run
+
+    def slow(batch: Any) -> Any:
+        now[0] += 0.01 * batch.num_tokens
+        return run(batch)
+
+    engine._pace.__init__(0.0)  # type: ignore[misc]
+    monkeypatch.setattr(engine, "run", slow)
+    monkeypatch.setattr(engine, "_clock", lambda: now[0])
+    asked = add(50 + is_asked, length=800, max_tokens=1)
+    told = served(llm, [Add(asked.request, is_asked)], *[[] for _ in range(40)])
+    computed = [news.progress[1] for message in told for news in message.news if news.progress]
+    if is_asked:
+        assert computed[-1] == 800 and max(b - a for a, b in pairwise(computed)) <= 50, "half a second"
+    else:
+        assert computed == [512]
+    assert told[-1].news[-1].ended
+    engine._pace.__init__(0.0)  # type: ignore[misc]
 
 
 def test_a_request_that_the_engine_refuses_is_told(llm: LLM) -> None:

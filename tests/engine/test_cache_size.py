@@ -4,9 +4,13 @@ Covers: karat.machine.memory.
 """
 
 import json
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from karat import LLM
 from karat.engine import cache_size
@@ -14,9 +18,10 @@ from karat.engine import plan as plan_module
 from karat.engine.cache_size import LIST_BYTES, num_cache_blocks, require_room
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
-from karat.models.registry import read_config
+from karat.ops.api import CacheSpec
+from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.rope_table import table_bytes
-from tests.engine.tiny import CONFIG, write_model
+from tests.engine.tiny import write_model
 
 GIB = 1024**3
 
@@ -95,11 +100,11 @@ def test_weights_that_do_not_fit_are_refused_with_the_figures() -> None:
 
 
 def blocks(monkeypatch: pytest.MonkeyPatch, available: int, **changes: int | None) -> int:
-    """Of 16 tokens of a model with 256 bytes of K and V a token, for contexts of 1,600 tokens."""
+    """Of 16 tokens of a model with 256 bytes of K and V a token, for contexts of 1,600 tokens. Nothing is rounded."""
     monkeypatch.setattr(cache_size, "available_bytes", lambda: available)
     arguments: dict[str, int | None] = {"num_bytes": None, "num_blocks": None, **changes}
     return num_cache_blocks(
-        read_config(CONFIG),
+        lambda number: number * 16 * 2 * 2 * 2 * 8 * 4,
         "float32",
         block_size=16,
         max_model_len=1600,
@@ -117,6 +122,67 @@ def test_lists_of_blocks_and_tables_of_rope_are_counted(monkeypatch: pytest.Monk
     assert blocks(monkeypatch, available, rope_bytes=available // 3) == 200
     with pytest.raises(CapacityError, match=r"40% .* lists of blocks included.*lower max_model_len"):
         blocks(monkeypatch, available, rope_bytes=available * 3 // 4)
+
+
+@given(
+    room=st.integers(0, 40_000),
+    unit=st.integers(20, 300),
+    blocks_per_unit=st.integers(1, 20),
+    asked=st.none() | st.integers(0, 10_000),
+)
+def test_as_many_blocks_as_fit_and_no_more(room: int, unit: int, blocks_per_unit: int, asked: int | None) -> None:
+    """A cache that comes in units of several blocks: the most that fit, found by trying all."""
+
+    def cache_bytes(number: int) -> int:
+        return -(-number // blocks_per_unit) * unit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_size, "available_bytes", lambda: room)
+        patch.setattr(cache_size, "LIST_BYTES", 1)
+        try:
+            num_blocks = num_cache_blocks(
+                cache_bytes,
+                "float32",
+                block_size=16,
+                max_model_len=16,
+                max_num_seqs=500,
+                num_bytes=asked,
+                num_blocks=None,
+            )
+        except CapacityError:
+            num_blocks = 0
+    if asked is None:
+        fitting = [n for n in range(501) if cache_bytes(n) + n <= int(0.4 * room)]
+    else:
+        fitting = [n for n in range(asked // unit * blocks_per_unit + 2) if cache_bytes(n) <= asked]
+        fitting = fitting if max(fitting) <= room else [0]  # their lists take more than there is
+    assert num_blocks == max(fitting)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native extension here")
+@given(
+    layers=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    head_dim=st.integers(1, 140),
+    num_blocks=st.integers(1, 70),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
+)
+def test_a_cache_takes_what_was_counted(layers: int, heads: int, head_dim: int, num_blocks: int, dtype: Any) -> None:
+    """The address space of the process grows by it, in whole pages."""
+    ops = NativeOps(threads=1)
+    spec = CacheSpec(
+        num_layers=layers, num_blocks=num_blocks, block_size=16, num_kv_heads=heads, head_dim=head_dim, dtype=dtype
+    )
+
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0])
+
+    before = pages()
+    held = ops.new_cache(spec)
+    grown = pages() - before
+    del held
+    assert grown == -(-ops.cache_bytes(spec) // resource.getpagesize())
 
 
 def test_tables_and_lists_that_do_not_fit_are_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from karat.engine.cache_size import LIST_BYTES
 from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
 from karat.models.registry import find_weights, read_config
 from karat.ops import registry
+from karat.ops.native import unavailable_reason
 from karat.ops.rope_table import table_bytes
 from tests.engine.tiny import write, write_model
 
@@ -42,11 +43,15 @@ from tests.engine.tiny import write, write_model
         ({"max_step_ms": 200.0}, UsageError, "max_step_ms=200.0"),
         ({"kv_cache_bytes": "1G"}, UsageError, "kv_cache_bytes='1G'"),
         (
-            {"num_blocks": 7},
+            {"num_blocks": 7, "executor": "reference"},
             CapacityError,
-            r"max_model_len=128 tokens takes 32\.0 KiB.*28\.0 KiB \(given\).*112 tokens",
+            r"max_model_len=128 tokens takes 32\.0 KiB .* room for 112 tokens \(num_blocks=7\)",
         ),
-        ({"kv_cache_bytes": 16 * 256 * 7 + 5}, CapacityError, "given.*112 tokens"),
+        (
+            {"kv_cache_bytes": 16 * 256 * 7 + 5, "executor": "reference"},
+            CapacityError,
+            r"room for 112 tokens \(kv_cache_bytes=28677\)",
+        ),
     ],
 )
 def test_arguments_are_checked(folder: Path, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -85,15 +90,28 @@ def test_the_cache_is_as_large_as_told(folder: Path) -> None:
 
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4  # tokens, K and V, layers, KV heads, head_dim, float32
     assert num_blocks(num_blocks=11) == 11
-    assert num_blocks(kv_cache_bytes=20 * block_bytes + 1) == 20
-    assert num_blocks(kv_cache_bytes=20 * block_bytes, kv_dtype="float16") == 40
+    assert num_blocks(kv_cache_bytes=20 * block_bytes + 1, executor="reference") == 20
+    assert num_blocks(kv_cache_bytes=20 * block_bytes, kv_dtype="float16", executor="reference") == 40
     assert num_blocks(max_num_seqs=3) == 3 * 8, "three contexts of 128 tokens"
     assert num_blocks(max_num_seqs=3, max_model_len=17) == 3 * 2
 
 
+@pytest.mark.skipif(unavailable_reason() is not None, reason="no native extension here")
+def test_regions_of_the_native_cache_are_counted(folder: Path) -> None:
+    def num_blocks(kv_dtype: Any, kv_cache_bytes: int) -> int:
+        llm = LLM(folder, executor="native", kv_dtype=kv_dtype, kv_cache_bytes=kv_cache_bytes)
+        return llm.engine.config.num_blocks
+
+    region_bytes = 256 * 2 * 2 * (8 + 16) * 4  # slots, layers, KV heads, head_dim of K and of V, float32
+    assert num_blocks("float32", 3 * region_bytes - 1) == 32
+    assert num_blocks("float16", 3 * region_bytes) == 96
+    with pytest.raises(CapacityError, match=r"takes 96\.0 KiB of float32 KV cache, which has room for 0 tokens"):
+        num_blocks("float32", region_bytes - 1)
+
+
 def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what the weights and the tables of RoPE leave, lists of blocks counted."""
-    block_bytes, ops = 16 * 2 * 2 * 2 * 8 * 4, registry.create("auto", "float32")
+    block_bytes, ops = 16 * 2 * 2 * 2 * 8 * 4, registry.create("reference", "float32")
     checkpoint = open_folder(folder)
     weights = find_weights(read_config(checkpoint.config), checkpoint).values()
     weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
@@ -101,13 +119,13 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
     monkeypatch.setattr(
         "karat.engine.cache_size.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES)
     )
-    assert LLM(folder, kv_dtype="float32").engine.config.num_blocks == 40, "rather than 128"
+    assert LLM(folder, executor="reference").engine.config.num_blocks == 40, "rather than 128"
     monkeypatch.setattr(
         "karat.engine.cache_size.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES)
     )
-    with pytest.raises(CapacityError, match=r"40% of the 40\.5 KiB of memory that are available.*64 tokens"):
-        LLM(folder, kv_dtype="float32")
-    assert LLM(folder, kv_dtype="float32", max_model_len=64).engine.config.num_blocks == 4
+    with pytest.raises(CapacityError, match=r"room for 64 tokens \(40% of the 40\.5 KiB of memory that are available"):
+        LLM(folder, executor="reference")
+    assert LLM(folder, executor="reference", max_model_len=64).engine.config.num_blocks == 4
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

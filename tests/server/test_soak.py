@@ -50,7 +50,7 @@ class Client(threading.Thread):
     def run(self) -> None:
         while time.monotonic() < self._end:
             route, body = request(self._rng)
-            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=120)
+            connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=600)
             try:
                 if self._rng.random() < 0.2:
                     connection.connect()

@@ -99,8 +99,7 @@ def run(
     load_s = perf_counter() - before
     asked = _conversation(source.prompt, system) if chat else source.prompt
     task = Task(llm, asked, given, sanitize_control_tokens=sanitize_control_tokens)
-    if receipt is not None:
-        settle_seed(task)
+    settle_seed(task)
     meter = Meter(len(task.prompt_ids))
     prefill = PromptWatch(quiet=quiet)
     gathered = Gathered()

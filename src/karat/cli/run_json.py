@@ -17,7 +17,7 @@ def as_object(
     defaults = {
         field.name: getattr(params, field.name)
         for field in fields(params)
-        if field.name not in given and getattr(params, field.name) != getattr(usual, field.name)
+        if field.name not in {*given, "seed"} and getattr(params, field.name) != getattr(usual, field.name)
     }
     answer: dict[str, Any] = {
         "model": str(llm.path),

@@ -12,6 +12,7 @@ import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import msgspec
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import Abort, Add, Failed, Loading, Log, News, Open, Piece, Ready, Stepped, ToEngine
 from karat.engine.llm import LLM
+from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.updates import RequestUpdate
 from karat.errors import CapacityError, KaratError, RequestError
 from karat.ranks.lifeline import end_with_parent
@@ -131,7 +133,7 @@ class Worker:
             for command in self._commands():
                 self._obey(command)
             if self._engine.has_work:
-                self._engine.advance()
+                self._engine.advance(prompt_step_s=PROMPT_STEP_S if any(self._open.values()) else inf)
             else:
                 self._llm.check_ranks()
             self._tell()

@@ -1,6 +1,9 @@
 """The size of the KV cache for the available memory."""
 
-from karat.config import FloatName, ModelConfig
+from bisect import bisect_right
+from collections.abc import Callable
+
+from karat.config import FloatName
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
 
@@ -18,7 +21,7 @@ def require_room(weight_bytes: int, available: int) -> None:
 
 
 def num_cache_blocks(
-    config: ModelConfig,
+    cache_bytes: Callable[[int], int],
     kv_dtype: FloatName,
     *,
     block_size: int,
@@ -26,15 +29,15 @@ def num_cache_blocks(
     max_num_seqs: int,
     num_bytes: int | None,
     num_blocks: int | None,
-    num_kv_heads: int | None = None,
     weight_bytes: int = 0,
     rope_bytes: int = 0,
 ) -> int:
     """Blocks of the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
-    num_kv_heads counts a KV head once for each rank that holds it (None: once). weight_bytes and rope_bytes (tables of
-    RoPE) are still to be loaded. A block is counted with its entries in the pool's lists. Raises CapacityError, with
-    the figures, if not even one sequence of max_model_len tokens fits, or if the tables or lists do not.
+    cache_bytes gives the bytes that a cache of so many blocks takes, on all ranks together. weight_bytes and rope_bytes
+    (tables of RoPE) are still to be loaded. A block is counted with its entries in the pool's lists. Raises
+    CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or lists do
+    not.
     """
     available = max(0, available_bytes() - weight_bytes)
     if rope_bytes > available:
@@ -43,18 +46,21 @@ def num_cache_blocks(
             f"{_size(available)} are available; lower max_model_len"
         )
     available -= rope_bytes
-    block_bytes = block_size * config.kv_bytes_per_token(kv_dtype, num_kv_heads)
     blocks_per_seq = -(-max_model_len // block_size)
-    limit = "given"
+    limit = f"num_blocks={num_blocks}"
     if num_blocks is None:
         if num_bytes is None:
-            with_lists = block_bytes + LIST_BYTES
-            affordable = int(CACHE_SHARE * available) // with_lists
-            num_bytes = min(max_num_seqs * blocks_per_seq, affordable) * block_bytes
+            num_bytes = int(CACHE_SHARE * available)
+            num_blocks = min(
+                max_num_seqs * blocks_per_seq,
+                _most(num_bytes, lambda number: cache_bytes(number) + number * LIST_BYTES),
+            )
             limit = (
                 f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available, lists of blocks included"
             )
-        num_blocks = num_bytes // block_bytes
+        else:
+            num_blocks = _most(num_bytes, cache_bytes)
+            limit = f"kv_cache_bytes={num_bytes}"
     if num_blocks * LIST_BYTES > available:
         raise CapacityError(
             f"the lists of {num_blocks} blocks take {_size(num_blocks * LIST_BYTES)} of memory, and {_size(available)} "
@@ -62,12 +68,16 @@ def num_cache_blocks(
         )
     if num_blocks < blocks_per_seq:
         raise CapacityError(
-            f"a context of max_model_len={max_model_len} tokens takes {_size(blocks_per_seq * block_bytes)} of "
-            f"{kv_dtype} KV cache, which may have {_size(num_blocks * block_bytes)} ({limit}): that is "
-            f"{num_blocks * block_size} tokens; lower max_model_len, choose a smaller kv_dtype, or give the cache "
-            "more (kv_cache_bytes)"
+            f"a context of max_model_len={max_model_len} tokens takes {_size(cache_bytes(blocks_per_seq))} of "
+            f"{kv_dtype} KV cache, which has room for {num_blocks * block_size} tokens ({limit}); lower "
+            "max_model_len, choose a smaller kv_dtype, or give the cache more (kv_cache_bytes)"
         )
     return num_blocks
+
+
+def _most(num_bytes: int, bytes_of: Callable[[int], int]) -> int:
+    """The largest number of blocks that take at most num_bytes."""
+    return bisect_right(range(num_bytes + 1), num_bytes, key=bytes_of) - 1  # a block takes a byte at the least
 
 
 def _size(num_bytes: int) -> str:

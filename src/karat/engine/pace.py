@@ -11,6 +11,7 @@ from statistics import median_high
 
 FIRST_WORK_PER_S = 80.0  # assumed before the first measured step: low, so that this step is short
 PREFILL_SHARE = 0.25  # of the time limit: prefills get this even if decoding alone takes the whole time
+PROMPT_STEP_S = 0.5  # the longest step while a caller follows its prompt's progress and no sequence decodes
 _NUM_KEPT = 5
 _LEAST_SHARE = 1 / 64  # of a step's time that counts for prefills, if the step is faster than decoding alone
 _LEAST_S = 1e-6  # of a step, if the clock measures less

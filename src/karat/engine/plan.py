@@ -12,6 +12,7 @@ from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.cache import cache_spec
 from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree, num_kv_heads_held
@@ -98,15 +99,15 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     require_room(weight_bytes, available_bytes())
+    kv_heads = num_kv_heads_held(config, units, num_ranks)
     num_blocks = num_cache_blocks(
-        config,
+        lambda number: ops.cache_bytes(cache_spec(config, kv_dtype, number, num_kv_heads=kv_heads)),
         kv_dtype,
         block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         num_bytes=options.kv_cache_bytes,
         num_blocks=options.num_blocks,
-        num_kv_heads=num_kv_heads_held(config, units, num_ranks),
         weight_bytes=weight_bytes,
         rope_bytes=num_ranks * table_bytes(config.head_dim, max_model_len, FLOAT_BYTES[options.compute_dtype]),
     )

@@ -6,14 +6,13 @@ from threading import RLock
 from typing import TypeVar
 
 from karat.engine.engine import Engine
+from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.readers import LogitsTarget
 from karat.engine.replay import Replay
 from karat.engine.request_bar import RequestBar
 from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import UsageError
 from karat.request import Request, RequestOutput, StreamChunk
-
-PROMPT_STEP_S = 0.5  # the longest step while a caller follows its prompt's progress and no sequence decodes
 
 T = TypeVar("T")
 

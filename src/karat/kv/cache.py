@@ -34,11 +34,23 @@ def new_cache(
     block_size: int = BLOCK_SIZE,
     num_kv_heads: int | None = None,
 ) -> Cache:
-    """An empty cache of `num_blocks` blocks of `block_size` tokens in every layer.
+    """An empty cache of the size of `cache_spec`."""
+    return ops.new_cache(cache_spec(config, dtype, num_blocks, block_size=block_size, num_kv_heads=num_kv_heads))
 
-    `num_kv_heads` are the KV heads that this rank holds (None: all of the model).
+
+def cache_spec(
+    config: ModelConfig,
+    dtype: FloatName,
+    num_blocks: int,
+    *,
+    block_size: int = BLOCK_SIZE,
+    num_kv_heads: int | None = None,
+) -> CacheSpec:
+    """A cache of `num_blocks` blocks of `block_size` tokens in every layer.
+
+    `num_kv_heads` are the KV heads that are held (None: all of the model).
     """
-    spec = CacheSpec(
+    return CacheSpec(
         num_layers=config.num_layers,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -46,4 +58,3 @@ def new_cache(
         head_dim=config.head_dim,
         dtype=dtype,
     )
-    return ops.new_cache(spec)

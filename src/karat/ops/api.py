@@ -127,6 +127,9 @@ class Ops(Protocol):
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
 
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        """Bytes of memory that the cache of `new_cache` takes, what the layout rounds up included."""
+
     def new_cache(self, spec: CacheSpec) -> Cache:
         """An empty cache. Unwritten slots hold arbitrary values (NaN too); they must not affect any result."""
 

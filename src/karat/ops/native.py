@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, num_stored_bytes
-from karat.config import FloatName, RopeConfig
+from karat.config import FLOAT_BYTES, FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
@@ -26,6 +26,7 @@ from karat.ranks.group import Group, Share, tree_sum
 
 Array = NDArray[np.floating]
 
+REGION_SLOTS = 256  # of a cache; karat.kv.cache shows the layout
 _PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a second
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ def compiled_isas() -> tuple[str, ...]:
 def supported_isas() -> tuple[str, ...]:
     """Kernel builds that this CPU can run, from generic to the fastest; none without the extension."""
     return () if unavailable_reason() else tuple(native().supported_isas())
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
@@ -142,6 +147,11 @@ class NativeOps:
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> Loaded:
         table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
         return native().rope_table(np.ascontiguousarray(table.cos), np.ascontiguousarray(table.sin))
+
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        slots = _up(spec.num_blocks * spec.block_size, REGION_SLOTS)
+        width = spec.head_dim + _up(spec.head_dim, 16)  # of K, and of V
+        return spec.num_layers * slots * spec.num_kv_heads * width * FLOAT_BYTES[spec.dtype]
 
     def new_cache(self, spec: CacheSpec) -> Loaded:
         if spec.dtype == "float64":

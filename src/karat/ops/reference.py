@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, RopeConfig
+from karat.config import FLOAT_BYTES, FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
@@ -72,6 +72,10 @@ class ReferenceOps:
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:
         return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=self._dtype)
+
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        slots = spec.num_blocks * spec.block_size
+        return 2 * spec.num_layers * slots * spec.num_kv_heads * spec.head_dim * FLOAT_BYTES[spec.dtype]
 
     def new_cache(self, spec: CacheSpec) -> ReferenceCache:
         shape = (spec.num_layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)

@@ -73,6 +73,9 @@ class Tap:
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions)
 
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        return self._inner.cache_bytes(spec)
+
     def new_cache(self, spec: CacheSpec) -> Cache:
         return self._inner.new_cache(spec)
 

@@ -129,6 +129,9 @@ class _GraphOps:
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeConfig:
         return rope
 
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        return 0
+
     def new_cache(self, spec: CacheSpec) -> None:
         return None
 
