@@ -75,6 +75,16 @@ def test_end_tokens_are_no_text() -> None:
     assert not form.fitting([END]).any(), "an end token that is a letter"
 
 
+def test_a_choice_of_thousands_is_kept_to() -> None:
+    """Refused in the middle of an answer once, by a limit of the parser that has nothing to do with time."""
+    texts = [f"{i} {i * 7919 % 3001}" for i in range(3000)]
+    form = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(choice=tuple(texts))).begin(())
+    for byte in texts[2345].encode():
+        assert form.fitting(())[byte] and not form.fitting(())[ord("x")]
+        form.push(byte)
+    assert form.is_complete
+
+
 def test_white_space_cannot_go_on() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
     form = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema)).begin(())

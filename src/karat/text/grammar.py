@@ -4,6 +4,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from math import isfinite, lcm, prod
 from threading import Lock
@@ -19,6 +20,7 @@ from karat.text.tokenizer import Tokenizer
 from karat.text.tools.grammar import CallGrammar, lark_of
 
 MAX_KEPT = 64  # compiled grammars
+MASK_THREADS = 1  # of all sequences together, beside the kernels
 MAX_DEPTH = 32  # of a schema
 MAX_NODES = 4096  # values in a schema
 MAX_REPEATS = 2000  # of a part of an expression or a grammar, and of items that a schema demands
@@ -47,6 +49,7 @@ class GrammarCompiler:
         self._tokenizer = _as_llguidance(tokenizer, vocab_size)
         # The time of compiling and of a mask is bounded by counts of work, which do not depend on the machine.
         self._limits = LLParserLimits(
+            max_items_in_row=20_000,  # a choice of that many texts; step_max_items bounds the time
             initial_lexer_fuel=500_000,
             step_lexer_fuel=100_000,
             step_max_items=20_000,
@@ -55,6 +58,7 @@ class GrammarCompiler:
             precompute_large_lexemes=False,
             verbose_errors=False,
         )
+        self._threads = ThreadPoolExecutor(MASK_THREADS, "karat-masks")
         self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
         self._lock = Lock()
 
@@ -76,62 +80,88 @@ class GrammarCompiler:
             raise RequestError(
                 f"structured_outputs: {kind}: {reason}; expected what llguidance supports; change it or leave it out"
             )
-        grammar = Grammar(matcher, self._vocab_size)
-        grammar.begin(())  # the first mask shows a grammar that takes too much time
-        return grammar
+        return Grammar(matcher, self._vocab_size, self._threads)
 
 
 class Grammar:
-    """A compiled form; `begin` starts one answer."""
+    """A compiled form; `begin` starts one answer. RequestError for one that takes too much time from the start."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._threads = threads
+        self._first = matcher.compute_bitmask()
+        _require_no_error(matcher)
 
     def begin(self, end_token_ids: Collection[int]) -> "Form":
         """The form of an answer that has no token yet. No token of `end_token_ids` counts as text."""
-        return Form(self._matcher.deep_copy(), end_token_ids, self._vocab_size)
+        return Form(self._matcher.deep_copy(), self._first, end_token_ids, self._vocab_size, self._threads)
 
 
 class Form:
-    """How far one answer is in its grammar."""
+    """How far one answer is in its grammar.
 
-    def __init__(self, matcher: LLMatcher, end_token_ids: Collection[int], vocab_size: int) -> None:
+    The mask after a token is made in a thread while the next step's kernels run, or at once where the answer may end:
+    there it says whether it does. Only one of both uses the matcher at a time.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        first: bytes,
+        end_token_ids: Collection[int],
+        vocab_size: int,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        """`first` is the mask of the first token."""
         self._matcher = matcher
         self._end_ids = list(end_token_ids)
         self._vocab_size = vocab_size
-        self._text_fits = self._read()
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer is whole as it is."""
-        return self._matcher.is_accepting()
+        self._threads = threads
+        self._mask: bytes | Future[bytes] = first
+        self.may_end = matcher.is_accepting()  # whether the answer is whole as it is
 
     @property
     def is_complete(self) -> bool:
         """Whether the answer is whole and no token can follow."""
-        return self.may_end and not self._text_fits.any()
+        return self.may_end and not self._text_fits().any()
 
     def fitting(self, stop_ids: Collection[int]) -> NDArray[np.bool_]:
-        """True for every token [vocab] that may come next; `stop_ids` too where the answer may end."""
-        fitting = self._text_fits.copy()
+        """True for every token [vocab] that may come next; `stop_ids` too where the answer may end.
+
+        RequestError for a grammar that takes too much time.
+        """
+        fitting = self._text_fits()
         if self.may_end:
             fitting[list(stop_ids)] = True
         return fitting
 
     def push(self, token_id: int) -> None:
         """Take the next token. RequestError if it does not fit, or for a grammar that takes too much time."""
+        self._packed()
         self._matcher.consume_token(token_id)
-        self._text_fits = self._read()
+        _require_no_error(self._matcher)
+        self.may_end = self._matcher.is_accepting()
+        make = self._matcher.compute_bitmask
+        self._mask = make() if self.may_end else self._threads.submit(make)
 
-    def _read(self) -> NDArray[np.bool_]:
-        packed = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise RequestError(f"structured_outputs: {_reason(self._matcher)}; expected a simpler form; change it")
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: self._vocab_size]
-        fits = bits.astype(np.bool_)
+    def _text_fits(self) -> NDArray[np.bool_]:
+        bits = np.unpackbits(np.frombuffer(self._packed(), np.uint8), count=self._vocab_size, bitorder="little")
+        fits = bits.view(np.bool_)
         fits[self._end_ids] = False
         return fits
+
+    def _packed(self) -> bytes:
+        """The mask, a bit for each token; now the matcher is free."""
+        if isinstance(self._mask, Future):
+            self._mask = self._mask.result()
+        _require_no_error(self._matcher)
+        return self._mask
+
+
+def _require_no_error(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise RequestError(f"structured_outputs: {_reason(matcher)}; expected a simpler form; change it")
 
 
 def _reason(matcher: LLMatcher) -> str:
