@@ -53,6 +53,11 @@ def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat
     assert karat_here("help", name).stdout == done.stdout
 
 
+@pytest.mark.parametrize("name", ["bench", "chat", "check", "perplexity", "run", "serve", "trace", "verify"])
+def test_what_computes_takes_activations(name: str) -> None:
+    assert any("--activations" in parameter.opts for parameter in command().commands[name].params)
+
+
 def test_every_sampling_parameter_is_an_option_of_run(karat_here: Karat) -> None:
     text = karat_here("run", "--help").stdout
     for field in dataclasses.fields(SamplingParams):

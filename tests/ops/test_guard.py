@@ -97,7 +97,7 @@ class Wrong(ReferenceOps):
     ],
 )
 def test_values_that_no_model_gives_are_named(what: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "create", lambda *_: Wrong(what))
+    monkeypatch.setattr(registry, "create", lambda *_, **__: Wrong(what))
     llm = LLM(guard=True, max_model_len=32)
     (output,) = llm.generate([[4, 5, 7, 6]], GREEDY)
     assert output.outputs[0].finish_reason == "error"

@@ -90,7 +90,12 @@ def test_embeddings_and_what_is_read_back_are_the_stored_values(stored: str) -> 
 
 def test_facts_and_refusals() -> None:
     ops = IntegerOps(WIDTHS["int16"])
-    assert (ops.executor, ops.dtype, ops.default_kv_dtype) == ("integers (int16)", "float32", "float32")
+    assert (ops.executor, ops.dtype, ops.default_kv_dtype, ops.activations) == (
+        "reference",
+        "float32",
+        "float32",
+        "int16",
+    )
     weight = stored_weight("Q8_0", 4, 64, np.random.default_rng(7))
     with pytest.raises(ExecutorError, match=r"op: weight \[out, in\] \(4, 64\) for rows of 32"):
         ops.linear(np.zeros((1, 32), np.float32), ops.load(weight), name="op")

@@ -15,7 +15,7 @@ from karat import LLM
 from karat.checkpoint import Weight
 from karat.engine.loading import Preparation
 from karat.receipts import Fingerprint
-from karat.receipts.fingerprint import contract_of, merkle_root
+from karat.receipts.fingerprint import merkle_root
 from tests.engine.tiny import CHATML, GREEDY, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,13 +94,6 @@ def test_the_tree_is_that_of_rfc_9162() -> None:
     stored = {name: Weight(name, "F32", (2,), array.view(np.uint8), Path("f")) for name, array in values.items()}
     a, b, c = (leaf(name, f'{{"name":"{name}","shape":[2],"type":"F32"}}') for name in "abc")
     assert merkle_root(stored, Preparation(None)) == node(node(a, b), c).hex()
-
-
-def test_the_contract_is_the_last_that_changed_the_types() -> None:
-    assert contract_of({"F32"}) == contract_of({"Q4_K", "Q8_0"}) == 2
-    assert contract_of({"Q4_K", "Q6_K"}) == 1
-    assert contract_of({"Q4_K", "Q2_K"}) == 3
-    assert contract_of({"Q2_K", "Q3_K"}) == 4
 
 
 def test_the_constant_is_the_documents_version() -> None:

@@ -216,6 +216,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
     given: dict[str, Any] = {
         "executor": "native",
         "dtype": "float32",
+        "activations": None,
         "isa": None,
         "threads": 1,
         "kv_dtype": "float16",

@@ -94,6 +94,8 @@ class KaratSide:
             "executor": llm.executor,
             "dtype": llm.dtype,
             "kv_dtype": llm.kv_dtype,
+            "activations": llm.activations,
+            "numeric_contract": llm.numeric_contract,
             "threads": num_threads,
             "isa": (Settings.from_env().isa or supported_isas()[-1]) if llm.executor == "native" else None,
             "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,

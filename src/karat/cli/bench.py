@@ -69,6 +69,9 @@ def bench(
         str | None, typer.Option(metavar="TYPE", help="Keep keys and values in float16, bfloat16 or float32.")
     ] = None,
     executor: Annotated[str | None, typer.Option(metavar="NAME", help="An executor that `karat env` lists.")] = None,
+    activations: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: float32, int24, int16 or int8.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the roofline into FILE, an .svg.", dir_okay=False)
@@ -110,7 +113,7 @@ def bench(
     folder = None
     if shape is None:
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
-    loading = {"kv_dtype": kv_dtype, "executor": executor}
+    loading = {"kv_dtype": kv_dtype, "executor": executor, "activations": activations}
     options = BenchOptions(
         model=folder,
         shape=shape,
@@ -218,6 +221,8 @@ def _row_text(row: dict[str, Any], *, with_peer: bool) -> list[str]:
 def _karat_text(karat: dict[str, Any]) -> str:
     build = f" ({karat['isa']})" if karat["isa"] else ""
     parts = [karat["version"], karat["executor"] + build, karat["dtype"], f"cache {karat['kv_dtype']}"]
+    if karat["activations"] != karat["dtype"]:
+        parts.append(f"activations {karat['activations']}")
     ranks = f" over {karat['tensor_parallel_size']} ranks" if karat["tensor_parallel_size"] > 1 else ""
     return ", ".join([*parts, f"{karat['threads']} threads{ranks}"])
 

@@ -191,10 +191,11 @@ class Session:
 
     def _show(self, argument: str) -> None:
         talk, llm = self._conversation, self._llm
+        integers = "" if llm.activations == llm.dtype else f", activations in {llm.activations}"
         settings = ", ".join(f"{name}={value!r}" for name, value in talk.settings.items())
         rows = [
             ("model", str(llm.path)),
-            ("computed by", f"{llm.executor} in {llm.dtype}, KV cache in {llm.kv_dtype}"),
+            ("computed by", f"{llm.executor} in {llm.dtype}, KV cache in {llm.kv_dtype}{integers}"),
             ("context", f"{self._used} of {llm.max_model_len} tokens, messages answered: {talk.num_turns}"),
             ("system", talk.system or "none"),
             ("set here", settings or "nothing"),

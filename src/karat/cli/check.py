@@ -228,7 +228,11 @@ def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any]
     checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
     rows = []
     for row in invariance_of(
-        checkpoint, num_tokens=num_tokens, threads=options.get("threads"), kv_dtype=options.get("kv_dtype")
+        checkpoint,
+        num_tokens=num_tokens,
+        threads=options.get("threads"),
+        kv_dtype=options.get("kv_dtype"),
+        activations=options.get("activations"),
     ):
         rows.append({"setting": row.setting.name, "digest": row.digest, "same": row.same, "finite": row.finite})
         if not as_json:

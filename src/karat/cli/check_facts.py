@@ -25,6 +25,7 @@ _PACKAGES = ("tokenizers", "jinja2", "safetensors", "torch", "transformers", "ll
 def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Sequence[str]) -> dict[str, Any]:
     """All facts; `args` are the words behind `karat`."""
     from karat.check.model.weights import digest
+    from karat.ops.contract import contract_of
 
     results, plan = session.results, session.plan
     return {
@@ -38,6 +39,8 @@ def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Se
         "executor": session.executor,
         "dtype": session.dtype,
         "kv_dtype": session.kv_dtype,
+        "activations": session.activations,
+        "numeric_contract": contract_of(plan.model.types, session.activations),
         "threads": getattr(session.ops, "threads", None),
         "kernel_build": getattr(session.ops, "isa", None),
         "tokens": len(session.ids),

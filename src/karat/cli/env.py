@@ -12,7 +12,7 @@ import typer
 
 from karat import __version__
 from karat.cli.terminal import bytes_text, columns, emit
-from karat.config import Settings, embedded_model_path
+from karat.config import DEFAULT_ACTIVATIONS, NUMERIC_CONTRACT, Settings, embedded_model_path
 from karat.errors import KaratError
 from karat.machine import control_groups, cores, memory, processor
 
@@ -44,6 +44,8 @@ def gather() -> dict[str, Any]:
     chosen = settings.isa or (builds[-1] if builds else None)
     return {
         "karat": __version__,
+        "numeric_contract": NUMERIC_CONTRACT,
+        "default_activations": DEFAULT_ACTIVATIONS,
         "python": platform.python_version(),
         "packages": {name: _version_or_none(name) for name in _PACKAGES},
         "platform": {"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
@@ -109,6 +111,7 @@ def as_text(facts: dict[str, Any]) -> str:
     memory = facts["memory_bytes"]
     rows = [
         ("karat", facts["karat"]),
+        ("numeric contract", f"{facts['numeric_contract']}, weights in blocks read {facts['default_activations']}"),
         ("python", f"{facts['python']} ({sys.implementation.name})"),
         *((name, number or "not installed") for name, number in facts["packages"].items()),
         ("system", " ".join(facts["platform"].values())),

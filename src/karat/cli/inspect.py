@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.terminal import bytes_text, columns, emit
-from karat.config import FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.errors import TemplateError
 
 if TYPE_CHECKING:
@@ -92,9 +92,18 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config),
+        **_numbers({weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
         "memory": _memory(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
     }
+
+
+def _numbers(types: set[str]) -> dict[str, Any]:
+    """What the native executor's linear layers read, and the last numeric contract that changed the model's bits."""
+    from karat.ops.contract import activations_read, contract_of
+
+    activations = activations_read(types, DEFAULT_ACTIVATIONS)
+    return {"activations": activations, "numeric_contract": contract_of(types, activations)}
 
 
 def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
@@ -187,7 +196,11 @@ def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
     stored = ", ".join(f"{name} {bytes_text(row['bytes'])} in {row['tensors']} tensors" for name, row in by_dtype)
     parts = [
         [("model", facts["path"]), *_config_rows(facts["config"])],
-        [("parameters", f"{facts['parameters']:,}"), ("stored", stored)],
+        [
+            ("parameters", f"{facts['parameters']:,}"),
+            ("stored", stored),
+            ("activations", f"{facts['activations']}, by numeric contract {facts['numeric_contract']}"),
+        ],
         _tokenizer_rows(facts["tokenizer"]),
     ]
     if "metadata" in facts:

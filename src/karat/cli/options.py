@@ -69,13 +69,21 @@ class ComputeOptions:
     threads: Annotated[
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
+    activations: Annotated[
+        list[str] | None, _option("Model", "TYPE", "Read by weights in blocks: float32, int24, int16 or int8.")
+    ] = None
     tensor_parallel_size: Annotated[
         int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8.")
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Arguments for LLM: only what was on the command line."""
-        return _given(self)
+        """Arguments for LLM: only what was on the command line. Raises UsageError for several activations."""
+        arguments = _given(self)
+        if given := arguments.pop("activations", None):
+            if len(given) > 1:
+                raise UsageError(f"--activations {given[0]} and {given[1]}: expected one, since one model is computed")
+            arguments["activations"] = given[0]
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,8 @@ class LoadOptions(ComputeOptions):
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Arguments for LLM: only what was on the command line."""
-        arguments = _given(self)
+        """Arguments for LLM: only what was on the command line. Raises UsageError for several activations."""
+        arguments = ComputeOptions.given(self)
         if arguments.pop("no_enable_prefix_caching", False):
             arguments["enable_prefix_caching"] = False
         return arguments

@@ -47,20 +47,13 @@ def perplexity(
         str | None,
         typer.Option(metavar="float64", help="Compare logits of the first tokens (64, or --window) with float64's."),
     ] = None,
-    activations: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WIDTH",
-            help="With --against: exact, int24, int16 or int8; repeatable (default: all).",
-        ),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once.
 
     The cache rounds nothing, unless --kv-dtype says otherwise. With --against float64: a table of how far the logits
-    are off, for today's executor, for integers as activations (not in use yet, and computed slowly by their
-    definition), and for llama.cpp where it is installed and reads the model.
+    are off, for each of --activations (repeatable; default: all), and for llama.cpp where it is installed and reads the
+    model.
     """
     from karat import LLM
     from karat.check.session import perplexity as scoring
@@ -72,11 +65,8 @@ def perplexity(
     if against is not None:
         if stride is not None:
             raise UsageError("--stride has no meaning with --against, which computes one window; leave it out")
-        widths = activations or ()
-        table(load, model, file, _read(file), against=against, activations=widths, window=window, as_json=as_json)
+        table(load, model, file, _read(file), against=against, window=window, as_json=as_json)
         return
-    if activations:
-        raise UsageError("--activations needs --against float64: only this comparison computes with integers yet")
     text = _read(file)
     given = load.given()
     llm = LLM(model, max_num_seqs=1, **({"kv_dtype": given.get("dtype", "float32")} | given))
@@ -95,6 +85,7 @@ def perplexity(
         "executor": llm.executor,
         "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype,
+        "activations": llm.activations,
         "window": size,
         "stride": stride or size // 2,
         "tokens": len(ids),

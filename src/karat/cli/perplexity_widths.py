@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ def table(
     text: str,
     *,
     against: str,
-    activations: Sequence[str],
     window: int | None,
     as_json: bool,
 ) -> None:
@@ -35,9 +34,10 @@ def table(
 
     if against != "float64":
         raise UsageError(f"--against {against}: expected float64, which everything is compared with")
+    activations = load.activations or ()
     if unknown := [name for name in activations if name not in widths.CHOICES]:
         raise UsageError(f"--activations {unknown[0]}: expected {', '.join(widths.CHOICES)}")
-    given = load.given()
+    given = replace(load, activations=None).given()
     if others := [name for name in given if name not in _ALLOWED]:
         option = others[0].replace("_", "-")
         raise UsageError(f"--{option} has no meaning with --against, which chooses executors itself; leave it out")
@@ -57,7 +57,7 @@ def table(
     for row in widths.measure(
         checked,
         taken,
-        tuple(dict.fromkeys(activations)) or widths.DEFAULT,
+        tuple(dict.fromkeys(activations)) or widths.CHOICES,
         kv_dtype=kv_dtype,
         quantize=given.get("quantize"),
         threads=given.get("threads"),

@@ -24,6 +24,7 @@ def as_object(
         "executor": llm.executor,
         "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype,
+        "activations": llm.activations,
         "prompt": task.prompt,
         "prompt_token_ids": task.prompt_ids,
         "choices": [_choice(index, [c for c in chunks if c.index == index]) for index in range(params.n)],

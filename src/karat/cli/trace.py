@@ -58,6 +58,9 @@ def trace(
     executor: Annotated[str, typer.Option(metavar="NAME", help="Karat's executor.")] = "auto",
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Keep keys and values in this type.")] = None,
+    activations: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: float32, int24, int16 or int8.")
+    ] = None,
     validate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write nothing; say what this trace lacks.")
     ] = None,
@@ -93,7 +96,8 @@ def trace(
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
     steps = Steps.chunked(ids, chunk, decode)
     kept = None if only_tokens is None else tokens_of(only_tokens, steps.total)
-    made = _record(opened, source, steps, selection, executor, dtype, kv_dtype)
+    types = {"dtype": dtype, "kv_dtype": kv_dtype, "activations": activations}
+    made = _record(opened, source, steps, selection, executor, types)
     made = made if kept is None else with_only(made, kept)
     whole = token_ids is None and tokens is None
     made = _described(made, opened, (prompt or DEFAULT_PROMPT) if whole else None)
@@ -106,8 +110,11 @@ def trace(
 
 
 def _record(
-    opened: "CheckedModel", source: str, steps: Any, selection: Any, executor: str, dtype: Any, kv_dtype: Any
+    opened: "CheckedModel", source: str, steps: Any, selection: Any, executor: str, types: dict[str, Any]
 ) -> "Trace":
+    dtype, kv_dtype, activations = types["dtype"], types["kv_dtype"], types["activations"]
+    if source != "karat" and activations is not None:
+        raise UsageError(f"--activations: only Karat's executors have a choice, and --with is {source}; leave it out")
     if source == "hf":
         try:
             from karat.check.record.hf import load_hf, record_hf
@@ -136,7 +143,7 @@ def _record(
 
     if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
-    ops = create(executor, dtype or "float32")
+    ops = create(executor, dtype or "float32", activations=activations)
     return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
 
 

@@ -76,4 +76,5 @@ def _settings(receipts: "list[Receipt]", given: LoadOptions) -> LoadOptions:
         executor=given.executor or stated.executor,
         dtype=given.dtype or stated.dtype,
         kv_dtype=given.kv_dtype or stated.kv_dtype,
+        activations=given.activations or [stated.activations],
     )

@@ -90,6 +90,7 @@ class AsyncLLM:
         self.max_num_seqs = ready.sizes.max_num_seqs
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
+        self.activations = ready.activations
         self.tensor_parallel_size = opening.options.tensor_parallel_size
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice

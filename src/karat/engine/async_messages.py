@@ -5,7 +5,7 @@ from typing import Self
 
 import msgspec
 
-from karat.config import FloatName
+from karat.config import Activations, FloatName
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
@@ -65,6 +65,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     executor: str
     dtype: FloatName
     kv_dtype: FloatName
+    activations: Activations
     logs: list[Log]
 
 

@@ -100,6 +100,7 @@ def _opened(line: _Line) -> LLM:
         executor=llm.executor,
         dtype=llm.dtype,
         kv_dtype=llm.kv_dtype,
+        activations=llm.activations,
         logs=line.take_logs(),
     )
     line.send(ready)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
-from karat.config import FloatName, embedded_model_path
+from karat.config import Activations, FloatName, embedded_model_path
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import Preparation
@@ -37,6 +37,7 @@ from karat.errors import CapacityError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops import registry
+from karat.ops.contract import contract_of
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
@@ -80,6 +81,8 @@ class LLM:
     - max_step_ms: while streams are open, a step with decoding takes at most about this time, by computing less of
       other prompts. 0 is no bound. None is 200 with the native executor, whose bits do not depend on it, and no bound
       with others.
+    - activations: what linear layers on weights in blocks read: "float32", or integers of one, two or three bytes,
+      "int8", "int16", "int24" (docs/determinism.md), with dtype float32. None is the executor's default.
 
     Arguments of vLLM that cannot change an answer of Karat, such as gpu_memory_utilization, are logged and ignored. Any
     other name is a UsageError that says what replaces it.
@@ -109,6 +112,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         tensor_parallel_size: int = 1,
         max_step_ms: int | None = None,
+        activations: Activations | None = None,
         **others: object,
     ) -> None:
         settle_constructor(others, LLM.__init__)
@@ -133,15 +137,16 @@ class LLM:
             guard=guard,
             tensor_parallel_size=tensor_parallel_size,
             max_step_ms=max_step_ms,
+            activations=activations,
         )
-        ops = registry.create(executor, options.compute_dtype, threads)
+        ops = registry.create(executor, options.compute_dtype, threads, activations=activations)
         checkpoint = _opened(model)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
         text_side = TextSide(checkpoint, self.config, tokenizer, generation_config)
         plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
-        self.executor, self.dtype = ops.executor, ops.dtype
+        self.executor, self.dtype, self.activations = ops.executor, ops.dtype, plan.activations
         self.tensor_parallel_size = tensor_parallel_size
 
         def loaded(done: int, total: int) -> None:
@@ -173,6 +178,7 @@ class LLM:
                 executor=self.executor,
                 dtype=self.dtype,
                 kv_dtype=self.kv_dtype,
+                activations=self.activations,
             )
         )
 
@@ -402,6 +408,11 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def numeric_contract(self) -> int:
+        """The last version of docs/determinism.md that changed the bits of such a model with the native executor."""
+        return contract_of(self.plan.types, self.activations)
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from karat.config import FLOAT_BYTES, FloatName
+from karat.config import FLOAT_BYTES, Activations, FloatName
 from karat.errors import ExecutorError, UsageError
 from karat.request import MAX_COUNT, MAX_SEED, shown
 
@@ -31,6 +31,7 @@ class Options:
     guard: bool = False
     tensor_parallel_size: int = 1
     max_step_ms: int | None = None
+    activations: Activations | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in get_args(Quantization):
@@ -40,6 +41,9 @@ class Options:
             raise UsageError(f"generation_config={shown(self.generation_config)}: expected 'auto' or 'none'")
         if self.kv_dtype is not None and self.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"kv_dtype={shown(self.kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
+        if self.activations is not None and self.activations not in get_args(Activations):
+            widths = ", ".join(get_args(Activations))
+            raise UsageError(f"activations={shown(self.activations)}: expected one of {widths}, or None")
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
             raise UsageError("kv_cache_bytes and num_blocks both set the size of the KV cache; give one")
         if not isinstance(self.enable_prefix_caching, bool):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from karat import errors
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
-from karat.config import FLOAT_BYTES, FloatName, ModelConfig
+from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.sizes import EngineConfig
 from karat.errors import KaratError, RankError
@@ -166,12 +166,14 @@ def load_command(
     dtype: FloatName = "float32",
     quantize: str | None = None,
     guard: bool = False,
+    activations: Activations | None = None,
 ) -> Load:
     """The command that makes ranks load a model for an engine of these sizes."""
     return Load(
         path=str(checkpoint.path.absolute()),
         executor=executor,
         dtype=dtype,
+        activations=activations,
         isa=None,
         threads=threads,
         kv_dtype=kv_dtype,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from karat.checkpoint import ModelCheckpoint
-from karat.config import FLOAT_BYTES, FloatName, ModelConfig
+from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.cache_size import num_cache_blocks, require_room
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.options import Options
@@ -18,6 +18,7 @@ from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import build, find_weights
 from karat.ops.api import Ops, Runner
+from karat.ops.contract import activations_read
 from karat.ops.rope_table import table_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ class LoadPlan:
     kv_dtype: FloatName
     sizes: EngineConfig
     num_bytes: int  # of the weights in their files
+    types: frozenset[str]  # of the matrices, as they are computed with
+
+    @property
+    def activations(self) -> Activations:
+        """What the model's linear layers read."""
+        return activations_read(self.types, self.ops.activations)
 
     def runner(self, progress: Progress, meanwhile: Callable[[], bool]) -> Runner:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
@@ -68,6 +75,7 @@ class LoadPlan:
             kv_dtype=self.kv_dtype,
             quantize=options.quantize,
             guard=options.guard,
+            activations=self.ops.activations,
         )
         ranks = ParallelModel(options.tensor_parallel_size)
         try:
@@ -123,7 +131,14 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
         key_work=_key_work(config),
     )
     return LoadPlan(
-        checkpoint, config, ops, options, kv_dtype, sizes, num_bytes=sum(weight.num_bytes for weight in each_once)
+        checkpoint,
+        config,
+        ops,
+        options,
+        kv_dtype,
+        sizes,
+        num_bytes=sum(weight.num_bytes for weight in each_once),
+        types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
     )
 
 

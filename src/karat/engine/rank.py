@@ -102,7 +102,7 @@ class Rank:
 
             checkpoint = open_model(Path(load.path))
             config = read_config(checkpoint.config)
-            ops = registry.create(load.executor, load.dtype, load.threads, load.isa)
+            ops = registry.create(load.executor, load.dtype, load.threads, load.isa, load.activations)
             model = build(
                 config,
                 ops,

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from karat.batch import ForwardBatch
-from karat.config import FloatName
+from karat.config import Activations, FloatName
 from karat.ops.api import StepLimits
 
 
@@ -18,6 +18,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     path: str
     executor: str
     dtype: FloatName
+    activations: Activations | None
     isa: str | None
     threads: int | None
     kv_dtype: FloatName

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, RopeConfig
+from karat.config import Activations, FloatName, RopeConfig
 from karat.ranks.group import Group, Share
 
 Tensor = Any  # a result, opaque to models: an array, or a register of a plan
@@ -99,6 +99,12 @@ class Ops(Protocol):
     @property
     def default_kv_dtype(self) -> FloatName:
         """The dtype of a cache for which none is asked."""
+
+    @property
+    def activations(self) -> Activations:
+        """What linear layers on weights in blocks (karat.quant.codes) read rows as: the compute dtype, which rounds
+        nothing, or integers (karat.ops.integers). Other layers always read the compute dtype.
+        """
 
     # Set-up and transfer
 

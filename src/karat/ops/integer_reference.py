@@ -1,8 +1,8 @@
-"""The reference executor with linear layers of block formats by numeric contract 5, to measure what a width costs.
+"""The reference executor with integers as activations: `executor="reference", activations="int16"`, slow.
 
-Matrices in a block format of karat.quant.codes keep their codes and are multiplied as karat.ops.integers defines.
-Everything else is ReferenceOps in float32: float weights, norms, attention, and formats without codes. It is slow, and
-no option of LLM leads to it. `karat perplexity --against float64` and tests use it.
+Matrices in a block format of karat.quant.codes keep their codes and are multiplied as karat.ops.integers defines, bit
+for bit what kernels do. Everything else is ReferenceOps in float32: float weights, norms, attention, and formats
+without codes.
 """
 
 from math import prod
@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from karat.checkpoint.weights import Weight
+from karat.config import Activations
 from karat.ops.api import Held
 from karat.ops.integers import CodedMatrix, Width, coded, linear
 from karat.ops.reference import Array, ReferenceOps, require
@@ -28,8 +29,8 @@ class IntegerOps(ReferenceOps):
         self.width = width
 
     @property
-    def executor(self) -> str:
-        return f"integers ({self.width.name})"
+    def activations(self) -> Activations:
+        return self.width.name
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         if dtype not in CODINGS or len(shape) != 2:

@@ -48,6 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight
+from karat.config import Activations
 from karat.ops.fma import F32, fma
 from karat.quant import FORMATS
 from karat.quant.codes import CODINGS
@@ -64,7 +65,7 @@ class Width:
     With `by_maximum` a block's power is max|x| / limit in float32, without it a power of two.
     """
 
-    name: str
+    name: Activations
     bits: int
     limit: int
     by_maximum: bool = False

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, num_stored_bytes
-from karat.config import FLOAT_BYTES, FloatName, RopeConfig
+from karat.config import FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
@@ -64,10 +64,17 @@ class NativeOps:
 
     `isa` is the kernel build, one of `supported_isas()`; None takes the fastest. `threads` is the number of threads
     that work on an op; None takes one for each physical core that the process may use. Raises ExecutorError for a
-    dtype, a build or a number of threads that is not available.
+    dtype, a build, a number of threads or activations that are not available.
     """
 
-    def __init__(self, dtype: FloatName = "float32", *, isa: str | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        dtype: FloatName = "float32",
+        *,
+        isa: str | None = None,
+        threads: int | None = None,
+        activations: Activations = "float32",
+    ) -> None:
         if dtype != "float32":
             raise ExecutorError(f"dtype={dtype!r}: the native executor computes in float32")
         if reason := unavailable_reason():
@@ -78,7 +85,13 @@ class NativeOps:
         most = native().MAX_THREADS
         if threads is not None and not 1 <= threads <= most:
             raise ExecutorError(f"threads={threads}: expected from 1 to {most}")
+        if activations != "float32":
+            raise ExecutorError(
+                f"activations={activations!r}: the native executor has no kernels for integers yet; take 'float32', or "
+                "the reference executor"
+            )
         self._held_as_float32: set[str] = set()
+        self.activations: Activations = activations
         self.isa = isa or runnable[-1]
         self.threads = min(num_physical_cores(), most) if threads is None else threads
         self._packer = native().Packer(self.threads)

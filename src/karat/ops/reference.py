@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import FLOAT_BYTES, FloatName, RopeConfig
+from karat.config import FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Runner, StepLimits
 from karat.ops.rope_table import CosSin, cos_sin_table
@@ -53,6 +53,10 @@ class ReferenceOps:
     @property
     def default_kv_dtype(self) -> FloatName:
         return self._name
+
+    @property
+    def activations(self) -> Activations:
+        return "float64" if self._name == "float64" else "float32"
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return prod(shape) * self._dtype.itemsize

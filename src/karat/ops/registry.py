@@ -3,37 +3,57 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from karat.config import FloatName, Settings
+from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, Settings
 from karat.errors import ExecutorError
 from karat.ops.api import Ops
+from karat.ops.integer_reference import IntegerOps
+from karat.ops.integers import WIDTHS
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """`create` makes the executor from dtype, threads and kernel build; `dtypes` are those it computes in."""
+    """`create` makes the executor from dtype, activations (None: its own choice), threads and kernel build; `dtypes`
+    are those it computes in.
+    """
 
-    create: Callable[[FloatName, int | None, str | None], Ops]
+    create: Callable[[FloatName, Activations | None, int | None, str | None], Ops]
     dtypes: tuple[FloatName, ...]
 
 
+def _reference(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Ops:
+    return ReferenceOps(dtype) if activations is None or activations == dtype else IntegerOps(WIDTHS[activations])
+
+
+def _native(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Ops:
+    isa = isa or Settings.from_env().isa
+    return NativeOps(dtype, isa=isa, threads=threads, activations=activations or DEFAULT_ACTIVATIONS)
+
+
 EXECUTORS: Mapping[str, Executor] = {
-    "reference": Executor(lambda dtype, threads, isa: ReferenceOps(dtype), ("float32", "float64")),
-    "native": Executor(
-        lambda dtype, threads, isa: NativeOps(dtype, isa=isa or Settings.from_env().isa, threads=threads), ("float32",)
-    ),
+    "reference": Executor(_reference, ("float32", "float64")),
+    "native": Executor(_native, ("float32",)),
 }
 
 
 def create(
-    executor: str = "auto", dtype: FloatName = "float32", threads: int | None = None, isa: str | None = None
+    executor: str = "auto",
+    dtype: FloatName = "float32",
+    threads: int | None = None,
+    isa: str | None = None,
+    activations: Activations | None = None,
 ) -> Ops:
-    """An executor that computes in `dtype`. Raises ExecutorError for an unknown name, dtype or kernel build.
+    """An executor that computes in `dtype`. Raises ExecutorError for an unknown name, dtype, kernel build, and for
+    activations that the dtype does not go with.
 
     `threads` (None: one for each physical core that may be used) and `isa`, a kernel build (None: KARAT_ISA, or else
     the fastest), apply to the native executor only. "auto" is native where the extension is installed and has the
     dtype, else the reference; `ops.executor` is the name of the one chosen.
+
+    `activations` is what linear layers on weights in blocks read: `dtype`, or with float32 a width of integers
+    (karat.ops.integers), which the reference executor computes as they are defined. None is DEFAULT_ACTIVATIONS with
+    the native executor, and `dtype`, which rounds nothing, with the reference.
     """
     if executor == "auto":
         native = dtype in EXECUTORS["native"].dtypes and unavailable_reason() is None
@@ -43,4 +63,10 @@ def create(
     if dtype not in EXECUTORS[executor].dtypes:
         able = " and ".join(EXECUTORS[executor].dtypes)
         raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
-    return EXECUTORS[executor].create(dtype, threads, isa)
+    able_to_read = (dtype, *(WIDTHS if dtype == "float32" else ()))
+    if activations is not None and activations not in able_to_read:
+        raise ExecutorError(
+            f"activations={activations!r}: with dtype={dtype!r} expected {', '.join(able_to_read)}; integers are "
+            "defined in float32"
+        )
+    return EXECUTORS[executor].create(dtype, activations, threads, isa)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, RopeConfig
+from karat.config import Activations, FloatName, RopeConfig
 from karat.ops.api import (
     Cache,
     CacheSpec,
@@ -53,6 +53,10 @@ class Tap:
     @property
     def default_kv_dtype(self) -> FloatName:
         return self._inner.default_kv_dtype
+
+    @property
+    def activations(self) -> Activations:
+        return self._inner.activations
 
     def load(self, weight: Weight, *, later: bool = False) -> Loaded:
         return self._inner.load(weight, later=later)

@@ -7,16 +7,16 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 
 from karat.checkpoint import Checkpoint, Weight
-from karat.config import NUMERIC_CONTRACT, ModelConfig
+from karat.config import Activations, ModelConfig
 from karat.layers.weights import Prepare
 from karat.models.registry import find_weights
-from karat.quant import FORMATS
+from karat.ops.contract import activations_read, contract_of
 from karat.receipts.canonical import digest
 from karat.text import Tokenizer
 
@@ -34,6 +34,7 @@ class Fingerprint:
     - numeric_contract: the last version of docs/determinism.md that changed the model's types.
     - sampler: the version of the rules that make a token of logits.
     - executor: its name. dtype and kv_dtype: the types it computes in, and keeps keys and values in.
+    - activations: what weights in blocks read; dtype in a model without blocks.
     """
 
     configuration: str
@@ -45,6 +46,7 @@ class Fingerprint:
     executor: str
     dtype: str
     kv_dtype: str
+    activations: str
 
     @property
     def digest(self) -> str:
@@ -74,6 +76,7 @@ class Identity:
     executor: str
     dtype: str
     kv_dtype: str
+    activations: Activations
 
 
 class Fingerprinting:
@@ -124,11 +127,12 @@ def fingerprint(identity: Identity) -> Fingerprint:
         weights=merkle_root(weights, identity.prepare),
         tokenizer=digest(identity.tokenizer.definition),
         chat_template=digest(dict(identity.tokenizer.template_sources)),
-        numeric_contract=contract_of(types),
+        numeric_contract=contract_of(types, identity.activations),
         sampler=identity.sampler,
         executor=identity.executor,
         dtype=identity.dtype,
         kv_dtype=identity.kv_dtype,
+        activations=activations_read(types, identity.activations),
     )
 
 
@@ -136,21 +140,6 @@ def _configuration(config: ModelConfig) -> dict[str, object]:
     values = asdict(config)
     del values["dtype"]  # information only
     return values
-
-
-def contract_of(types: Iterable[str]) -> int:
-    """The last version of the numeric contract that changed matrices of these stored types (docs/determinism.md)."""
-    version = max(map(_last_change, types), default=NUMERIC_CONTRACT)
-    assert version <= NUMERIC_CONTRACT
-    return version
-
-
-def _last_change(stored_type: str) -> int:
-    if stored_type in ("Q2_K", "Q3_K"):
-        return {"Q2_K": 3, "Q3_K": 4}[stored_type]
-    format_ = FORMATS.get(stored_type)
-    is_wide = format_ is not None and format_.block_size == 256
-    return 1 if is_wide else 2  # leaves of row-parallel layers end elsewhere since version 2
 
 
 def merkle_root(weights: Mapping[str, Weight], prepare: Prepare) -> str:

@@ -144,7 +144,7 @@ def test_only_chosen_layers_are_fed() -> None:
 def test_the_stage_says_which_op_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded model against transformers: right ops are numerics, and a wrong one a bug, by its name."""
     chosen: dict[str, Ops] = {"ops": ReferenceOps("float32")}
-    monkeypatch.setattr(sessions, "create", lambda *_: chosen["ops"])
+    monkeypatch.setattr(sessions, "create", lambda *_, **__: chosen["ops"])
     plan = Plan(model=open_model(None), num_tokens=12, executor="reference", stages=("layers",), with_hf=True)
     (right,) = run_stages(Session(plan))
     assert right.verdict == "numerics" and 0 < right.facts["fed_transformers"] < 10

@@ -80,7 +80,7 @@ def made(
     chosen: tuple[str, ...] = ("layers", "logits", "health"),
     args: tuple[str, ...] = ("check", "<the model>"),
 ) -> str:
-    monkeypatch.setattr(sessions, "create", lambda *_: ops)
+    monkeypatch.setattr(sessions, "create", lambda *_, **__: ops)
     plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
     session = Session(plan)
     done = list(run_stages(session))

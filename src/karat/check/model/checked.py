@@ -22,6 +22,11 @@ class CheckedModel:
     stored: dict[str, Weight]
     graph: Graph
 
+    @property
+    def types(self) -> frozenset[str]:
+        """Stored types of the matrices."""
+        return frozenset(weight.dtype for weight in self.stored.values() if len(weight.shape) > 1)
+
     def weights(self, narrow: FloatName | None = None) -> CheckpointWeights:
         """The tensors as an engine that computes in `narrow` has them."""
         return CheckpointWeights(self.stored, narrow)

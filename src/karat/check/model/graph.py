@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
-from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.config import Activations, FloatName, ModelConfig, RopeConfig
 from karat.errors import UsageError
 from karat.layers.shards import CutUnits
 from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
@@ -99,6 +99,7 @@ class _GraphOps:
     executor = "graph"
     dtype: FloatName = "float64"
     default_kv_dtype: FloatName = "float64"
+    activations: Activations = "float64"
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config

@@ -28,7 +28,7 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     model does not allow."""
     model, size = plan.model, plan.size
     check_degree(model.config, cut_units(model.config, model.stored), size)
-    ops = registry.create(plan.executor, plan.dtype, plan.threads)
+    ops = registry.create(plan.executor, plan.dtype, plan.threads, activations=plan.activations)
     kv_dtype = plan.kv_dtype or ops.default_kv_dtype
     rng = np.random.default_rng(plan.seed)
     tokens = [int(i) for i in rng.integers(0, model.config.vocab_size, plan.num_tokens)]
@@ -42,6 +42,7 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
             dtype=plan.dtype,
             threads=plan.threads,
             kv_dtype=kv_dtype,
+            activations=ops.activations,
         )
         all_rows = replace(load.limits, num_logit_rows=plan.num_tokens)  # a trace has them
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from karat.check.model.checked import CheckedModel
 from karat.check.ranks.parallel import Blame
 from karat.check.ranks.rank import HeldPart
-from karat.config import FloatName
+from karat.config import Activations, FloatName
 from karat.engine.parallel import ParallelModel
 from karat.engine.sizes import EngineConfig
 from karat.kv.blocks import BLOCK_SIZE
@@ -37,6 +37,7 @@ class ParallelPlan:
     dtype: FloatName = "float32"
     kv_dtype: FloatName | None = None
     threads: int | None = None
+    activations: Activations | None = None
     trace: Path | None = None
     seed: int = 0
     module: str = "karat.check.ranks.rank"

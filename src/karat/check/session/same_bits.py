@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
-from karat.config import FloatName, Settings
+from karat.config import Activations, FloatName
 from karat.engine.engine import Engine
 from karat.engine.loading import open_runner
 from karat.engine.parallel import ParallelModel, load_command
@@ -22,6 +22,7 @@ from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.api import Ops
 from karat.ops.native import NativeOps, supported_isas
+from karat.ops.registry import create
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
@@ -88,11 +89,18 @@ def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
 
 
 def invariance_of(
-    checkpoint: ModelCheckpoint, *, num_tokens: int, threads: int | None, kv_dtype: FloatName | None, seed: int = 0
+    checkpoint: ModelCheckpoint,
+    *,
+    num_tokens: int,
+    threads: int | None,
+    kv_dtype: FloatName | None,
+    activations: Activations | None = None,
+    seed: int = 0,
 ) -> Iterator[Row]:
     """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token."""
     config = read_config(checkpoint.config)
-    ops = NativeOps(isa=Settings.from_env().isa, threads=threads)
+    ops = create("native", threads=threads, activations=activations)
+    assert isinstance(ops, NativeOps)
     model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
@@ -105,7 +113,7 @@ def invariance_of(
         setting = Setting(name=f"{size} processes, chunks of 64", isa=ops.isa, threads=1, chunk=64, ranks=size)
         yield _row(
             setting,
-            logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype),
+            logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype, ops.activations),
             expected,
         )
 
@@ -142,7 +150,7 @@ def logits_under(
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text, in the order of `texts` under any setting."""
     config = model.config
-    ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads)
+    ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads, activations=model.ops.activations)
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config.vocab_size, setting, texts)
@@ -168,6 +176,7 @@ def logits_on_ranks(
     tokenizer: Tokenizer,
     texts: Sequence[Sequence[int]],
     kv_dtype: FloatName,
+    activations: Activations | None = None,
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text from ranks, all texts together."""
     config = read_config(checkpoint.config)
@@ -175,7 +184,15 @@ def logits_on_ranks(
     ranks = ParallelModel(setting.ranks)
     try:
         ranks.load(
-            load_command(checkpoint, sizes, executor="native", kv_dtype=kv_dtype, threads=setting.threads), config
+            load_command(
+                checkpoint,
+                sizes,
+                executor="native",
+                kv_dtype=kv_dtype,
+                threads=setting.threads,
+                activations=activations,
+            ),
+            config,
         )
         engine = Engine(ranks, tokenizer, sizes)
         logits = _empty(config.vocab_size, texts)

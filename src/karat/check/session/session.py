@@ -25,6 +25,7 @@ from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import NoTokenizerError, UsageError
+from karat.ops.contract import activations_read
 from karat.ops.registry import create
 from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
@@ -52,6 +53,7 @@ class Plan:
     dtype: Any = "float32"
     kv_dtype: Any = None
     threads: int | None = None
+    activations: Any = None
     with_hf: bool = False
     with_llamacpp: bool = False
     other: Path | None = None  # a trace of another engine, which is judged too
@@ -78,8 +80,9 @@ class Session:
         self.progress = progress  # told in a few words what is being done
         self.tokenizer, self.no_tokenizer = tokenizer_of(plan.model.checkpoint, plan.model.config.vocab_size)
         self.is_quantised = any(weight.is_quantised for weight in plan.model.stored.values())
-        self.ops = create(plan.executor, plan.dtype, plan.threads)
+        self.ops = create(plan.executor, plan.dtype, plan.threads, activations=plan.activations)
         self.executor, self.dtype = self.ops.executor, self.ops.dtype
+        self.activations = activations_read(plan.model.types, self.ops.activations)
         if plan.kv_dtype is not None and plan.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"--kv-dtype {plan.kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
         self.kv_dtype = plan.kv_dtype or self.ops.default_kv_dtype
@@ -109,7 +112,7 @@ class Session:
     def engine(self, **sizes: Any) -> LLM:
         """An engine of this plan; `sizes` are options of LLM and override those of the plan."""
         plan = self.plan
-        options = {"kv_dtype": plan.kv_dtype, "threads": plan.threads} | sizes
+        options = {"kv_dtype": plan.kv_dtype, "threads": plan.threads, "activations": plan.activations} | sizes
         return LLM(plan.model.checkpoint, tokenizer=self.tokenizer, executor=plan.executor, dtype=plan.dtype, **options)
 
     def versions(self) -> dict[str, str]:

@@ -28,9 +28,8 @@ from karat.quant.codes import CODINGS
 
 Array = NDArray[np.floating]
 
-EXACT = "exact"
-DEFAULT = (EXACT, "int24", "int16", "int8")
-CHOICES = (EXACT, *WIDTHS)
+ROUNDING_NOTHING = "float32"
+CHOICES = (ROUNDING_NOTHING, "int24", "int16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def coded_matrices(model: CheckedModel, quantize: str | None = None) -> tuple[in
 def measure(
     model: CheckedModel,
     ids: Sequence[int],
-    activations: Sequence[str] = DEFAULT,
+    activations: Sequence[str] = CHOICES,
     *,
     kv_dtype: FloatName | None = None,
     quantize: str | None = None,
@@ -72,7 +71,7 @@ def measure(
 ) -> Iterator[Row]:
     """float64's own row, then one for each of `activations` (of CHOICES), then llama.cpp's where it is installed.
 
-    "exact" is the executor that "auto" takes, with its default cache and a float32 one, the others IntegerOps with a
+    "float32" is the executor that "auto" takes, with its default cache and a float32 one, the others IntegerOps with a
     float32 cache; with `kv_dtype` all have that. llama.cpp has a float32 cache, and reads GGUF files as they are.
     """
     prepare = Preparation(quantize)
@@ -105,11 +104,11 @@ def measure(
     loaded: Model | None = None  # shared by all widths
     for number, name in enumerate(activations, 2):
         progress(f"{number} of {steps}: {name}")
-        if name == EXACT:
-            ops = create("auto", "float32", threads)
-            exact = built(ops, number, name)
+        if name == ROUNDING_NOTHING:
+            ops = create("auto", "float32", threads, activations="float32")
+            chains = built(ops, number, name)
             for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (ops.default_kv_dtype, "float32")):
-                yield row(name, cache, ops.executor, _logits(exact, ids, cache))
+                yield row(name, cache, ops.executor, _logits(chains, ids, cache))
             continue
         integers = IntegerOps(WIDTHS[name])
         loaded = built(integers, number, name) if loaded is None else loaded.on(integers)

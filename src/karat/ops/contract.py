@@ -1,0 +1,33 @@
+"""Which version of the numeric contract (docs/determinism.md) decides the bits of a model."""
+
+from collections.abc import Collection
+
+from karat.config import Activations
+from karat.quant import FORMATS
+from karat.quant.codes import CODINGS
+
+_INTEGERS = 5  # the version that defines activations as integers
+
+
+def activations_read(types: Collection[str], activations: Activations) -> Activations:
+    """What a model with matrices of these stored types reads: without blocks of karat.quant.codes never integers."""
+    has_blocks = any(stored_type in CODINGS for stored_type in types)
+    return activations if has_blocks or activations == "float64" else "float32"
+
+
+def contract_of(types: Collection[str], activations: Activations) -> int:
+    """The last version of the numeric contract that changed matrices of these stored types with these activations.
+
+    It is at most karat.NUMERIC_CONTRACT: a later version that leaves a model's bits as they are keeps its digests.
+    """
+    if activations_read(types, activations).startswith("int"):
+        return _INTEGERS
+    return max(map(_last_change, types), default=1)
+
+
+def _last_change(stored_type: str) -> int:
+    if stored_type in ("Q2_K", "Q3_K"):
+        return {"Q2_K": 3, "Q3_K": 4}[stored_type]
+    format_ = FORMATS.get(stored_type)
+    is_wide = format_ is not None and format_.block_size == 256
+    return 1 if is_wide else 2  # leaves of row-parallel layers end elsewhere since version 2
