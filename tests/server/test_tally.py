@@ -20,15 +20,15 @@ def update(num_tokens: int, progress: PromptProgress | None = None) -> RequestUp
 
 
 def test_times_and_tokens() -> None:
-    clock, firsts, gaps = Clock(), list[float](), list[float]()
-    tally = Tally([10, 6], firsts.append, gaps.append, clock)
+    clock, firsts = Clock(), list[float]()
+    tally = Tally([10, 6], firsts.append, clock)
     clock.now = 1.0
     tally.see(0, update(0, PromptProgress(10, 4, 10)))
     assert firsts == [] and tally.timings().predicted_ms == 0 and tally.timings().predicted_per_second is None
     for now, number, num_tokens in ((2.0, 0, 1), (2.5, 1, 2), (4.0, 0, 1)):
         clock.now = now
         tally.see(number, update(num_tokens))
-    assert firsts == [2.0] and gaps == [0.5, 1.5]
+    assert firsts == [2.0] and tally.take_gaps() == [0.5, 1.5] and tally.take_gaps() == []
     made = tally.timings()
     assert (made.cache_n, made.prompt_n, made.prompt_ms, made.prompt_per_second) == (4, 12, 2000, 6)
     assert (made.predicted_n, made.predicted_ms, made.predicted_per_second) == (4, 2000, 1.5)

@@ -52,7 +52,7 @@ class OpenRequest:
             self._num_cached = news.progress[0]
             if self._tells_progress:
                 progress = PromptProgress(len(self.request.prompt_token_ids), *news.progress)
-        chunks = tuple(piece.chunk() for piece in news.pieces)
+        chunks = tuple([piece.chunk() for piece in news.pieces])
         for chunk in chunks:
             self._chunks[chunk.index].append(chunk)
         self.has_ended = news.ended

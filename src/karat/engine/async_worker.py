@@ -4,6 +4,7 @@ karat.engine.async_process starts it. Between two steps it reads all commands th
 step and sends its news in one message. Without work it sleeps.
 """
 
+import gc
 import logging
 import os
 import select
@@ -37,7 +38,10 @@ def main(arguments: Sequence[str]) -> None:
     line = _Line(Connection(socket.socket(fileno=end)))
     try:
         try:
-            Worker(line, _opened(line)).serve()
+            worker = Worker(line, _opened(line))
+            gc.collect()
+            gc.freeze()  # what is loaded stays: no collection in a step looks at it again
+            worker.serve()
         except ConnectionEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it

@@ -26,13 +26,18 @@ class Metrics:
         self._cached_tokens = Counter("karat_prompt_tokens_cached", "Of these, those found in the cache", registry=at)
         self._answer_tokens = Counter("karat_generation_tokens", "Tokens of answers", registry=at)
         self._gauges: dict[str, Gauge] = {}
+        self._open: set[Tally] = set()
 
     def tally(self, prompt_lens: list[int]) -> Tally:
         """The tally of a new request, whose times these metrics observe."""
-        return Tally(prompt_lens, self._first.observe, self._gap.observe)
+        tally = Tally(prompt_lens, self._first.observe)
+        self._open.add(tally)
+        return tally
 
     def ended(self, tally: Tally, how: str) -> None:
         """Count a request that ended; `how` is ok, error or gone."""
+        self._observe_gaps(tally)
+        self._open.discard(tally)
         self._requests.labels(how).inc()
         self._whole.observe(tally.elapsed_s)
         self._prompt_tokens.inc(sum(tally.prompt_lens))
@@ -41,9 +46,16 @@ class Metrics:
 
     def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
         """The page. `gauges` are the engine's counters now: name -> explanation and value."""
+        for tally in self._open:
+            self._observe_gaps(tally)
         for name, (text, value) in gauges.items():
             if name not in self._gauges:
                 self._gauges[name] = Gauge(name, text, registry=self._registry)
             self._gauges[name].set(value)
         page: bytes = generate_latest(self._registry)
         return page
+
+    def _observe_gaps(self, tally: Tally) -> None:
+        """Now and not with each token, which this would make a good part dearer."""
+        for gap in tally.take_gaps():
+            self._gap.observe(gap)

@@ -9,6 +9,9 @@ PING = b": ping\n\n"
 _encoder = msgspec.json.Encoder()
 
 
+encoded = _encoder.encode  # as JSON
+
+
 def event(value: object) -> bytes:
     """One event. JSON has no raw line breaks, so a value is one line."""
     return b"data: " + _encoder.encode(value) + b"\n\n"

@@ -8,18 +8,19 @@ from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress
 
 
 class Tally:
-    """`see` receives every update of every prompt. on_first is called with the seconds to the first token, on_gap with
-    the seconds between two updates with tokens, for each of these tokens."""
+    """`see` receives every update of every prompt. on_first is called with the seconds to the first token; the seconds
+    between two updates with tokens are kept for `take_gaps`.
+    """
 
     def __init__(
         self,
         prompt_lens: Sequence[int],
         on_first: Callable[[float], None] = lambda seconds: None,
-        on_gap: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
-        self._on_first, self._on_gap = on_first, on_gap
+        self._on_first = on_first
+        self._gaps: list[float] = []
         self.prompt_lens = list(prompt_lens)
         self.begun = clock()
         self.num_tokens = 0
@@ -34,7 +35,9 @@ class Tally:
             self.num_cached[index] = update.progress.num_cached
         if update.output is not None:
             self.num_cached[index] = update.output.num_cached_tokens
-        num_new = sum(len(chunk.token_ids) for chunk in update.chunks)
+        num_new = 0
+        for chunk in update.chunks:
+            num_new += len(chunk.token_ids)
         if num_new == 0:
             return
         now = self._clock()
@@ -42,9 +45,14 @@ class Tally:
             self._first, self._num_first = now, num_new
             self._on_first(now - self.begun)
         else:
-            self._on_gap(now - self._last)
+            self._gaps.append(now - self._last)
         self._last = now
         self.num_tokens += num_new
+
+    def take_gaps(self) -> list[float]:
+        """The seconds between updates since the last call."""
+        gaps, self._gaps = self._gaps, []
+        return gaps
 
     @property
     def elapsed_s(self) -> float:

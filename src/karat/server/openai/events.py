@@ -1,5 +1,6 @@
 """From updates of the engine to the events of a stream. All events of one update are written together."""
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -9,7 +10,7 @@ from karat.request import StreamChunk
 from karat.server import schema
 from karat.server.openai.answers import FINGERPRINT, Subject, explained, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt
-from karat.server.sse import DONE, event
+from karat.server.sse import DONE, encoded, event
 
 
 class _Events:
@@ -19,6 +20,24 @@ class _Events:
         self._subject = subject
         self._num_open = sum(ask.params.n for ask in subject.work.asks)
         self._begun: set[int] = set()  # choices that have had an event
+        form = subject.form
+        has_more = form.token_ids or form.no_answer or form.continuous_usage or form.timings_per_token
+        self._is_plain = not has_more and all(ask.params.logprobs is None for ask in subject.work.asks)
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # what surrounds the text in an event of a choice
+
+    def _is_text(self, index: int, chunk: StreamChunk) -> bool:
+        """Whether the event of a chunk has a text and nothing else that is new."""
+        has_more = chunk.finish_reason is not None or chunk.explanations is not None
+        return self._is_plain and index in self._begun and chunk.text != "" and not has_more
+
+    def _text(self, index: int, text: str, make: Callable[[str], object]) -> bytes:
+        """The event of `make(text)`. It is made once for each choice: afterwards only the text is encoded."""
+        if index not in self._frames:
+            mark = self._subject.heading.id + "-text"  # in no other field, since nobody else knows the id
+            before, _, after = event(make(mark)).partition(encoded(mark))
+            self._frames[index] = before, after
+        before, after = self._frames[index]
+        return before + encoded(text) + after
 
     def _usage(self) -> schema.Usage | UnsetType | None:
         form = self._subject.form
@@ -61,6 +80,12 @@ class ChatEvents(_Events):
     def _of_chunk(self, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
         form, params = subject.form, subject.work.asks[0].params
+        if self._is_text(chunk.index, chunk):
+            return self._text(
+                chunk.index,
+                chunk.text,
+                lambda text: self._chunk([schema.ChatChunkChoice(chunk.index, schema.Delta(content=text))]),
+            )
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
             delta = schema.Delta(role="assistant", content="", refusal=None)
@@ -107,7 +132,7 @@ class TextEvents(_Events):
         written = b""
         if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
             written += event(self._completion([], progress=progress))
-        return written + b"".join(self._of_chunk(number, chunk) for chunk in update.chunks)
+        return written + b"".join([self._of_chunk(number, chunk) for chunk in update.chunks])
 
     def end(self) -> bytes:
         """The last events."""
@@ -122,7 +147,11 @@ class TextEvents(_Events):
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
         form, params = subject.form, subject.work.asks[number].params
-        index = sum(ask.params.n for ask in subject.work.asks[:number]) + chunk.index
+        index = chunk.index + (sum([ask.params.n for ask in subject.work.asks[:number]]) if number else 0)
+        if self._is_text(index, chunk):
+            return self._text(
+                index, chunk.text, lambda text: self._completion([schema.TextChoice(index, text, None, None)])
+            )
         if index not in self._begun:
             self._begun.add(index)
             written += self._first(number, index, chunk)
