@@ -1,4 +1,4 @@
-"""Runs `karat bench` and keeps the result: python -m benchmarks.record NAME [options of karat bench …]
+"""Runs `karat bench` and keeps the result: python -m benchmarks.record NAME [serve | throughput] [options …]
 
 The JSON goes to benchmarks/results/DATE-MACHINE-NAME.json (NAME-2 for a second one of the day), with the commit
 and the command added; the table to stdout.
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from karat.cli.bench import as_text
+from karat.cli.bench_serve_table import as_table
+from karat.cli.bench_throughput import as_text as throughput_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,11 +24,18 @@ RESULTS = ROOT / "benchmarks" / "results"
 def record(name: str, options: list[str], folder: Path = RESULTS) -> Path:
     """Measures with these options and writes the file, whose path is returned. Raises where `karat bench` fails."""
     check_name(name)
-    command = [sys.executable, "-m", "karat", "bench", *options, "--json"]
+    command = [sys.executable, "-m", "karat", "bench", *options, "--json"]  # a subcommand comes first
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
-    kept = {"command": shlex.join(["karat", "bench", *options]), "commit": commit(), **result}
+    words = [Path(word).name if Path(word).is_absolute() else word for word in options]  # wherever files lie here
+    kept = {"command": shlex.join(["karat", "bench", *words]), "commit": commit(), **result}
     return keep(name, kept, folder)
+
+
+def shown(result: dict[str, Any]) -> str:
+    """The result as its command prints it."""
+    forms = {"serve": as_table, "throughput": throughput_text}
+    return forms.get(result.get("kind", ""), as_text)(result)
 
 
 def check_name(name: str) -> None:
@@ -67,5 +76,5 @@ if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
     written = record(sys.argv[1], sys.argv[2:])
-    print(as_text(json.loads(written.read_text(encoding="utf-8"))))
+    print(shown(json.loads(written.read_text(encoding="utf-8"))))
     print(written)

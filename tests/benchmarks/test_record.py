@@ -34,6 +34,18 @@ def test_a_result_of_ranks_is_kept_beside_one_process(tmp_path: Path, monkeypatc
     assert kept["rows"][0]["peer"]["ratio"] > 0 and "1 process" in as_text(kept)
 
 
+def test_a_result_of_throughput_is_shown_as_its_command_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "commit", lambda: "0123abc")
+    from karat.config import embedded_model_path
+
+    options = ["throughput", str(embedded_model_path()), "--num-prompts", "2", "--prompt-tokens", "4", "--tokens", "2"]
+    kept = json.loads(record.record("try", options, tmp_path).read_text(encoding="utf-8"))
+    assert kept["command"].startswith("karat bench throughput embedded --num-prompts 2"), "no folder of this machine"
+    assert "requests/s" in record.shown(kept)
+
+
 @pytest.mark.parametrize("name", ["", "../x", "A b", "-x"])
 def test_odd_names_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="names no result"):

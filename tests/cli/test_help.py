@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from karat.cli.app import command
+from karat.cli.app import command, joined
 from karat.cli.options import Invocation, LoadOptions
 from karat.request import SamplingParams
 from tests.cli.conftest import Karat, environment
@@ -22,6 +22,8 @@ COMMANDS = sorted(command().commands)
 def test_the_commands() -> None:
     assert COMMANDS == [
         "bench",
+        "bench serve",
+        "bench throughput",
         "chat",
         "check",
         "convert",
@@ -40,7 +42,7 @@ def test_the_commands() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat) -> None:
-    done = karat_here(name, "--help")
+    done = karat_here(*name.split(), "--help")
     assert done.returncode == 0 and done.stderr == "" and "\x1b" not in done.stdout
     options = [option for parameter in command().commands[name].params for option in parameter.opts]
     assert "--debug" in options
@@ -50,7 +52,7 @@ def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat
     assert f"karat {name}" in done.stdout.partition("Examples")[2]
     assert "…" not in done.stdout.partition("Examples")[0], "an option is cut off at 80 columns"
     assert "<bool>" not in done.stdout, "a flag has no value"
-    assert karat_here("help", name).stdout == done.stdout
+    assert karat_here("help", *name.split()).stdout == done.stdout
 
 
 @pytest.mark.parametrize("name", ["bench", "chat", "check", "perplexity", "run", "serve", "trace", "verify"])
@@ -78,14 +80,29 @@ def test_arguments_for_the_model(args: tuple[str, ...], given: dict[str, object]
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_examples_keep_their_lines_at_80_columns(name: str, karat: Karat) -> None:
     entry = command().commands[name] if name else command()
-    shown = [line.strip() for line in karat(*([name] if name else []), "--help", COLUMNS="80").stdout.splitlines()]
+    shown = [line.strip() for line in karat(*name.split(), "--help", COLUMNS="80").stdout.splitlines()]
     for line in (entry.epilog or "").splitlines():
         assert line.strip() in shown, line
 
 
-@pytest.mark.parametrize("name", ["", "run", "chat", "inspect", "bench", "convert", "check", "trace", "perplexity"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "run",
+        "chat",
+        "inspect",
+        "bench",
+        "bench serve",
+        "bench throughput",
+        "convert",
+        "check",
+        "trace",
+        "perplexity",
+    ],
+)
 def test_every_help_says_that_a_model_may_be_a_gguf_file(name: str, karat_here: Karat) -> None:
-    assert "GGUF file" in " ".join(karat_here(*([name] if name else []), "--help").stdout.replace("│", " ").split())
+    assert "GGUF file" in " ".join(karat_here(*name.split(), "--help").stdout.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
@@ -116,7 +133,7 @@ def test_every_example_can_be_parsed(line: str) -> None:
         words[0] = "run"
     if "--help" in words or words == ["help"]:
         return
-    name, *rest = words
+    name, *rest = joined(words)
     entry = command().commands[name]
     with entry.make_context(name, rest, obj=Invocation()) as context:
         assert context.command is entry

@@ -5,17 +5,15 @@ gained.
 """
 
 from collections.abc import Mapping
-from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
+from karat.bench.svg import COLOURS, GREY, SOFT_INK, picture, text
 from karat.errors import UsageError
 
 _WIDTH, _HEIGHT = 900, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 30, 70, 60
 _LEGEND_LINE = 22
-_INK, _GREY, _ROOF = "#1b1f24", "#d5d9de", "#57606a"
-_COLOURS = ("#0b6bcb", "#c4420f", "#1a7f45", "#7a3fb4", "#a8730a", "#0e7c86", "#b3246b", "#4b5563")  # by workload
 
 
 def roofline(result: Mapping[str, Any]) -> str:
@@ -35,15 +33,13 @@ def roofline(result: Mapping[str, Any]) -> str:
     parts = [*_frame(result, x, y), *_grid(x, y)]
     roof = [(x.low, bandwidth * x.low), (ridge, peak), (x.high, peak)]
     path = " ".join(f"{x(i):.1f},{y(rate):.1f}" for i, rate in roof)
-    parts.append(f'<polyline points="{path}" fill="none" stroke="{_ROOF}" stroke-width="2.5"/>')
-    parts.append(_text(x(x.high) - 6, y(peak) - 8, f"{peak / 1e9:,.0f} GFLOP/s", anchor="end", colour=_ROOF))
-    parts.append(_text(x(ridge) - 10, y(peak) - 8, f"{bandwidth / 1e9:,.1f} GB/s", anchor="end", colour=_ROOF))
+    parts.append(f'<polyline points="{path}" fill="none" stroke="{SOFT_INK}" stroke-width="2.5"/>')
+    parts.append(text(x(x.high) - 6, y(peak) - 8, f"{peak / 1e9:,.0f} GFLOP/s", anchor="end", colour=SOFT_INK))
+    parts.append(text(x(ridge) - 10, y(peak) - 8, f"{bandwidth / 1e9:,.1f} GB/s", anchor="end", colour=SOFT_INK))
     for number, (intensity, rate, row) in enumerate(points):
         parts += _point(x, y, number, intensity, rate, min(peak, bandwidth * intensity), row)
     height = _HEIGHT + _LEGEND_LINE * len(points) + 16
-    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-    body = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="system-ui, sans-serif">\n{body}\n</svg>\n'
+    return picture(_WIDTH, height, parts)
 
 
 class _Axis:
@@ -63,11 +59,10 @@ def _frame(result: Mapping[str, Any], x: _Axis, y: _Axis) -> list[str]:
     below = f"{machine}, {threads} threads; Karat {result['karat']['version']}, {result['date'][:10]}"
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     return [
-        '<rect width="100%" height="100%" fill="white"/>',
-        _text(_LEFT, 28, result["model"], size=17),
-        _text(_LEFT, 50, below, colour=_ROOF),
-        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 14, "FLOPs for each byte read", anchor="middle"),
-        f'<g transform="rotate(-90 20 {middle})">{_text(20, middle, "GFLOP/s", anchor="middle")}</g>',
+        text(_LEFT, 28, result["model"], size=17),
+        text(_LEFT, 50, below, colour=SOFT_INK),
+        text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 14, "FLOPs for each byte read", anchor="middle"),
+        f'<g transform="rotate(-90 20 {middle})">{text(20, middle, "GFLOP/s", anchor="middle")}</g>',
     ]
 
 
@@ -79,12 +74,10 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
             at = axis(10.0**decade)
             ends = (at, _TOP, at, bottom) if is_x else (_LEFT, at, right, at)
             x1, y1, x2, y2 = ends
-            parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{_GREY}"/>')
+            parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{GREY}"/>')
             label = f"{10.0 ** (decade if is_x else decade - 9):g}"
             parts.append(
-                _text(at, bottom + 20, label, anchor="middle")
-                if is_x
-                else _text(_LEFT - 8, at + 4, label, anchor="end")
+                text(at, bottom + 20, label, anchor="middle") if is_x else text(_LEFT - 8, at + 4, label, anchor="end")
             )
     return parts
 
@@ -94,7 +87,7 @@ def _point(
 ) -> list[str]:
     """A dot, a dashed line up to the roof, and a line of the legend."""
     at_x, at_y = x(intensity), y(rate)
-    colour = _COLOURS[number % len(_COLOURS)]
+    colour = COLOURS[number % len(COLOURS)]
     label = f"{row['name']}: {row['tokens_per_s']:,.1f} tok/s, {rate / roof:.0%} of the roof"
     legend_x, legend_y = _LEFT + 6, _HEIGHT + 14 + _LEGEND_LINE * number
     return [
@@ -102,11 +95,5 @@ def _point(
         'stroke-dasharray="3 3"/>',
         f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5.5" fill="{colour}" stroke="white"/>',
         f'<circle cx="{legend_x}" cy="{legend_y - 4}" r="5.5" fill="{colour}"/>',
-        _text(legend_x + 12, legend_y, label),
+        text(legend_x + 12, legend_y, label),
     ]
-
-
-def _text(x: float, y: float, text: str, *, anchor: str = "start", colour: str = _INK, size: int = 13) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}">{escape(text)}</text>'
-    )

@@ -46,7 +46,10 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
 
 
 class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]
-    """The group of all commands."""
+    """The group of all commands. The name of a command may be two words, as `bench serve`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, joined(args))
 
 
 def _show_no_value_of_flags(parameters: Iterable[object]) -> None:
@@ -66,7 +69,8 @@ def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
         epilog=_EXAMPLES,
     )
     app.callback(invoke_without_command=True, help=_flowing(_karat))(_karat)
-    alone = args[0] if args and args[0] in _COMMANDS and args[0] != "help" else None  # the help shows all commands
+    first = joined(args)[0] if args else None
+    alone = first if first in _COMMANDS and first != "help" else None  # the help shows all commands
     for name in _COMMANDS if alone is None else [alone]:
         place, attribute = _COMMANDS[name]
         module = import_module(f"karat.cli.{place}")
@@ -78,6 +82,12 @@ def command(args: Sequence[str] = ()) -> typer.core.TyperGroup:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     return group
+
+
+def joined(args: Sequence[str]) -> list[str]:
+    """The arguments with the two words of a command's name as one."""
+    name = " ".join(args[:2])
+    return [name, *args[2:]] if len(args) > 1 and name in _COMMANDS else list(args)
 
 
 def _show_version(value: bool) -> None:
@@ -115,6 +125,8 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("serve", "serve"),
     "inspect": ("inspect", "inspect"),
     "bench": ("bench", "bench"),
+    "bench serve": ("bench_serve", "bench_serve"),
+    "bench throughput": ("bench_throughput", "bench_throughput"),
     "convert": ("convert", "convert"),
     "pull": ("pull", "pull"),
     "check": ("check", "check"),

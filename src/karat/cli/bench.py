@@ -99,13 +99,7 @@ def bench(
             f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: the ranks are "
             "measured against one process"
         )
-    if plot is not None and plot.suffix != ".svg":
-        raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
-    if plot is not None:
-        if not plot.parent.is_dir():
-            raise UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or choose another place")
-        if not os.access(plot if plot.exists() else plot.parent, os.W_OK):
-            raise UsageError(f"--plot {plot}: cannot be written; name a file in a folder of yours")
+    check_plot(plot)
     from karat.bench.plot import roofline
     from karat.bench.session import BenchOptions, run_bench
     from karat.checkpoint import resolve
@@ -135,22 +129,36 @@ def bench(
         measured = run_bench(options, progress)
     finally:
         progress.clear()
-    result = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": _machine(), **measured}
+    result = {**facts_of_now(), **measured}
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
     if plot is not None:  # last, because it may still fail
-        _write(plot, roofline(result))
+        write_plot(plot, roofline(result))
 
 
-def _machine() -> dict[str, Any]:
-    return {
+def check_plot(plot: Path | None) -> None:
+    """UsageError for a place where no SVG can be written. Call it before the measurement."""
+    if plot is None:
+        return
+    if plot.suffix != ".svg":
+        raise UsageError(f"--plot {plot}: only SVG is drawn; give a name that ends in .svg")
+    if not plot.parent.is_dir():
+        raise UsageError(f"--plot {plot}: there is no folder {plot.parent}; make it, or choose another place")
+    if not os.access(plot if plot.exists() else plot.parent, os.W_OK):
+        raise UsageError(f"--plot {plot}: cannot be written; name a file in a folder of yours")
+
+
+def facts_of_now() -> dict[str, Any]:
+    """The date and the machine, as every result has them."""
+    machine = {
         "cpu": processor.cpu_model(),
         "features": processor.cpu_features(),
         "usable_cores": cores.num_usable_cores(),
         "memory_bytes": memory.memory_bytes(),
     }
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine}
 
 
-def _write(path: Path, text: str) -> None:
+def write_plot(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as fault:

@@ -18,9 +18,10 @@ Examples
 
 def show_help(
     ctx: typer.Context,
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="A command, or exit-codes.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="A command, or exit-codes.")] = None,
 ) -> None:
     """Explain a command, or the exit codes."""
+    topic = " ".join(words or ()) or None
     if topic == "exit-codes":
         rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
         emit(columns([("code", "meaning"), *rows], right="0") + "\n")

@@ -1,0 +1,1 @@
+"""A load generator for servers of OpenAI's protocol: prompts, traffic, figures."""

@@ -1,0 +1,42 @@
+"""Options of `karat bench serve` and `throughput` that say which model is measured."""
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from karat.config import embedded_model_path
+from karat.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeOptions:
+    """Random weights instead of a model."""
+
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, tiny."),
+    ] = None
+    weights: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0 or q4_0.")
+    ] = None
+
+    def path(self, model: str | None, stack: ExitStack, *, quiet: bool) -> Path:
+        """The folder or file of the model; that of a shape is there until `stack` is closed. UsageError."""
+        from karat.checkpoint import resolve
+
+        if self.shape is None:
+            if self.weights is not None:
+                raise UsageError("--weights says how --shape stores its weights; leave it out")
+            return embedded_model_path() if model is None else resolve(model, progress=not quiet)
+        if model is not None:
+            raise UsageError(f"both a model ({model}) and --shape {self.shape}; give one of them")
+        from karat.bench.shape_file import write_shape
+
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="karat-bench-")))
+        path = folder / f"{self.shape}-{self.weights or 'bf16'}.gguf"
+        write_shape(path, self.shape, self.weights or "bf16")
+        return path
