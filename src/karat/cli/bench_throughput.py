@@ -21,7 +21,7 @@ Examples
   karat bench throughput                           the embedded model
   karat bench throughput ./model.gguf --num-prompts 64
   karat bench throughput m.gguf --peer llama-batched-bench ./batched-bench
-  karat bench throughput --dataset sharegpt.json   its prompts, and its lengths
+  karat bench throughput --dataset sharegpt.json   its prompts and lengths
 """
 
 
