@@ -49,7 +49,7 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
     for name, value in given.items():
         field = fields.get(name)
         if field is None:
-            raise invalid(within + name[:80], _unknown(name, fields), "unknown_field")
+            raise invalid(within + name[:80], _unknown(name, fields, within), "unknown_field")
         if value is None:
             continue
         if field.kind == "refused":
@@ -93,10 +93,10 @@ def converted_to(kind: Any, value: Any, name: str) -> Any:
         raise invalid(where[:200], f"{where[:200]}: {expected}; what came is {shown(value)}", "invalid_value") from None
 
 
-def _unknown(name: str, fields: Mapping[str, Field]) -> str:
+def _unknown(name: str, fields: Mapping[str, Field], within: str) -> str:
     close = get_close_matches(name[:80], [f.name for f in fields.values() if f.kind != "refused"], 1)
     advice = f"did you mean {close[0]}?" if close else "leave it out; docs/serving.md lists the fields"
-    return f"there is no field {shown(name)}; {advice}"
+    return f"there is no field {shown(within + name)}; {advice}"
 
 
 def _kind(value: object) -> str:

@@ -1,6 +1,7 @@
 """Requests of /v1/responses made into the inner form."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ def test_items_that_are_no_text_are_refused_by_name(item: dict[str, Any], param:
 )
 def test_what_is_refused(name: str, value: Any) -> None:
     error = refused(**{name: value})
-    assert (error.param or "").split("[")[0] == name and name in error.message
+    assert re.split(r"[.\[]", error.param or "")[0] == name and name in error.message
 
 
 def test_what_changes_nothing_is_named_and_so_is_every_tool() -> None:
@@ -111,11 +112,12 @@ def test_what_changes_nothing_is_named_and_so_is_every_tool() -> None:
         "include": ["reasoning.encrypted_content"],
         "parallel_tool_calls": True,
         "prompt_cache_key": "PLACEHOLDER",
-        "text": {"verbosity": "medium"},
+        "reasoning": {"effort": "medium", "summary": "auto"},
         "tool_choice": "auto",
         "stream_options": {"include_obfuscation": False},
     }
     tools = [{"type": "function", "name": "shell"}, {"type": "web_search"}, {"type": "a b"}]
     names = ("tools.shell", "tools.web_search", "tools[2]")
     assert read(tools=tools, **given).without_effect == (*given, *names)
+    assert read(text={"verbosity": "medium", "format": {"type": "text"}}).without_effect == ("text.verbosity",)
     assert read(INPUT_TOKENS, tools=tools).without_effect == names

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from karat.request import shown
+from karat.server.anthropic.formats import structure
 from karat.server.bodies import judge, named_harmless, read_json
 from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
@@ -38,6 +39,8 @@ def read_message(content: bytes, route: str) -> MessageRequest:
     if system := blocks.text(values["system"], "system") if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
+    form, unused = structure(values)
+    sampling |= form
     if "stop_sequences" in values:
         sampling["stop"] = values["stop_sequences"]
     stream = values.get("stream", False)
@@ -49,7 +52,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
     )
-    names = named_harmless(body, given.get("tools") or [])
+    names = (*named_harmless(body, given.get("tools") or []), *unused)
     if blocks.has_marks and "cache_control" not in names:
         names += ("cache_control",)
     return MessageRequest(chat, names)

@@ -1,44 +1,89 @@
-"""The form of an answer in OpenAI's terms (response_format) and in vLLM's (structured_outputs)."""
+"""The form of an answer in OpenAI's terms (response_format, text.format) and in vLLM's (structured_outputs)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.server.bodies import judge
 from karat.server.errors import invalid
+from karat.server.fields import Field, Names
+from karat.server.openai.response_schema import JsonObjectFormat, JsonSchemaFormat, TextConfig, TextFormat
 
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
+_ANY_OBJECT = {"type": "object"}
+_TEXT: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("format", (), "honoured", "text, json_object or json_schema.", Names),
+        Field("verbosity", (), "without effect", "Say in a message how long it is to be.", Literal["medium"]),
+    )
+}
 
 
 def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
     """The field structured_outputs of SamplingParams, if a request gives a form; 400 for a wrong one."""
+    return chosen("response_format", _schema(values.get("response_format", {"type": "text"})), values)
+
+
+def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
+    """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
+    body = judge(values.get("text", {}), _TEXT, "text.")
+    form = dict(body.values.get("format", {"type": "text"}))
+    kind, schema = form.pop("type", None), None
+    if kind in ("text", "json_object") and not form:
+        config = TextConfig(TextFormat() if kind == "text" else JsonObjectFormat())
+        schema = None if kind == "text" else _ANY_OBJECT
+    elif kind == "json_schema":
+        schema = _described(form, "text.format")
+        if not isinstance(form.get("name"), str):
+            raise invalid("text.format.name", f"text.format.name={shown(form.get('name'))}: expected a name")
+        config = TextConfig(JsonSchemaFormat(form["name"], schema, form.get("strict"), form.get("description")))
+    else:
+        expected = "expected type text, json_object, or json_schema with name and schema"
+        raise invalid("text.format", f"text.format={shown(body.values['format'])}: {expected}")
+    return chosen("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
+
+
+def chosen(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
+    """structured_outputs from the `schema` that the field `name` gives, or from the field of its own name.
+
+    400 if both are given, and for a wrong form.
+    """
     wanted = values.get("structured_outputs")
-    schema = _schema(values.get("response_format", {"type": "text"}))
     if wanted is None and schema is None:
         return {}
     if wanted is not None and schema is not None:
-        raise invalid("structured_outputs", "structured_outputs and response_format; give one of them")
-    name = "response_format" if wanted is None else "structured_outputs"
+        raise invalid("structured_outputs", f"structured_outputs and {name}; give one of them")
     try:
         return {"structured_outputs": StructuredOutputs(**({"json": schema} if wanted is None else wanted))}
     except RequestError as error:
-        raise invalid(name, str(error)) from error
+        raise invalid(name if wanted is None else "structured_outputs", str(error)) from error
 
 
 def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
     """The JSON Schema that a response_format asks for; None for text."""
     kind = form.get("type")
     if kind in ("text", "json_object") and len(form) == 1:
-        return {"type": "object"} if kind == "json_object" else None
+        return _ANY_OBJECT if kind == "json_object" else None
     described = form.get("json_schema")
     if kind != "json_schema" or len(form) != 2 or not isinstance(described, dict):
         raise invalid(
             "response_format",
             f"response_format={shown(dict(form))}: expected type text, json_object, or json_schema with json_schema",
         )
+    return _described(described, "response_format.json_schema")
+
+
+def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The schema of a form with its name. strict changes nothing: every schema is kept to."""
+    field = where.partition(".json_schema")[0]
     if unknown := described.keys() - _FIELDS:
-        raise invalid("response_format", f"response_format.json_schema has {shown(min(unknown))}; take it out")
+        raise invalid(field, f"{where} has {shown(min(unknown))}; take it out", "unknown_field")
     schema = described.get("schema")
     if not isinstance(schema, dict):
-        raise invalid("response_format", f"response_format.json_schema.schema={shown(schema)}: expected an object")
+        raise invalid(field, f"{where}.schema={shown(schema)}: expected an object")
+    for name, kind in (("name", str), ("description", str), ("strict", bool)):
+        if not isinstance(described.get(name), kind | None):
+            raise invalid(field, f"{where}.{name}={shown(described[name])}: expected a {kind.__name__}")
     return schema

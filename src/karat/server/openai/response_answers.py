@@ -14,8 +14,6 @@ from karat.server.openai.response_schema import (
     Response,
     ResponseUsage,
     Status,
-    TextConfig,
-    TextFormat,
 )
 from karat.server.schema import FinishReason, Karat
 
@@ -43,7 +41,7 @@ def begun(subject: Subject, echo: Echo) -> Response:
         temperature=ask.params.temperature,
         top_p=ask.params.top_p,
         max_output_tokens=echo.max_output_tokens,
-        text=TextConfig(TextFormat()),
+        text=echo.text,
         karat=Karat(subject.work.seed),
     )
 

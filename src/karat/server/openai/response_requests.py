@@ -2,16 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from karat.request import shown
 from karat.server.bodies import judge, named_harmless, read_json
 from karat.server.errors import invalid
-from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, fields_of
+from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
+from karat.server.openai.formats import text_structure
 from karat.server.openai.requests import ChatRequest, Form, read_messages, read_variables
+from karat.server.openai.response_schema import TextConfig, TextFormat
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSES in field.routes)
+REASONING: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("effort", (), "refused", "use chat_template_kwargs, if the template has a variable", off=("medium",)),
+        Field("summary", (), "without effect", "None is made.", Text),
+        Field("generate_summary", (), "without effect", "None is made.", Text),
+        Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
+    )
+}
 _PARTS = ("input_text", "output_text", "text")
 _NOTHING: tuple[Any, ...] = (None, [], "")
 
@@ -23,6 +34,7 @@ class Echo:
     instructions: str | None
     metadata: Mapping[str, str]
     max_output_tokens: int | None
+    text: TextConfig = TextConfig(TextFormat())  # noqa: RUF009 - nobody changes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,9 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
+    structure, text, names = text_structure(values)
+    sampling |= structure
+    judge(given.get("reasoning") or {}, REASONING, "reasoning.")
     if "max_output_tokens" in values:
         sampling["max_tokens"] = values["max_output_tokens"]
     chat = ChatRequest(
@@ -53,8 +68,8 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
     )
-    echo = Echo(instructions, values.get("metadata", {}), values.get("max_output_tokens"))
-    return ResponseRequest(chat, echo, named_harmless(body, given.get("tools") or []))
+    echo = Echo(instructions, values.get("metadata", {}), values.get("max_output_tokens"), text)
+    return ResponseRequest(chat, echo, (*named_harmless(body, given.get("tools") or []), *names))
 
 
 def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -45,12 +45,23 @@ class IncompleteDetails(Struct):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class TextFormat(Struct):
-    type: Literal["text"] = "text"
+class TextFormat(Struct, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    name: str
+    schema: dict[str, Any]
+    strict: bool | None = None
+    description: str | None = None
 
 
 class TextConfig(Struct):
-    format: TextFormat
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class Response(Struct, kw_only=True):
