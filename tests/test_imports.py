@@ -32,6 +32,7 @@ ROWS = [
     {"engine"},
     {"karat"},  # the package itself: its public names
     {"check"},
+    {"client"},
     {"server"},
     {"bench"},
     {"cli", "__main__"},

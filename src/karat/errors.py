@@ -105,6 +105,10 @@ class RankError(KaratError):
     exit_code = 12
 
 
+class ClientError(KaratError):
+    """A server that cannot be reached, refuses a request, or breaks an answer off."""
+
+
 class EngineDiedError(KaratError):
     """The process of an engine, or one of its ranks, that died, hangs or could not be started."""
 

@@ -202,6 +202,7 @@ class ServeOptions:
     api_key_file: Annotated[Path | None, _option("Server", "FILE", "The same, a key on each line of a file.")] = None
     tls_cert: Annotated[Path | None, _option("Server", "FILE", "Certificate (PEM), for https.")] = None
     tls_key: Annotated[Path | None, _option("Server", "FILE", "Its private key (PEM).")] = None
+    receipt_key: Annotated[Path | None, _option("Server", "FILE", "Sign receipts: an Ed25519 key (PEM).")] = None
     allowed_host: Annotated[
         list[str] | None, _option("Server", "NAME", "A name in Host that is this server's; repeatable.")
     ] = None

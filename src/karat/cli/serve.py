@@ -10,6 +10,7 @@ import typer
 
 from karat.cli.exits import INTERRUPTED
 from karat.cli.options import LoadOptions, ServeOptions
+from karat.cli.run_receipt import signer_from
 from karat.cli.terminal import note
 from karat.errors import KaratError, UsageError
 
@@ -91,6 +92,7 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
         "default_max_tokens": given.default_max_tokens,
         "ping_s": given.ping_s,
         "drain_s": given.drain_s,
+        "signer": signer_from(given.receipt_key),
         "tls_cert": given.tls_cert,
         "tls_key": given.tls_key,
     }

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Stepped
+from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Replay, Replayed, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
 from karat.engine.updates import RequestUpdate
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
+from karat.request import Request, RequestOutput
 
+MAX_REPLAYS = 16
 MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads
 FINAL_S = 60.0  # a second death within this is final
 _LOOK_S = 0.25  # between looks at the engine while it works
@@ -46,6 +48,7 @@ class AsyncEngine:
         self._open: dict[str, OpenRequest] = {}  # by the id that the process knows
         self._waiting: set[str] = set()  # those that have not begun
         self._num_coming = 0  # that have a place and are not made yet
+        self._replays: dict[str, asyncio.Future[Replayed]] = {}
         self._restarting = asyncio.Lock()
 
     def require_open(self) -> None:
@@ -88,13 +91,25 @@ class AsyncEngine:
             self._num_coming -= 1
 
     def add(
-        self, add: Add, message: bytes, name: str | None, see: Callable[[RequestUpdate], None] | None = None
+        self,
+        add: Add,
+        message: bytes,
+        name: str | None,
+        see: Callable[[RequestUpdate], None] | None = None,
+        complete: Callable[[RequestOutput, Request], RequestOutput] | None = None,
     ) -> OpenRequest:
         """Send a request, already encoded, to the engine. RequestError if another request of this name is open."""
         self.attach()
         self._require_free(name)
         name = secrets.token_hex(8) if name is None else name
-        opened = OpenRequest(add.request, name, most_kept=MAX_KEPT_TOKENS, tells_progress=add.tells_progress, see=see)
+        opened = OpenRequest(
+            add.request,
+            name,
+            most_kept=MAX_KEPT_TOKENS,
+            tells_progress=add.tells_progress,
+            see=see,
+            complete=complete,
+        )
         if not self._open:
             self._look_later(_LOOK_S)
         self._open[add.request.request_id] = opened
@@ -114,6 +129,23 @@ class AsyncEngine:
         self._waiting.discard(number)
         if self._open.pop(number, None) is not None:
             self._tell(encoded(Abort(number)))
+
+    async def replay(self, command: Replay, message: bytes) -> Replayed:
+        """What the engine found. OverloadedError if too many replays are under way."""
+        self.attach()
+        if len(self._replays) >= MAX_REPLAYS:
+            raise OverloadedError(
+                f"{len(self._replays)} receipts are verified already, as many as may; try again later"
+            )
+        number = command.request.request_id
+        self._replays[number] = asyncio.get_running_loop().create_future()
+        self._look_later(_LOOK_S)
+        self._tell(message)
+        try:
+            return await self._replays[number]
+        finally:
+            if self._replays.pop(number).cancelled():
+                self._tell(encoded(Abort(number)))
 
     async def restart(self) -> None:
         """See AsyncLLM.restart."""
@@ -169,6 +201,9 @@ class AsyncEngine:
             match message:
                 case Stepped():
                     self.stats = message.stats
+                    for replayed in message.replayed:
+                        if (waiting := self._replays.get(replayed.request_id)) is not None and not waiting.done():
+                            waiting.set_result(replayed)
                     for news in message.news:
                         opened = self._open.get(news.request_id)
                         if opened is None:
@@ -189,11 +224,12 @@ class AsyncEngine:
 
     def _look(self) -> None:
         """Check now, and again at intervals, whether the engine hangs."""
-        error = self.process.look(has_work=bool(self._open))
+        has_work = bool(self._open or self._replays)
+        error = self.process.look(has_work=has_work)
         if error is not None:
             self._fail(error)
         else:
-            self._look_later(_LOOK_S if self._open else _IDLE_LOOK_S)
+            self._look_later(_LOOK_S if has_work else _IDLE_LOOK_S)
 
     def _look_later(self, delay_s: float) -> None:
         assert self._loop is not None
@@ -219,6 +255,9 @@ class AsyncEngine:
         self._waiting.clear()
         for opened in ended.values():
             opened.fail(error())
+        for waiting in self._replays.values():
+            if not waiting.done():
+                waiting.set_exception(error())
 
 
 def _started(opening: Open) -> EngineProcess:

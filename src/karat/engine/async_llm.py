@@ -5,31 +5,47 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self, TypeVar
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import embedded_model_path
 from karat.engine.async_engine import AsyncEngine, write_logs
-from karat.engine.async_messages import Add, Open
-from karat.engine.async_process import EngineProcess, encoded
+from karat.engine.async_messages import Add, Failed, Open, Replay
+from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
 from karat.engine.llm import LLM
+from karat.engine.loading import Preparation
 from karat.engine.options import Options
+from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.stats import EngineStats
 from karat.engine.text_side import TextSide
 from karat.engine.updates import RequestUpdate
+from karat.engine.verifying import Facts, ReceiptWish, check_wish, compared, examine, verdict, with_receipts
 from karat.engine.vllm_arguments import settle_constructor
 from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
-from karat.request import MAX_SEED, RequestOutput, SamplingParams, shown
+from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
+from karat.receipts.receipt import Receipt
+from karat.receipts.verdict import Difference, Verdict
+from karat.request import (
+    MAX_COUNT,
+    MAX_SEED,
+    CompletionOutput,
+    Request,
+    RequestOutput,
+    Resume,
+    SamplingParams,
+    shown,
+)
 from karat.text import ChatPrompt
 
 Result = TypeVar("Result")
@@ -103,6 +119,21 @@ class AsyncLLM:
             opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
+        self._fingerprinting = Fingerprinting(
+            Identity(
+                config=self.config,
+                checkpoint=checkpoint,
+                prepare=Preparation(opening.options.quantize, quiet=True),
+                tokenizer=self.tokenizer,
+                sampler=SAMPLER_VERSION,
+                executor=self.executor,
+                dtype=self.dtype,
+                activations=self.activations,
+                kv_dtype=self.kv_dtype,
+            ),
+            patient=True,
+        )
+        self._fingerprinting.begin()
 
     @classmethod
     async def open(
@@ -145,6 +176,64 @@ class AsyncLLM:
         """Why the engine died; None while it lives."""
         return self._engine.failure
 
+    @property
+    def system_fingerprint(self) -> str | None:
+        """The model's fingerprint in short, None until its weights are hashed, soon after they are loaded."""
+        known = self._fingerprinting.known
+        return None if known is None else known.short
+
+    async def fingerprint(self) -> Fingerprint:
+        """What of this model decides its answers. Waits until its weights are hashed."""
+        return await asyncio.shield(asyncio.wrap_future(self._fingerprinting.begin()))
+
+    async def verify(self, receipt: Receipt, prompt: Prompt | None = None) -> Verdict:
+        """Whether this model answers as the receipt says, as `LLM.verify`. Running requests come before it.
+
+        Raises OverloadedError if 16 receipts are verified already.
+        """
+        before = perf_counter()
+        self._engine.attach()
+        facts = Facts(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            end_token_ids=self.end_token_ids,
+            chat_end_token_ids=self.chat_end_token_ids,
+        )
+        found = await self.fingerprint()
+        ids = None
+        if prompt is not None:
+            ids = (await self._in_thread(self._intake.request, prompt, None)).prompt_token_ids
+        examined = await self._in_thread(examine, receipt, lambda: found, facts, ids)
+        finding, num_tokens = examined.finding, len(receipt.output.token_ids)
+        if (request := examined.request) is not None:
+            if examined.token_ids is None:
+                seeded = replace(request.params, seed=request.seed)
+                output = await self._again(request, seeded, receipt.choice)
+                num_tokens = len(output.token_ids)
+                finding = compared(receipt, None, output)
+            else:
+                finding = compared(receipt, *await self._replayed(request, receipt.choice, examined.token_ids))
+        return verdict(examined, finding, num_tokens, perf_counter() - before)
+
+    async def _again(self, request: Request, params: SamplingParams, choice: int) -> CompletionOutput:
+        """One choice of a request, generated, after all requests that others make."""
+        is_chat = request.end_token_ids == self.chat_end_token_ids
+        ids = request.prompt_token_ids
+        prompt: Prompt = ChatPrompt("", ids) if is_chat else ids
+        resume = Resume((), choice)
+        output = await self._output(prompt, params, priority=MAX_COUNT, salt=secrets.token_hex(16), resume=resume)
+        return output.outputs[0]
+
+    async def _replayed(
+        self, request: Request, choice: int, token_ids: tuple[int, ...]
+    ) -> tuple[Difference | None, CompletionOutput]:
+        command = Replay(replace(request, request_id=str(next(self._numbers))), choice, token_ids)
+        done = await self._engine.replay(command, await self._in_thread(encoded, command))
+        if done.refused is not None:
+            raise raised(Failed(*done.refused, []))
+        assert done.output is not None
+        return done.difference, done.output
+
     async def stream(
         self,
         prompt: Prompt,
@@ -154,16 +243,20 @@ class AsyncLLM:
         priority: int = 0,
         salt: str | None = None,
         prompt_progress: bool = False,
+        receipt: ReceiptWish = False,
+        resume: Resume | None = None,
     ) -> AsyncGenerator[RequestUpdate, None]:
         """Continue one prompt. Yields an update for each step of the engine that brings news; the last has the output.
 
         Prompts and params are those of `LLM.generate`. request_id names the request in outputs and `abort`; no other
         open request may have it (None: a new name). A smaller priority is served first. Prompts of different `salt`
         share no blocks of the cache. With prompt_progress the first update comes when the request is accepted, and one
-        with each step of the prompt. The first step of the iteration raises RequestError or CapacityError for a request
-        that can never be served, and OverloadedError if the queue is full.
+        with each step of the prompt. receipt is as in `LLM.generate`, for the output; the request waits until the
+        weights are hashed. resume is an answer's beginning, to go on with. The first step of the iteration raises
+        RequestError or CapacityError for a request that can never be served, and OverloadedError if the queue is full.
         """
-        async with self._opened(prompt, params, request_id, priority, salt, prompt_progress) as opened:
+        how = _How(request_id, priority, salt, prompt_progress, receipt, resume)
+        async with self._opened(prompt, params, how) as opened:
             while True:
                 update = await opened.next()
                 yield update
@@ -180,13 +273,16 @@ class AsyncLLM:
         priority: int = 0,
         salt: str | None = None,
         prompt_progress: bool = False,
+        receipt: ReceiptWish = False,
+        resume: Resume | None = None,
     ) -> RequestOutput:
         """Continue one prompt as `stream` does, and call `see` with each update. Returns the output after the last.
 
         The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
         `see` must not block. Its exception ends the request and is raised here.
         """
-        async with self._opened(prompt, params, request_id, priority, salt, prompt_progress, see) as opened:
+        how = _How(request_id, priority, salt, prompt_progress, receipt, resume)
+        async with self._opened(prompt, params, how, see) as opened:
             return await opened.output()
 
     async def generate(
@@ -197,6 +293,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         salt: str | None = None,
+        receipt: ReceiptWish = False,
     ) -> RequestOutput | list[RequestOutput]:
         """The output of one prompt, or the outputs of a list of prompts in order. Arguments are as in `stream`.
 
@@ -204,7 +301,7 @@ class AsyncLLM:
         """
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), params)
-        options: dict[str, Any] = {"priority": priority, "salt": salt}
+        options: dict[str, Any] = {"priority": priority, "salt": salt, "receipt": receipt}
         if len(listed) == 1 and listed[0] is prompts:
             return await self._output(listed[0], all_params[0], request_id=request_id, **options)
         places = asyncio.Semaphore(self.max_num_seqs + min(self._max_queue, self.max_num_seqs))
@@ -229,6 +326,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         salt: str | None = None,
+        receipt: ReceiptWish = False,
     ) -> RequestOutput:
         """Answer one conversation. Its arguments are as in `LLM.chat`, the others as in `stream`."""
         prompt = await self.render(
@@ -239,7 +337,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
             sanitize_control_tokens=sanitize_control_tokens,
         )
-        return await self._output(prompt, params, request_id=request_id, priority=priority, salt=salt)
+        return await self._output(prompt, params, request_id=request_id, priority=priority, salt=salt, receipt=receipt)
 
     async def render(
         self,
@@ -316,15 +414,20 @@ class AsyncLLM:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        name: str | None,
-        priority: int,
-        salt: str | None,
-        tells_progress: bool,
+        how: "_How",
         see: Callable[[RequestUpdate], None] | None = None,
     ) -> AsyncGenerator[OpenRequest, None]:
         """A request of the engine, which ends with the context."""
-        add, message = await self._admitted(prompt, params, name, priority, salt, tells_progress)
-        opened = self._engine.add(add, message, name, see)
+        check_wish(how.receipt)
+        complete = None
+        if how.receipt is not False:
+            found = await self.fingerprint()
+
+            def complete(output: RequestOutput, request: Request) -> RequestOutput:
+                return with_receipts(output, request, found, self.max_model_len, how.receipt)
+
+        add, message = await self._admitted(prompt, params, how)
+        opened = self._engine.add(add, message, how.name, see, complete)
         timer = None
         if self._queue_timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(self._queue_timeout_s, self._end_waiting, opened)
@@ -339,27 +442,31 @@ class AsyncLLM:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        name: str | None,
-        priority: int,
-        salt: str | None,
-        tells_progress: bool,
+        how: "_How",
     ) -> tuple[Add, bytes]:
         """The checked request and its encoded message. The request holds a place in the queue from the start."""
         self._engine.attach()
         (own,) = self._intake.params_for(1, params)
+        salt, resume = how.salt, how.resume
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"salt={shown(salt)}: expected a text, or None")
+        if resume is not None and how.receipt is not False:
+            raise RequestError(
+                "resume with receipt: expected one of them; a receipt is of an answer that was drawn whole"
+            )
         number = str(next(self._numbers))
 
         def make() -> tuple[Add, bytes]:
-            made = self._intake.request(prompt, own, priority)
+            made = self._intake.request(prompt, own, how.priority)
+            if made.params.seed is None and resume is not None and made.params.temperature > 0:
+                raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
-            add = Add(replace(made, request_id=number, seed=seed, salt=salt), tells_progress)
-            self._admission.check_request(add.request)
-            wanted = replace(add.request, prompt=None)  # the text stays here: ids are what is computed
-            return add, encoded(Add(wanted, tells_progress))
+            request = replace(made, request_id=number, seed=seed, salt=salt, resume=resume)
+            self._admission.check_request(request)
+            wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
+            return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
 
-        with self._engine.place(name):
+        with self._engine.place(how.name):
             return await self._in_thread(make)
 
     def _end_waiting(self, opened: OpenRequest) -> None:
@@ -374,6 +481,18 @@ class AsyncLLM:
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a request is computed and reported: the arguments of `stream` besides prompt and params."""
+
+    name: str | None
+    priority: int
+    salt: str | None
+    tells_progress: bool
+    receipt: ReceiptWish
+    resume: Resume | None
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:

@@ -10,7 +10,8 @@ from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.explanation import Explanation
-from karat.request import FinishReason, Logprob, Request, StreamChunk
+from karat.receipts.verdict import Difference
+from karat.request import CompletionOutput, FinishReason, Logprob, Request, StreamChunk
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -35,12 +36,20 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Free the blocks of a request. No effect if it has ended or is unknown."""
+    """Free the blocks of a request or of a replay. No effect if it has ended or is unknown."""
 
     request_id: str
 
 
-ToEngine = Open | Add | Abort
+class Replay(msgspec.Struct, frozen=True, tag=True):
+    """Choose the tokens of a receipt's choice again. Replayed comes back, with this id."""
+
+    request: Request
+    choice: int
+    token_ids: tuple[int, ...]
+
+
+ToEngine = Open | Add | Abort | Replay
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -132,12 +141,22 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     refused: tuple[str, str] | None = None
 
 
+class Replayed(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a replay: the first different token, or the answer; or why it could not be computed."""
+
+    request_id: str
+    difference: Difference | None
+    output: CompletionOutput | None
+    refused: tuple[str, str] | None = None
+
+
 class Stepped(msgspec.Struct, frozen=True, tag=True):
     """One step in one message: the news of every request that has any, and the engine's counters."""
 
     news: list[News]
     stats: EngineStats
     logs: list[Log]
+    replayed: list[Replayed] = []
 
 
 FromEngine = Loading | Ready | Failed | Stepped

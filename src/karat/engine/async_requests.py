@@ -11,7 +11,8 @@ from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
 
 
 class OpenRequest:
-    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`.
+    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`. `complete` adds
+    to the output what the engine does not know.
 
     At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
     """
@@ -24,6 +25,7 @@ class OpenRequest:
         most_kept: int,
         tells_progress: bool,
         see: Callable[[RequestUpdate], None] | None = None,
+        complete: Callable[[RequestOutput, Request], RequestOutput] | None = None,
     ) -> None:
         self.request = request
         self.name = name  # by which the caller knows it
@@ -36,6 +38,7 @@ class OpenRequest:
         self._num_cached = 0
         self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
         self._see = see
+        self._complete = complete
         self._final: RequestOutput | None = None
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -121,7 +124,7 @@ class OpenRequest:
 
     def _whole(self) -> RequestOutput:
         request, first = self.request, self._chunks[0]
-        return RequestOutput(
+        output = RequestOutput(
             request_id=self.name,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
@@ -130,6 +133,7 @@ class OpenRequest:
             seed=request.seed,
             num_cached_tokens=self._num_cached,
         )
+        return output if self._complete is None else self._complete(output, request)
 
 
 def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:

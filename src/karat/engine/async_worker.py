@@ -20,13 +20,29 @@ from typing import Any
 import msgspec
 
 from karat.children.connection import Connection, ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Failed, Loading, Log, News, Open, Piece, Ready, Stepped, ToEngine
+from karat.engine.async_messages import (
+    Abort,
+    Add,
+    Failed,
+    Loading,
+    Log,
+    News,
+    Open,
+    Piece,
+    Ready,
+    Replay,
+    Replayed,
+    Stepped,
+    ToEngine,
+)
 from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S
+from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
 from karat.errors import CapacityError, KaratError, RequestError
 from karat.ranks.lifeline import end_with_parent
 
+_REPLAYED_ROWS = 64  # tokens of a receipt that a step chooses again, 20 ms of work, while others stream
 _IDLE_LOOK_S = 0.5  # between looks at idle ranks
 
 
@@ -131,6 +147,8 @@ class Worker:
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
         self._waiting: set[str] = set()  # those whose beginning was not told
         self._news: list[News] = []
+        self._replays: dict[str, EngineReplay] = {}
+        self._replayed: list[Replayed] = []
 
     def serve(self) -> None:
         """Serve until the connection ends. Errors of the engine pass through."""
@@ -161,6 +179,14 @@ class Worker:
                     return
                 self._open[request.request_id] = tells_progress
                 self._waiting.add(request.request_id)
+            case Replay(request, choice, token_ids):
+                try:
+                    replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS)
+                    self._replays[request.request_id] = replay
+                except KaratError as error:
+                    self._replayed.append(Replayed(request.request_id, None, None, _told(error)))
+            case Abort(request_id) if request_id in self._replays:
+                self._engine.abort_replay(self._replays.pop(request_id).request)
             case Abort(request_id):
                 update = self._engine.abort(request_id)
                 if update is not None:
@@ -180,10 +206,15 @@ class Worker:
                 progress = None
             if progress is not None:
                 self._news.append(News(request_id, [], False, progress))
+        for request_id, replay in list(self._replays.items()):
+            if replay.done:
+                del self._replays[request_id]
+                refused = None if replay.error is None else _told(replay.error)
+                self._replayed.append(Replayed(request_id, replay.difference, replay.output, refused))
         logs = self._line.take_logs()
-        if self._news or logs:
-            self._line.send(Stepped(self._news, self._engine.stats(), logs))
-            self._news = []
+        if self._news or logs or self._replayed:
+            self._line.send(Stepped(self._news, self._engine.stats(), logs, self._replayed))
+            self._news, self._replayed = [], []
 
     def _progress(self, request_id: str) -> tuple[int, int] | None:
         """The prompt's progress, when the prompt begins and, if asked for, in each step; else None."""

@@ -83,12 +83,15 @@ class Intake:
         """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
         if isinstance(prompt, ChatPrompt):
             return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
+        text = None
         if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
             return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
-        return self._request(prompt, params, None, self._defaults.end_token_ids, priority)
+        text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
+        return self._request(prompt, params, text, self._defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""

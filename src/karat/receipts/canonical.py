@@ -42,6 +42,8 @@ def _written(value: object) -> str:
         case Mapping() if all(isinstance(key, str) for key in value):
             keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
             return "{" + ",".join(f"{_written(key)}:{_written(value[key])}" for key in keys) + "}"
+        case list() | tuple() if value and _are_small_ints(value):
+            return json.dumps(value, separators=(",", ":"))  # token ids: the same text, a hundred times faster
         case Sequence() if not isinstance(value, bytes | bytearray | memoryview):
             return "[" + ",".join(map(_written, value)) + "]"
         case _:
@@ -49,6 +51,10 @@ def _written(value: object) -> str:
                 f"{shown(value)} ({type(value).__name__}): expected what canonical JSON holds: texts, finite numbers, "
                 "integers below 2^53, lists and objects; write it as text"
             )
+
+
+def _are_small_ints(values: list[object] | tuple[object, ...]) -> bool:
+    return set(map(type, values)) == {int} and max(map(abs, values)) <= MAX_INTEGER  # type: ignore[arg-type]
 
 
 def _number(value: float) -> str:

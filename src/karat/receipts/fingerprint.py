@@ -97,6 +97,7 @@ class Fingerprinting:
         with self._lock:
             if self._found is None:
                 self._found = Future()
+                self._found.set_running_or_notify_cancel()  # whoever waits may leave, and ends nothing
                 arguments = (self._identity, self._found, self._patient)
                 threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
             return self._found

@@ -1,7 +1,7 @@
 """Receipt: one answer with everything that decided it, as canonical JSON. docs/receipts.md says what it proves."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -127,6 +127,11 @@ class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
         members = msgspec.to_builtins(self)
         del members["signature"]
         return canonical(members)
+
+    def prompt_among(self, readings: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """The reading of a prompt, as token ids, that this receipt is of; the first one if it is of none."""
+        stated = self.prompt.token_ids
+        return next((ids for ids in readings if stated in (ids, digest(ids))), readings[0])
 
     def to_json(self) -> bytes:
         """Canonical JSON. Raises ReceiptError if it would be longer than MAX_BYTES."""

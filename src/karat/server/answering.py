@@ -19,7 +19,7 @@ from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
-from karat.server.inner import Ask, Lengths, Work, drawn_seed, require_a_choice
+from karat.server.inner import Ask, Lengths, Work, require_a_choice
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.news import follow_all
@@ -32,6 +32,7 @@ from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import InputTokens
 from karat.server.responses import Events, JsonBytes, read_content, until_left
 from karat.server.settings import Settings
+from karat.server.wishes import RECEIPT_HEADER, seeded
 from karat.text.chat_prompt import ChatPrompt
 
 _Written = ChatEvents | TextEvents | MessageEvents | ResponseEvents
@@ -105,11 +106,13 @@ class Answering:
         model = self.model_name(asked.form.model)
         prompt = await _prompt(asked, llm)
         work = self._work(request, asked, llm, [prompt])
+        await _until_known(work, llm)
         return self._subject(prefix, model, asked.form, work, llm)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
         """The prompts of a completion. Control tokens that a text spells become those tokens."""
         model, prompts, echoed = self.model_name(asked.form.model), [], []
+        texts = [prompt if isinstance(prompt, str) else None for prompt in asked.prompts]
         for prompt in asked.prompts:
             if isinstance(prompt, str):
                 prompts.append(tuple(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)))
@@ -117,30 +120,38 @@ class Answering:
                 prompts.append(prompt)
             if asked.form.echo:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
-        work = self._work(request, asked, llm, prompts)
+        work = self._work(request, asked, llm, prompts, texts)
+        await _until_known(work, llm)
         return self._subject("cmpl", model, asked.form, work, llm, echoed)
 
-    def _work(self, request: Request, asked: ChatRequest | TextRequest, llm: AsyncLLM, prompts: list[Any]) -> Work:
+    def _work(
+        self,
+        request: Request,
+        asked: ChatRequest | TextRequest,
+        llm: AsyncLLM,
+        prompts: list[Any],
+        texts: Sequence[str | None] = (None,),
+    ) -> Work:
         lengths = Lengths(llm.max_model_len, self._settings.default_max_tokens)
-        seed = asked.given.get("seed", drawn_seed())
-        given = {**asked.given, "seed": seed}
+        wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
+        given = seeded(asked.given, wishes)
         asks = []
-        for prompt in prompts:
+        for prompt, text in zip(prompts, texts, strict=True):
             num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
             params = lengths.params(llm.default_params, given, num_tokens)
             end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
             require_a_choice(params, end_ids, llm.vocab_size)
-            asks.append(Ask(prompt, params))
+            asks.append(Ask(prompt, params, text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
-        return Work(tuple(asks), seed, asked.priority, salt)
+        return Work(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
 
     def _subject(
         self, prefix: str, model: str, form: Form, work: Work, llm: AsyncLLM, echoed: list[str] | None = None
     ) -> Subject:
-        heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model)
+        heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint)
         tally = self._metrics.tally([len(ask.token_ids) for ask in work.asks])
-        return Subject(heading, form, work, llm.tokenizer, tally, echoed or ())
+        return Subject(heading, form, work, llm.tokenizer, tally, echoed or (), self._settings.signer)
 
     async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
         return await self._follow(subject, llm, subject.tally.see, progress=False)
@@ -199,6 +210,12 @@ def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
 async def _prompt(asked: ChatRequest, llm: AsyncLLM) -> ChatPrompt:
     """The prompt of a conversation. Control tokens that contents spell stay text."""
     return await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
+
+
+async def _until_known(work: Work, llm: AsyncLLM) -> None:
+    """Wait for the fingerprint, if receipts are wished for. Other answers never do."""
+    if work.receipt is not False:
+        await llm.fingerprint()
 
 
 def _options(variables: Mapping[str, Any]) -> dict[str, Any]:

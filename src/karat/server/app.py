@@ -23,6 +23,7 @@ from karat.server.fields import (
     RESPONSES,
     TEXT,
     TOKENIZE,
+    VERIFY,
     fields_of,
 )
 from karat.server.gate import Gate
@@ -30,6 +31,7 @@ from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.openai.requests import read_messages, read_variables
 from karat.server.openapi import document
+from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_content, until_left
 from karat.server.settings import Settings
 from karat.server.state import State
@@ -52,6 +54,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
         Route(TOKENIZE, tools.tokenize, methods=["POST"]),
         Route(DETOKENIZE, tools.detokenize, methods=["POST"]),
         Route(RENDER, tools.render, methods=["POST"]),
+        Route(VERIFY, Receipts(keeper, settings).verify, methods=["POST"]),
         Route("/health", facts.health),
         Route("/ready", facts.ready),
         Route("/metrics", facts.metrics),

@@ -26,6 +26,7 @@ RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 STATELESS = (RESPONSES, INPUT_TOKENS)
 GENERATING = (*BOTH, MESSAGES, RESPONSES)
 CHATTING = (CHAT, *ANTHROPIC, *STATELESS)
+VERIFY = "/v1/receipts/verify"
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/render"
 
 MAX_PROMPTS = 128  # of a request to /v1/completions
@@ -226,6 +227,13 @@ TABLE: tuple[Field, ...] = (
     _honoured("echo", (TEXT,), Flag, "The prompt comes first in the answer, with logprobs if these are asked for."),
     _honoured("stream", GENERATING, Flag, "Server-sent events."),
     _honoured("stream_options", BOTH, dict[str, Any], "include_usage, continuous_usage_stats."),
+    _honoured(
+        "karat",
+        BOTH,
+        Names,
+        "receipt: true or digests; resume: tokens, seed and choice of an answer to go on with (receipts.md).",
+    ),
+    _honoured("karat", (MESSAGES, RESPONSES), Names, "receipt: true or digests (receipts.md)."),
     _honoured("return_token_ids", BOTH, Flag, "prompt_token_ids, and token_ids of each choice (vLLM's)."),
     _honoured("return_tokens_as_token_ids", BOTH, Flag, "Tokens of logprobs are written token_id:N (vLLM's)."),
     _honoured("return_progress", BOTH, Flag, "With stream: prompt_progress while a prompt is computed (llama.cpp's)."),
@@ -252,6 +260,10 @@ TABLE: tuple[Field, ...] = (
     _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count.", required=True),
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
     _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
+    # /v1/receipts/verify
+    _honoured("receipt", (VERIFY,), dict[str, Any], "The receipt.", required=True),
+    _honoured("by", (VERIFY,), Literal["native", "reference"], "native, the engine that answers (default)."),
+    _honoured("request", (VERIFY,), dict[str, Any], "The request, for a receipt that has only digests."),
     # without effect on the answer
     _harmless("user", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
     _harmless("safety_identifier", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),

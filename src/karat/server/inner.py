@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from karat.engine.intake import Prompt
+from karat.engine.verifying import ReceiptWish
 from karat.errors import CapacityError, RequestError
-from karat.request import SamplingParams
+from karat.request import Resume, SamplingParams
 from karat.text.chat_prompt import ChatPrompt
 
 MAX_DRAWN_SEED = 2**53  # every JSON reader keeps integers below it
@@ -18,10 +20,18 @@ class Ask:
 
     prompt: tuple[int, ...] | ChatPrompt
     params: SamplingParams
+    text: str | None = None  # that the token ids are of
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         return self.prompt.token_ids if isinstance(self.prompt, ChatPrompt) else self.prompt
+
+    @property
+    def as_given(self) -> Prompt:
+        """The prompt for the engine."""
+        if self.text is None or isinstance(self.prompt, ChatPrompt):
+            return self.prompt
+        return {"prompt_token_ids": self.prompt, "prompt": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,8 @@ class Work:
     seed: int
     priority: int = 0
     salt: str | None = None
+    receipt: ReceiptWish = False
+    resume: Resume | None = None
 
 
 def require_a_choice(params: SamplingParams, end_token_ids: frozenset[int], vocab_size: int) -> None:

@@ -22,13 +22,15 @@ async def follow_all(
         ask = work.asks[number]
         async with places:
             return await llm.follow(
-                ask.prompt,
+                ask.as_given,
                 ask.params,
                 lambda update: see(number, update),
                 request_id=f"{request_id}-{number}",
                 priority=work.priority,
                 salt=work.salt,
                 prompt_progress=progress,
+                receipt=work.receipt,
+                resume=work.resume,
             )
 
     if len(work.asks) == 1:

@@ -8,7 +8,18 @@ import msgspec
 from karat import __version__
 from karat.server import schema
 from karat.server.anthropic import schema as anthropic
-from karat.server.fields import ANTHROPIC, CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, Field, fields_of
+from karat.server.fields import (
+    ANTHROPIC,
+    CHAT,
+    COUNT,
+    INPUT_TOKENS,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    VERIFY,
+    Field,
+    fields_of,
+)
 from karat.server.openai import response_schema
 
 _REF = "#/components/schemas/{name}"
@@ -19,6 +30,7 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     COUNT: ("post", anthropic.MessageTokens),
     RESPONSES: ("post", response_schema.Response),
     INPUT_TOKENS: ("post", response_schema.InputTokens),
+    VERIFY: ("post", schema.Verified),
     "/v1/models": ("get", schema.Models),
     "/v1/models/{model}": ("get", schema.Model),
     "/tokenize": ("post", schema.Tokenized),

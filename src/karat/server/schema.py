@@ -9,6 +9,8 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from karat.explanation import Explanation
+from karat.receipts.receipt import Receipt
+from karat.receipts.verdict import Difference
 
 FinishReason = Literal["stop", "length"]
 
@@ -59,10 +61,16 @@ class PromptProgress(Struct):
 
 
 class Karat(Struct):
-    """Karat's own field: the seed that tokens were drawn with. `explain`: of an answer that has no choices."""
+    """Karat's own field: the seed that tokens were drawn with. `explain`: of an answer that has no choices.
+
+    system_fingerprint: what of the model decides answers (docs/receipts.md), null until the weights are hashed.
+    `receipt`: if it was asked for; a list where there are several choices.
+    """
 
     seed: int
     explain: tuple[Explanation, ...] | UnsetType = UNSET
+    system_fingerprint: str | None = None
+    receipt: Receipt | list[Receipt] | UnsetType = UNSET
 
 
 class Explained(Struct):
@@ -117,7 +125,7 @@ class ChatCompletion(Struct):
     usage: Usage
     timings: Timings
     karat: Karat
-    system_fingerprint: str
+    system_fingerprint: str | None
     service_tier: Literal["default"] = "default"
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -149,7 +157,7 @@ class ChatChunk(Struct):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    system_fingerprint: str
+    system_fingerprint: str | None
     service_tier: Literal["default"] = "default"
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
@@ -193,12 +201,26 @@ class TextCompletion(Struct):
     created: int
     model: str
     choices: list[TextChoice]
-    system_fingerprint: str
+    system_fingerprint: str | None
     object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     karat: Karat | UnsetType = UNSET
     prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class Verified(Struct):
+    """What verifying a receipt found. other contract: no verdict, of another model or other rules, which `text` names.
+
+    `text` is what `karat verify` says; `signer` the public key of a signature that is right.
+    """
+
+    verdict: Literal["identical", "different", "other contract", "agrees", "undecided", "differs"]
+    tokens: int
+    seconds: float
+    text: str
+    first_difference: Difference | None
+    signer: str | None
 
 
 class Model(Struct):

@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from karat.receipts.signature import Signer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -33,6 +35,7 @@ class Settings:
     default_max_tokens: int = 4096
     ping_s: float = 10
     drain_s: float = 30
+    signer: Signer | None = None  # of receipts
     limits: Limits = Limits()
 
     @property

@@ -15,6 +15,7 @@ from karat.request import StreamChunk
 from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES
+from karat.server.openai.answers import Heading
 from karat.server.tally import Tally
 from tests.server.conftest import Answer, Running
 
@@ -42,7 +43,7 @@ def test_the_text_is_that_of_a_chat_completion(server: Running, given: dict[str,
     system = [{"role": "system", "content": given["system"]}] if "system" in given else []
     chat = server.ask(CHAT, GIVEN | sampling | {"messages": [*system, *TURNS]}).json
     whole = server.ask(MESSAGES, GIVEN | given, anthropic_version="2023-06-01")
-    assert whole.status == 200 and whole.headers["karat-seed"] == "3" and whole.json["karat"] == {"seed": 3}
+    assert whole.status == 200 and whole.headers["karat-seed"] == "3" and whole.json["karat"]["seed"] == 3
     assert [block["text"] for block in whole.json["content"]] == [chat["choices"][0]["message"]["content"]]
     events = events_of(server.ask(MESSAGES, GIVEN | given | {"stream": True}))
     assert text_of(events) == whole.json["content"][0]["text"]
@@ -135,7 +136,7 @@ def test_errors_are_of_the_form(server: Running, given: Any, status: int, kind: 
 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
     subject: Any = SimpleNamespace(
-        heading=SimpleNamespace(id="msg-1", model="m"), work=SimpleNamespace(seed=1), tally=Tally([3])
+        heading=Heading("msg-1", 0, "m"), work=SimpleNamespace(seed=1), tally=Tally([3]), signer=None
     )
     events, bad = MessageEvents(subject), StreamChunk(0, "", (), "error", error="a logit is NaN")
     update: Any = SimpleNamespace(chunks=[bad], output=None, progress=None)

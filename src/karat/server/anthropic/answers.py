@@ -4,15 +4,15 @@ from msgspec import UNSET
 
 from karat.request import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage, TextBlock
-from karat.server.openai.answers import Subject, reason_of
-from karat.server.schema import Karat
+from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.tally import Tally
 
 
 def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
-    ending = ending_of(choice)
+    ending, karat = ending_of(choice), karat_of(subject, output)
+    karat.explain = choice.explanations or UNSET
     return AnthropicMessage(
         subject.heading.id,
         subject.heading.model,
@@ -20,7 +20,7 @@ def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
         ending.stop_reason,
         ending.stop_sequence,
         usage_of(subject.tally),
-        Karat(subject.work.seed, choice.explanations or UNSET),
+        karat,
         subject.tally.timings(),
     )
 

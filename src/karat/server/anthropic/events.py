@@ -3,6 +3,7 @@
 from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
+from karat.request import RequestOutput
 from karat.server.anthropic.answers import ending_of, usage_of
 from karat.server.anthropic.errors import error_of
 from karat.server.anthropic.schema import (
@@ -20,8 +21,7 @@ from karat.server.anthropic.schema import (
     TextDelta,
 )
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, explained
-from karat.server.schema import Karat
+from karat.server.openai.answers import Subject, explained, karat_of
 from karat.server.sse import named_event
 
 
@@ -44,10 +44,12 @@ class MessageEvents:
         self._subject = subject
         self._has_begun = False
         self._ending: Ending | None = None
+        self._output: RequestOutput | None = None
 
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if the answer ended in an error."""
         written = b""
+        self._output = update.output
         is_computed = update.progress is not None and update.progress.num_computed > 0
         if not self._has_begun and (update.chunks or is_computed):
             self._has_begun = True  # not before a step: until then the cached tokens are unknown
@@ -64,10 +66,11 @@ class MessageEvents:
         """The last events."""
         if self._ending is None:
             raise ApiError(500, "the answer had no end; this is a bug in Karat")
-        tally, karat = self._subject.tally, Karat(self._subject.work.seed)
+        tally = self._subject.tally
+        karat = karat_of(self._subject, *(() if self._output is None else (self._output,)))
         last = MessageDelta(self._ending, usage_of(tally), karat, tally.timings())
         return _event(ContentBlockStop()) + _event(last) + _event(MessageStop())
 
     def _empty(self) -> AnthropicMessage:
-        heading, karat = self._subject.heading, Karat(self._subject.work.seed)
+        heading, karat = self._subject.heading, karat_of(self._subject)
         return AnthropicMessage(heading.id, heading.model, [], None, None, usage_of(self._subject.tally), karat)

@@ -10,6 +10,7 @@ from karat.server.bodies import judge, named_harmless, read_json
 from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
 from karat.server.openai.requests import ChatRequest, Form, read_variables
+from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES in field.routes)
@@ -51,6 +52,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         Form(values.get("model"), stream, progress=stream),  # progress: the first event has the cached tokens
         values.get("priority", 0),
         values.get("cache_salt"),
+        read_wishes(values),
     )
     names = (*named_harmless(body, given.get("tools") or []), *unused)
     if blocks.has_marks and "cache_control" not in names:

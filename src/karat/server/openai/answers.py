@@ -6,7 +6,7 @@ from typing import cast
 
 from msgspec import UNSET, UnsetType
 
-from karat import __version__
+from karat.receipts.signature import Signer
 from karat.request import CompletionOutput, RequestOutput, StreamChunk
 from karat.server import schema
 from karat.server.errors import ApiError
@@ -17,8 +17,6 @@ from karat.server.schema import FinishReason
 from karat.server.tally import Tally
 from karat.text import Tokenizer
 
-FINGERPRINT = f"karat-{__version__}"
-
 
 @dataclass(frozen=True, slots=True)
 class Heading:
@@ -27,11 +25,14 @@ class Heading:
     id: str
     created: int
     model: str
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first."""
+    """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first. `signer`:
+    of receipts.
+    """
 
     heading: Heading
     form: Form
@@ -39,6 +40,7 @@ class Subject:
     tokenizer: Tokenizer
     tally: Tally
     echoed: Sequence[str] = ()
+    signer: Signer | None = None
 
     @property
     def writer(self) -> LogprobWriter:
@@ -72,8 +74,8 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
         choices,
         subject.tally.usage(),
         subject.tally.timings(),
-        schema.Karat(subject.work.seed),
-        FINGERPRINT,
+        karat_of(subject, output),
+        heading.fingerprint,
         prompt_logprobs=of_prompt(output.prompt_logprobs) if output.prompt_logprobs is not None else UNSET,
         prompt_token_ids=list(output.prompt_token_ids) if form.token_ids else UNSET,
     )
@@ -93,10 +95,10 @@ def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schem
         heading.created,
         heading.model,
         choices,
-        FINGERPRINT,
+        heading.fingerprint,
         usage=tally.usage(),
         timings=tally.timings(),
-        karat=schema.Karat(subject.work.seed),
+        karat=karat_of(subject, *outputs),
     )
 
 
@@ -127,6 +129,17 @@ def _text_choice(
         list(output.prompt_token_ids) if form.token_ids else UNSET,
         UNSET if form.no_answer else explained(choice),
     )
+
+
+def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:
+    """Karat's own field of an answer with these outputs; of its beginning, without any."""
+    receipts = [choice.receipt for output in outputs for choice in output.outputs if choice.receipt is not None]
+    if subject.signer is not None:
+        receipts = list(map(subject.signer.sign, receipts))
+    made = schema.Karat(subject.work.seed, system_fingerprint=subject.heading.fingerprint)
+    if receipts:
+        made.receipt = receipts[0] if len(receipts) == 1 else receipts
+    return made
 
 
 def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | UnsetType:

@@ -6,9 +6,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from karat.engine.updates import RequestUpdate
-from karat.request import StreamChunk
+from karat.request import RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.openai.answers import FINGERPRINT, Subject, explained, reason_of
+from karat.server.openai.answers import Subject, explained, karat_of, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt
 from karat.server.sse import DONE, encoded, event
 
@@ -24,6 +24,11 @@ class _Events:
         has_more = form.token_ids or form.no_answer or form.continuous_usage or form.timings_per_token
         self._is_plain = not has_more and all(ask.params.logprobs is None for ask in subject.work.asks)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # what surrounds the text in an event of a choice
+        self._ended: dict[int, RequestOutput] = {}  # by the prompt's number
+
+    @property
+    def _outputs(self) -> list[RequestOutput]:
+        return [self._ended[number] for number in sorted(self._ended)]
 
     def _is_text(self, index: int, chunk: StreamChunk) -> bool:
         """Whether the event of a chunk has a text and nothing else that is new."""
@@ -52,10 +57,10 @@ class _Events:
             "id": heading.id,
             "created": heading.created,
             "model": heading.model,
-            "system_fingerprint": FINGERPRINT,
+            "system_fingerprint": heading.fingerprint,
             "usage": self._usage(),
             "timings": subject.tally.timings() if last or subject.form.timings_per_token else UNSET,
-            "karat": schema.Karat(subject.work.seed) if last else UNSET,
+            "karat": karat_of(subject, *self._outputs) if last else UNSET,
         }
 
 
@@ -65,6 +70,8 @@ class ChatEvents(_Events):
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if a choice ended in an error."""
         written = b""
+        if update.output is not None:
+            self._ended[number] = update.output
         if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
             written += event(self._chunk([], progress=progress))
         return written + b"".join(map(self._of_chunk, update.chunks))
@@ -130,6 +137,8 @@ class TextEvents(_Events):
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if a choice ended in an error."""
         written = b""
+        if update.output is not None:
+            self._ended[number] = update.output
         if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
             written += event(self._completion([], progress=progress))
         return written + b"".join([self._of_chunk(number, chunk) for chunk in update.chunks])

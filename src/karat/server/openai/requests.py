@@ -9,6 +9,7 @@ from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
 from karat.server.openai.formats import structure
+from karat.server.wishes import NO_WISHES, Wishes, read_wishes
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
 # What the template is called with, which its variables may not replace.
@@ -56,6 +57,7 @@ class ChatRequest:
     form: Form
     priority: int
     cache_salt: str | None
+    wishes: Wishes = NO_WISHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class TextRequest:
     form: Form
     priority: int
     cache_salt: str | None
+    wishes: Wishes = NO_WISHES
 
 
 def read_chat(body: Body) -> ChatRequest:
@@ -89,6 +92,7 @@ def read_chat(body: Body) -> ChatRequest:
         _form(values),
         values.get("priority", 0),
         values.get("cache_salt"),
+        read_wishes(values, resumes=True),
     )
 
 
@@ -106,6 +110,11 @@ def read_text(body: Body) -> TextRequest:
         raise invalid("echo", "echo with logprobs and n > 1 cannot stream; leave out one of them")
     if form.echo and "logprobs" in given:
         given["prompt_logprobs"] = max(given["logprobs"], given.get("prompt_logprobs", 0))
+    wishes = read_wishes(values, resumes=True)
+    if wishes.resume is not None and len(prompts) != 1:
+        raise invalid("karat.resume", f"karat.resume with {len(prompts)} prompts: expected one; send several requests")
+    if form.no_answer and wishes != NO_WISHES:
+        raise invalid("karat", "karat with max_tokens=0: there is no answer; leave it out")
     return TextRequest(
         prompts,
         values.get("add_special_tokens", True),
@@ -113,6 +122,7 @@ def read_text(body: Body) -> TextRequest:
         form,
         values.get("priority", 0),
         values.get("cache_salt"),
+        wishes,
     )
 
 

@@ -3,7 +3,7 @@
 from msgspec import UNSET
 
 from karat.request import RequestOutput
-from karat.server.openai.answers import Subject, reason_of
+from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (
     IncompleteDetails,
@@ -15,13 +15,14 @@ from karat.server.openai.response_schema import (
     ResponseUsage,
     Status,
 )
-from karat.server.schema import FinishReason, Karat
+from karat.server.schema import FinishReason
 
 
 def response(subject: Subject, echo: Echo, output: RequestOutput) -> Response:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
     made = ended(subject, echo, choice.text, reason_of(choice))
+    made.karat = karat_of(subject, output)
     made.karat.explain = choice.explanations or UNSET
     return made
 
@@ -42,7 +43,7 @@ def begun(subject: Subject, echo: Echo) -> Response:
         top_p=ask.params.top_p,
         max_output_tokens=echo.max_output_tokens,
         text=echo.text,
-        karat=Karat(subject.work.seed),
+        karat=karat_of(subject),
     )
 
 

@@ -5,8 +5,9 @@ from typing import Any
 from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
+from karat.request import RequestOutput
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, explained, reason_of
+from karat.server.openai.answers import Subject, explained, karat_of, reason_of
 from karat.server.openai.response_answers import begun, ended, item, item_id
 from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (
@@ -33,10 +34,12 @@ class ResponseEvents:
         self._num_events = 0
         self._text: list[str] = []
         self._reason: FinishReason | None = None
+        self._output: RequestOutput | None = None
 
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if the answer ended in an error."""
         written = b"" if self._num_events else self._begin()
+        self._output = update.output
         for chunk in update.chunks:
             karat = explained(chunk)
             if chunk.text or karat is not UNSET:
@@ -54,6 +57,8 @@ class ResponseEvents:
             raise ApiError(500, "the answer had no end; this is a bug in Karat")
         text = "".join(self._text)
         made = ended(self._subject, self._echo, text, self._reason)
+        if self._output is not None:
+            made.karat = karat_of(self._subject, self._output)
         (message,) = made.output
         done = TextDoneEvent(sequence_number=self._next(), item_id=self._item_id, text=text)
         return (

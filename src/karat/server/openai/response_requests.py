@@ -11,6 +11,7 @@ from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fie
 from karat.server.openai.formats import text_structure
 from karat.server.openai.requests import ChatRequest, Form, read_messages, read_variables
 from karat.server.openai.response_schema import TextConfig, TextFormat
+from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSES in field.routes)
@@ -67,6 +68,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         Form(values.get("model"), values.get("stream", False)),
         values.get("priority", 0),
         values.get("cache_salt"),
+        read_wishes(values),
     )
     echo = Echo(instructions, values.get("metadata", {}), values.get("max_output_tokens"), text)
     return ResponseRequest(chat, echo, (*named_harmless(body, given.get("tools") or []), *names))

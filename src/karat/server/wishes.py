@@ -1,0 +1,85 @@
+"""The field `karat` of a request, and its header: what is wished for beyond the protocols."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from karat.engine.verifying import ReceiptWish
+from karat.request import MAX_CHOICES, MAX_SEED, Resume
+from karat.server.bodies import judge
+from karat.server.errors import invalid
+from karat.server.fields import Field, TokenId
+from karat.server.inner import drawn_seed
+
+RECEIPT_HEADER = "karat-receipt"
+_HEADER_VALUES: Mapping[str, ReceiptWish] = {"1": True, "0": False, "digests": "digests"}
+_RECEIPT = Field(
+    "receipt", (), "honoured", "The answer carries a receipt; digests: without the tokens.", bool | Literal["digests"]
+)
+_RESUME = Field("resume", (), "honoured", "Goes on with an answer: its tokens so far, and its seed.", dict[str, Any])
+_RESUMED: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        Field("tokens", (), "honoured", "The token ids of the answer so far.", list[TokenId], required=True),
+        Field("seed", (), "honoured", "The answer's seed.", Annotated[int, Meta(ge=0, le=MAX_SEED)]),
+        Field("choice", (), "honoured", "Its number among n.", Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """receipt: of the answer. resume: the beginning of the answer. seed: that of the answer that is resumed."""
+
+    receipt: ReceiptWish = False
+    resume: Resume | None = None
+    seed: int | None = None
+
+    def with_header(self, value: str | None) -> "Wishes":
+        """These, and what the header asks for. 400 for another value."""
+        if value is None:
+            return self
+        if value not in _HEADER_VALUES:
+            expected = ", ".join(_HEADER_VALUES)
+            raise invalid(RECEIPT_HEADER, f"{RECEIPT_HEADER}: {value[:20]!r}: expected one of {expected}")
+        made = replace(self, receipt=self.receipt or _HEADER_VALUES[value])
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """400 for wishes that exclude each other."""
+        if self.resume is not None and self.receipt is not False:
+            raise invalid("karat", "karat.receipt with karat.resume: a receipt is of an answer that was drawn whole")
+
+
+NO_WISHES = Wishes()
+
+
+def read_wishes(values: Mapping[str, Any], *, resumes: bool = False) -> Wishes:
+    """The wishes of a body's honoured fields. resumes: whether answers of the route can be resumed."""
+    fields = {field.name: field for field in ((_RECEIPT, _RESUME) if resumes else (_RECEIPT,))}
+    given = judge(values.get("karat", {}), fields, "karat.").values
+    resume, seed = None, None
+    if "resume" in given:
+        asked = judge(given["resume"], _RESUMED, "karat.resume.").values
+        resume, seed = Resume(tuple(asked["tokens"]), asked.get("choice", 0)), asked.get("seed")
+    made = Wishes(given.get("receipt", False), resume, seed)
+    made.check()
+    return made
+
+
+def seeded(given: Mapping[str, Any], wishes: Wishes) -> dict[str, Any]:
+    """Fields of SamplingParams with a seed: the given one, or one of the system's randomness.
+
+    For an answer that is resumed: its own seed, and of its choices the one. 400 if the seed is missing or contradicted.
+    """
+    if wishes.resume is None:
+        return {**given, "seed": given.get("seed", drawn_seed())}
+    seed, n = given.get("seed", wishes.seed), given.get("n", 1)
+    if seed is None or (wishes.seed is not None and seed != wishes.seed):
+        raise invalid("karat.resume.seed", f"karat.resume.seed={wishes.seed}, seed={seed}: expected the answer's seed")
+    if "n" in given and wishes.resume.choice >= n:
+        raise invalid("karat.resume.choice", f"karat.resume.choice={wishes.resume.choice} with n={n}: expected less")
+    return {**given, "seed": seed, "n": 1}

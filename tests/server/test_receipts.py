@@ -1,0 +1,231 @@
+"""Receipts and `system_fingerprint` over HTTP, the route that verifies, and answers that are resumed.
+
+Covers: karat.server.receipts, karat.server.receipt_requests, karat.server.wishes.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from karat import LLM
+from karat.receipts import Receipt, read_receipt
+from tests.receipts.keys import PUBLIC, SECRET, pem
+from tests.server.conftest import Running
+
+VERIFY = "/v1/receipts/verify"
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "receipt.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """The model of the server, in this process."""
+    with LLM() as made:
+        yield made
+
+
+def wished(server: Running, route: str, body: dict[str, Any], *, stream: bool, by_header: bool = False) -> Any:
+    """The field `karat` of an answer, or of the last event that has it."""
+    headers = {"karat_receipt": "1"} if by_header else {}
+    body = body | ({} if by_header else {"karat": {"receipt": True}}) | {"stream": stream}
+    answer = server.ask(route, body, **headers)
+    assert answer.status == 200, answer.content
+    if not stream:
+        return answer.json["karat"]
+    data = [json.loads(line[6:]) for line in answer.content.decode().splitlines() if line.startswith("data: {")]
+    found = [event.get("karat") or event.get("response", {}).get("karat") for event in data]
+    with_receipt = [karat for karat in found if karat and "receipt" in karat]
+    assert len(with_receipt) == 1, "one event has it"
+    return with_receipt[0]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 12},
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 12},
+    "/v1/responses": {"input": "Tell me a story.", "max_output_tokens": 12},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 12},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("route", BODIES)
+def test_every_protocol_gives_receipts(server: Running, llm: LLM, route: str, stream: bool) -> None:
+    body = BODIES[route] | {"seed": 3, "temperature": 1.1}
+    karat = wished(server, route, body, stream=stream)
+    jsonschema.validate(karat["receipt"], SCHEMA)
+    receipt = read_receipt(json.dumps(karat["receipt"]).encode())
+    assert karat["system_fingerprint"] == receipt.fingerprint.short == llm.fingerprint().short
+    assert (receipt.seed, receipt.sampling.max_tokens, receipt.sampling.temperature) == ("3", 12, 1.1)
+    assert receipt.prompt.text_sha256 is not None, "the text is known on every route"
+    assert llm.verify(receipt).kind == "identical"  # another process, which has neither batch nor cache
+    by_header = wished(server, route, body, stream=stream, by_header=True)["receipt"]
+    assert by_header == karat["receipt"]
+    verdict = server.ask(VERIFY, {"receipt": karat["receipt"]}).json
+    assert verdict["verdict"] == "identical" and verdict["tokens"] == 12 and verdict["first_difference"] is None
+    assert verdict["text"].startswith("identical, 12 tokens, ")
+    assert route not in ("/v1/responses", "/v1/messages") or isinstance(receipt, Receipt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_has_its_receipt(server: Running, llm: LLM, stream: bool) -> None:
+    form = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    body = {"messages": MESSAGES, "max_tokens": 16, "n": 3, "seed": 4, "structured_outputs": {"json": form}}
+    made = wished(server, "/v1/chat/completions", body, stream=stream)["receipt"]
+    receipts = [read_receipt(json.dumps(one).encode()) for one in made]
+    assert [receipt.choice for receipt in receipts] == [0, 1, 2]
+    assert all(llm.verify(receipt).kind == "identical" for receipt in receipts)
+    two = {"prompt": ["Once", "One day"], "max_tokens": 4, "seed": 4}
+    assert len(wished(server, "/v1/completions", two, stream=stream)["receipt"]) == 2
+
+
+def test_system_fingerprint_is_the_same_in_all_events(server: Running, llm: LLM) -> None:
+    found = llm.fingerprint().short
+    server.until(lambda: server.chat(max_tokens=1).json["system_fingerprint"] == found)
+    events = server.chat(max_tokens=6, stream=True).events
+    assert {event["system_fingerprint"] for event in events} == {found}
+    assert "receipt" not in server.chat(max_tokens=1).json["karat"]
+
+
+def test_made_and_verified_under_load_beside_prefix_hits(server: Running, llm: LLM) -> None:
+    def one(number: int) -> tuple[Any, Any]:
+        body = {"messages": MESSAGES, "max_tokens": 24, "seed": number, "temperature": 1.3}
+        made = wished(server, "/v1/chat/completions", body, stream=number % 2 == 0)["receipt"]
+        return made, server.ask(VERIFY, {"receipt": made}).json
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(one, range(16)))
+    assert all(verdict["verdict"] == "identical" for _, verdict in found)
+    assert all(llm.verify(read_receipt(json.dumps(made).encode())).kind == "identical" for made, _ in found)
+    assert server.gauge("karat_prefix_cache_hits") > 0
+
+
+def test_a_difference_is_shown(server: Running) -> None:
+    from karat.receipts.receipt import sealed
+
+    made = wished(server, "/v1/chat/completions", BODIES["/v1/chat/completions"] | {"seed": 1}, stream=False)["receipt"]
+    changed = made | {"seed": "2"}
+    verdict = server.ask(VERIFY, {"receipt": changed}).json
+    assert verdict["text"] == "different: the receipt was changed after it was written: seed"
+    ids = [*made["output"]["token_ids"][:4], 100, *made["output"]["token_ids"][5:]]
+    forged = made | {"output": made["output"] | {"token_ids": ids}}
+    for name in ("checksums", "sha256", "signature"):
+        del forged[name]
+    verdict = server.ask(VERIFY, {"receipt": json.loads(sealed(forged).to_json())}).json
+    first = verdict["first_difference"]
+    assert verdict["verdict"] == "different" and first["receipt_token"] == 100 and first["index"] == 4
+    assert first["replayed_token"] == made["output"]["token_ids"][4] and first["margin"] > 0
+    assert first["position"] == len(made["prompt"]["token_ids"]) + 4
+    forged["fingerprint"] = forged["fingerprint"] | {"numeric_contract": 99}
+    verdict = server.ask(VERIFY, {"receipt": json.loads(sealed(forged).to_json())}).json
+    assert verdict["verdict"] == "other contract" and "numeric_contract (99, here" in verdict["text"]
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_digests_are_verified_beside_the_request(server: Running, route: str) -> None:
+    body = BODIES[route] | {"seed": 8}
+    made = server.ask(route, body, karat_receipt="digests").json["karat"]["receipt"]
+    assert isinstance(made["prompt"]["token_ids"], str) and isinstance(made["output"]["token_ids"], str)
+    alone = server.ask(VERIFY, {"receipt": made})
+    assert alone.status == 400 and alone.json["error"]["param"] == "request"
+    assert server.ask(VERIFY, {"receipt": made, "request": body}).json["text"].startswith("identical, 12 tokens, ")
+    other = server.ask(VERIFY, {"receipt": made, "request": {"prompt": "Another"}}).json
+    assert other["verdict"] == "different" and "not that of the request" in other["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "receipt"),
+        ({"receipt": {}}, "receipt"),
+        ({"receipt": {"format": "karat-receipt/2"}}, "receipt"),
+        ({"receipt": {}, "by": "reference"}, "by"),
+        ({"receipt": {}, "by": "trust"}, "by"),
+        ({"receipt": {}, "more": 1}, "more"),
+    ],
+)
+def test_what_is_no_receipt_is_refused(server: Running, body: Any, param: str) -> None:
+    answer = server.ask(VERIFY, body)
+    assert answer.status == 400 and answer.json["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("karat", "header", "param"),
+    [
+        ({"receipt": "all"}, None, "karat.receipt"),
+        ({"nonsense": 1}, None, "karat.nonsense"),
+        ({"resume": {}}, None, "karat.resume.tokens"),
+        ({"resume": {"tokens": [1]}}, None, "karat.resume.seed"),
+        ({"resume": {"tokens": [1], "seed": 5}}, None, "karat.resume.seed"),
+        ({"resume": {"tokens": [1], "seed": 3, "choice": 2}}, None, "karat.resume.choice"),
+        ({"resume": {"tokens": [1], "seed": 3}, "receipt": True}, None, "karat"),
+        ({"resume": {"tokens": [1], "seed": 3}}, "1", "karat"),
+        ({}, "yes", "karat-receipt"),
+    ],
+)
+def test_wrong_wishes_are_refused(server: Running, karat: Any, header: str | None, param: str) -> None:
+    body: dict[str, Any] = {"prompt": "Once", "karat": karat, "n": 2}
+    if "seed" in karat.get("resume", {}):
+        body["seed"] = 3
+    headers = {} if header is None else {"karat_receipt": header}
+    answer = server.ask("/v1/completions", body, **headers)
+    assert answer.status == 400 and answer.json["error"]["param"] == param, answer.content
+
+
+@pytest.mark.parametrize("route", ["/v1/responses", "/v1/messages"])
+def test_only_openais_older_routes_resume(server: Running, route: str) -> None:
+    answer = server.ask(route, BODIES[route] | {"karat": {"resume": {"tokens": [1], "seed": 3}}})
+    assert answer.status == 400 and b"resume" in answer.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answer_is_resumed(server: Running, chat: bool, stream: bool) -> None:
+    route = "/v1/chat/completions" if chat else "/v1/completions"
+    body = BODIES[route] | {"n": 2, "seed": 6, "temperature": 1.2, "frequency_penalty": 0.5, "return_token_ids": True}
+
+    def read(answer: Any, index: int) -> tuple[str, list[int], str]:
+        assert answer.status == 200, answer.content
+        if not stream:
+            choice = answer.json["choices"][index]
+            text = choice["message"]["content"] if chat else choice["text"]
+            return text, choice["token_ids"], choice["finish_reason"]
+        text, ids, reason = "", list[int](), ""
+        for event in answer.events:
+            for choice in event["choices"]:
+                if choice["index"] == index:
+                    text += (choice["delta"].get("content") or "") if chat else choice["text"]
+                    ids += choice.get("token_ids") or []
+                    reason = choice["finish_reason"] or reason
+        return text, ids, reason
+
+    whole = server.ask(route, body | {"stream": stream})
+    for index in (0, 1):
+        text, ids, reason = read(whole, index)
+        for num in (0, 5, len(ids) - 1, len(ids)):
+            resume = {"tokens": ids[:num], "seed": 6, "choice": index}
+            answer = server.ask(route, body | {"stream": stream, "karat": {"resume": resume}})
+            more, rest, end = read(answer, 0)
+            assert rest == ids[num:] and end == reason and text.endswith(more)
+            assert num > 0 or more == text
+        too_many = server.ask(route, body | {"karat": {"resume": {"tokens": [*ids, 65], "seed": 6}}})
+        assert too_many.status == 400 and b"resume" in too_many.content
+
+
+def test_receipts_of_a_server_with_a_key_are_signed(start: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    (tmp_path / "key.pem").write_bytes(pem(SECRET))
+    with start("--receipt-key", str(tmp_path / "key.pem")) as server:
+        made = wished(server, "/v1/completions", BODIES["/v1/completions"], stream=True)["receipt"]
+        assert made["signature"]["public_key"] == PUBLIC
+        verdict = server.ask(VERIFY, {"receipt": made}).json
+        assert verdict["signer"] == PUBLIC and verdict["text"].endswith(f"signed by {PUBLIC}")
