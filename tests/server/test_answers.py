@@ -122,6 +122,10 @@ def test_tokens_there_and_back(server: Running, llm: LLM) -> None:
     assert len(made["token_strs"]) == made["count"] and made["max_model_len"] == llm.max_model_len
     assert server.ask("/detokenize", {"tokens": made["tokens"]}).json == {"prompt": "A café."}
     assert server.ask("/detokenize", {"tokens": [10**9]}).status == 400
+    chat = {"messages": [{"role": "user", "content": "A café."}], "add_generation_prompt": False}
+    assert server.ask("/tokenize", chat).json["tokens"] == server.ask("/render", chat).json["tokens"]
+    for wrong in ({}, {**chat, "prompt": "a"}):
+        assert server.ask("/tokenize", wrong).json["error"]["message"].startswith("expected one of prompt and messages")
 
 
 def test_lengths_are_judged_before_any_work(server: Running, llm: LLM) -> None:

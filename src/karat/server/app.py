@@ -1,7 +1,9 @@
 """make_app: the ASGI app with its routes, behind the gate."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from time import time
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -35,6 +37,7 @@ from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_content, until_left
 from karat.server.settings import Settings
 from karat.server.state import State
+from karat.text.chat_prompt import ChatPrompt
 
 
 def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
@@ -78,10 +81,16 @@ class _Tools:
         self._settings = settings
 
     async def tokenize(self, request: Request) -> ASGIApp:
+        """The tokens of a text, or of the prompt that `render` makes of a conversation."""
         values = read_body(await read_content(request, self._settings.limits), fields_of(TOKENIZE)).values
         llm = self._keeper.llm
-        asking = llm.tokenize(values["prompt"], add_special_tokens=values.get("add_special_tokens", True))
-        ids = await until_left(request, asking)
+        if ("prompt" in values) == ("messages" in values):
+            raise ApiError(400, "expected one of prompt and messages; send the one to count", param="prompt")
+        if "messages" in values:
+            ids = (await self._rendered(request, values)).token_ids
+        else:
+            asking = llm.tokenize(values["prompt"], add_special_tokens=values.get("add_special_tokens", True))
+            ids = await until_left(request, asking)
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if values.get("return_token_strs") else None
         return _json(schema.Tokenized(list(ids), len(ids), llm.max_model_len, texts))
 
@@ -92,6 +101,11 @@ class _Tools:
 
     async def render(self, request: Request) -> ASGIApp:
         values = read_body(await read_content(request, self._settings.limits), fields_of(RENDER)).values
+        prompt = await self._rendered(request, values)
+        ids = list(prompt.token_ids)
+        return _json(schema.Rendered(prompt.text, ids, len(ids), self._keeper.llm.max_model_len))
+
+    async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
         llm, variables = self._keeper.llm, read_variables(values)
         asking = llm.render(
             read_messages(values["messages"]),
@@ -99,9 +113,7 @@ class _Tools:
             add_generation_prompt=variables.pop("add_generation_prompt"),
             chat_template_kwargs=variables or None,
         )
-        prompt = await until_left(request, asking)
-        ids = list(prompt.token_ids)
-        return _json(schema.Rendered(prompt.text, ids, len(ids), llm.max_model_len))
+        return await until_left(request, asking)
 
 
 class _Facts:

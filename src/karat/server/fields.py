@@ -241,11 +241,11 @@ TABLE: tuple[Field, ...] = (
     # how the prompt is made, and where it waits
     _honoured(
         "chat_template_kwargs",
-        (*CHATTING, RENDER),
+        (*CHATTING, RENDER, TOKENIZE),
         Names,
         "Variables of the chat template, enable_thinking say.",
     ),
-    _honoured("add_generation_prompt", (CHAT, RENDER), Flag, "Whether the template opens an answer (default)."),
+    _honoured("add_generation_prompt", (CHAT, RENDER, TOKENIZE), Flag, "The template opens an answer (default)."),
     _honoured("add_special_tokens", (TEXT, TOKENIZE), Flag, "Whether the tokenizer adds BOS and the like (default)."),
     _honoured(
         "priority", GENERATING, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."
@@ -257,7 +257,8 @@ TABLE: tuple[Field, ...] = (
         "Only requests of the same salt share cached prefixes.",
     ),
     # /tokenize and /detokenize, in vLLM's form
-    _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count.", required=True),
+    _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count."),
+    _honoured("messages", (TOKENIZE,), Messages, "Instead of prompt: a conversation, as /render makes its prompt."),
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
     _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
     # /v1/receipts/verify
@@ -354,7 +355,13 @@ TABLE: tuple[Field, ...] = (
     _refused("truncate_prompt_tokens", BOTH, "shorten the prompt; /tokenize counts its tokens"),
     _refused("chat_template", (CHAT,), "templates come from the operator alone; chat_template_kwargs sets variables"),
     _refused("documents", (CHAT,), "put the documents into a message", []),
-    _refused("continue_final_message", (CHAT,), "use /render and /v1/completions to go on with a text", False),
+    _refused("continue_final_message", (CHAT, TOKENIZE), "use /render and /v1/completions to go on with a text", False),
+    # vllm-router puts these into every request that it passes on
+    _refused("no_stop_trim", BOTH, "use include_stop_str_in_output", False),
+    _refused("return_hidden_states", BOTH, "there are none in answers; leave it out", False),
+    _refused("include_reasoning", (CHAT,), "leave it out, and drop the reasoning", True),
+    _refused("separate_reasoning", (CHAT,), "leave it out, and join reasoning and content", True),
+    _refused("stream_reasoning", (CHAT,), "leave it out, and wait for the whole", True),
     _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
     _refused("tool_choice", STATELESS, _NO_TOOLS, "auto", "none"),
     _refused("previous_response_id", STATELESS, "nothing is kept; send the whole conversation as input"),
