@@ -55,15 +55,29 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX512)
 #error no AVX2
 #endif
 int main() { return 0; }" KARAT_CPU_HAS_AVX2)
+  check_cxx_source_compiles("
+#if !defined(__AVX512VNNI__)
+#error no VNNI
+#endif
+int main() { return 0; }" KARAT_CPU_HAS_AVX512_VNNI)
+  check_cxx_source_compiles("
+#if !defined(__AVXVNNI__)
+#error no VNNI
+#endif
+int main() { return 0; }" KARAT_CPU_HAS_AVX_VNNI)
   set(maker "")
   if(EXISTS /proc/cpuinfo)
     file(STRINGS /proc/cpuinfo maker REGEX "^vendor_id" LIMIT_COUNT 1)
   endif()
   set(builds "")
-  if(KARAT_CPU_HAS_AVX512 AND maker MATCHES "AuthenticAMD")
-    set(builds avx512)
+  if(KARAT_CPU_HAS_AVX512_VNNI AND maker MATCHES "AuthenticAMD")
+    set(builds avx512 avx512_vnni)
+  elseif(KARAT_CPU_HAS_AVX512_VNNI)
+    set(builds avx512 avx512_intel avx512_vnni)
   elseif(KARAT_CPU_HAS_AVX512)
-    set(builds avx512 avx512_intel)
+    set(builds avx512)
+  elseif(KARAT_CPU_HAS_AVX2 AND KARAT_CPU_HAS_AVX_VNNI)
+    set(builds avx2 avx2_vnni)
   elseif(KARAT_CPU_HAS_AVX2)
     set(builds avx2)
   endif()
@@ -71,12 +85,15 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX2)
 endfunction()
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
+set(integer_sources integer_few.cpp integer_many.cpp integer_rows.cpp integer_table.cpp)
 set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp norm.cpp)
+list(TRANSFORM integer_sources PREPEND kernels/)
 list(TRANSFORM linear_sources PREPEND kernels/)
 list(TRANSFORM other_sources PREPEND kernels/)
 list(APPEND other_sources search/k_fit.cpp search/level_fit.cpp)  # what `karat convert` searches with
 list(APPEND other_sources measure/limits.cpp)  # what bounds them, measured by `karat bench`
+list(TRANSFORM integer_sources PREPEND "${source_dir}/")
 list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
@@ -95,11 +112,11 @@ function(karat_kernels isa sources)
   target_compile_options(kernels_${isa} PRIVATE ${kernel_options} ${ARGN})
   set(isas ${isas} ${isa} PARENT_SCOPE)
 endfunction()
-set(all_sources ${linear_sources} ${other_sources})
+set(all_sources ${linear_sources} ${integer_sources} ${other_sources})
 
 karat_kernels(generic "${all_sources}")
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
-set(wanted avx2 avx512 avx512_intel)
+set(wanted avx2 avx2_vnni avx512 avx512_intel avx512_vnni)
 if(KARAT_ONLY_THIS_CPU)
   karat_builds_of_this_cpu(wanted)
 endif()
@@ -113,6 +130,13 @@ endif()
 if(KARAT_X86 AND "avx512_intel" IN_LIST wanted)
   # Where all arithmetic of 512 bits shares two ports: linear layers arranged anew, of the rest there is one.
   karat_kernels(avx512_intel "${linear_sources}" ${avx512} -DKARAT_TWO_PORTS -DKARAT_ARRANGES=avx512)
+endif()
+# Integers alone, with instructions of their own; of the rest these builds have what they are named after.
+if(KARAT_X86 AND "avx2_vnni" IN_LIST wanted)
+  karat_kernels(avx2_vnni "${integer_sources}" -mavxvnni -mavx2 -mfma -mf16c)
+endif()
+if(KARAT_X86 AND "avx512_vnni" IN_LIST wanted)
+  karat_kernels(avx512_vnni "${integer_sources}" ${avx512} -mavx512vnni)
 endif()
 if(KARAT_ARM)
   karat_kernels(neon "${all_sources}")

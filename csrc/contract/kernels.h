@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "contract/activations.h"
 #include "contract/packed.h"
 
 namespace karat {
@@ -57,6 +58,9 @@ struct LinearArgs {
     const std::uint32_t* leaf_ends;
     std::size_t num_leaves;
     const float* x_sums;  // [tokens, columns / 16], from `sums_of_16`; only for formats with minima
+    Activations activations = Activations::float32;  // others: x is `digits` (activations.h)
+    const std::uint8_t* digits = nullptr;            // [tokens, columns], rows digits_stride bytes apart
+    std::size_t digits_stride = 0;
 };
 
 enum class CacheType : int { f32, f16, bf16 };
@@ -176,28 +180,55 @@ struct Kernels {
                             float* parts, std::size_t part_stride);
 };
 
+// Numeric contract 5: block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:
+//   part = float(sum of code * q)                                                            int8, int16
+//   part = fma(float(sum of code * first digit), 65536, float(sum of code * the rest))       int24
+//   sum  = fma(part, scale * power, sum)
+//   sum  = fma(float(sum of q) * power, minimum, sum)                                        formats with minima
+// Leaves, bias and residual are as in LinearArgs. Sums of code * q are exact integers of 32 bits.
+struct IntegerKernels {
+    // Bytes of scratch memory that a thread needs.
+    std::size_t (*scratch_bytes)();
+
+    // x [rows, columns] as digits, rows digit_row_bytes apart.
+    void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::uint8_t* out);
+
+    // Computes panels first … last - 1 of the matrix.
+    void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+};
+
 inline constexpr std::size_t kSplitKeys = 256;
 // Floats behind the values of a split's part: total, top, and what fills up a vector.
 inline constexpr std::size_t kPartStats = 16;
 
 namespace generic {
 extern const Kernels kernels;
-}
+extern const IntegerKernels integer_kernels;
+}  // namespace generic
 #ifdef KARAT_X86
 namespace avx2 {
 extern const Kernels kernels;
-}
+extern const IntegerKernels integer_kernels;
+}  // namespace avx2
 namespace avx512 {
 extern const Kernels kernels;
-}
+extern const IntegerKernels integer_kernels;
+}  // namespace avx512
 namespace avx512_intel {
 extern const Kernels kernels;
+}
+namespace avx2_vnni {
+extern const IntegerKernels integer_kernels;
+}
+namespace avx512_vnni {
+extern const IntegerKernels integer_kernels;
 }
 #endif
 #ifdef KARAT_ARM
 namespace neon {
 extern const Kernels kernels;
-}
+extern const IntegerKernels integer_kernels;
+}  // namespace neon
 #endif
 
 }  // namespace karat

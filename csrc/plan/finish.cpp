@@ -122,7 +122,9 @@ void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std
 
 // Scratch memory for each thread, parts of attention, counters of items.
 void Plan::allocate() {
-    const std::size_t bytes = (kernels_.scratch_bytes(std::max<std::size_t>(head_dim_, 1)) + 4095) / 4096 * 4096;
+    const std::size_t most =
+        std::max(kernels_.scratch_bytes(std::max<std::size_t>(head_dim_, 1)), integers_.scratch_bytes());
+    const std::size_t bytes = (most + 4095) / 4096 * 4096;
     scratch_stride_ = bytes / sizeof(float);
     scratch_ = Memory(bytes * static_cast<std::size_t>(pool_->size()));
     if (num_heads_ > 0) {

@@ -21,7 +21,8 @@ CacheView OwnedCache::layer(std::size_t index) const {
     return {type, num_kv_heads, head_dim, memory.bytes() + index * layer_bytes, num_layers * layer_bytes};
 }
 
-Plan::Plan(const Kernels& kernels, int num_threads) : kernels_(kernels), pool_(Pool::of(num_threads)) {}
+Plan::Plan(const Kernels& kernels, const IntegerKernels& integers, int num_threads, Activations activations)
+    : kernels_(kernels), integers_(integers), activations_(activations), pool_(Pool::of(num_threads)) {}
 Plan::~Plan() = default;
 
 Register Plan::new_register(std::size_t width, Rows rows) {
@@ -90,6 +91,7 @@ std::unique_ptr<LinearOp> Plan::linear_op(Register x, std::vector<MatrixRef> wei
         op->out.push_back(new_register(matrix.rows, info.rows));
     }
     op->x = x;
+    op->activations = activations_;
     op->leaf_ends = std::move(leaf_ends);
     op->weights = std::move(weights);
     op->biases = std::move(biases);

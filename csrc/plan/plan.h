@@ -91,7 +91,9 @@ class Plan {
 public:
     using Register = karat::Register;
 
-    Plan(const Kernels& kernels, int num_threads);
+    // Weights in block formats are multiplied by `activations`; float32: the chains of numeric contract 4.
+    Plan(const Kernels& kernels, const IntegerKernels& integers, int num_threads,
+         Activations activations = Activations::float32);
     ~Plan();
 
     // ---- recording
@@ -169,6 +171,7 @@ private:
     };
 
     void lower();
+    std::vector<std::unique_ptr<Op>> prepared(LinearOp& linear);
     std::vector<std::size_t> cut_into_phases();
     std::vector<Life> lives(const Registers& kept) const;
     void place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases);
@@ -186,6 +189,8 @@ private:
     static void task(void* argument, int thread);
 
     const Kernels& kernels_;
+    const IntegerKernels& integers_;
+    const Activations activations_;
     std::shared_ptr<Pool> pool_;
     std::vector<Info> registers_;
     std::vector<std::unique_ptr<Op>> ops_;

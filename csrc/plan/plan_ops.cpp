@@ -87,6 +87,13 @@ void SumsOp::run(StepContext& s, int thread) {
                          range.size() * s.width(out));
 }
 
+void QuantiseOp::run(StepContext& s, int thread) {
+    const auto range = s.share(s.rows(x), thread);
+    const std::size_t width = s.width(x);
+    s.integers.quantise(activations, s.data(x) + range.first * width, range.size(), width,
+                        reinterpret_cast<std::uint8_t*>(s.data(out) + range.first * s.width(out)));
+}
+
 void NormOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
     const std::size_t width = s.width(x), n = weight->values.size();  // several norms a row: one for each head
@@ -149,7 +156,7 @@ constexpr std::size_t kEvenItems = 16, kPartTokens = 128;
 
 Registers LinearOp::reads() const {
     Registers found{x};
-    for (const Register reg : {residual, x_sums})
+    for (const Register reg : {residual, x_sums, digits})
         if (reg >= 0) found.push_back(reg);
     return found;
 }
@@ -177,6 +184,10 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
         .x_sums = x_sums < 0 ? nullptr : s.data(x_sums) + tokens.first * (matrix.columns / 16),
+        .activations = by_integers(matrix) ? activations : Activations::float32,
+        .digits = digits < 0 ? nullptr
+                             : reinterpret_cast<const std::uint8_t*>(s.data(digits) + tokens.first * s.width(digits)),
+        .digits_stride = digits < 0 ? 0 : s.width(digits) * sizeof(float),
     };
 }
 
@@ -189,7 +200,8 @@ void LinearOp::run(StepContext& s, int thread) {
     std::size_t panels = 0, least = 1;
     for (const MatrixRef& weight : weights) {
         panels += act < 0 || panels == 0 ? weight->matrix.num_panels() : 0;  // gate and up: panel by panel
-        if (tokens > kNibbleFewTokens && weight->matrix.info().by_nibbles) least = kNibblePanels;
+        if (tokens > kNibbleFewTokens && weight->matrix.info().by_nibbles && !by_integers(weight->matrix))
+            least = kNibblePanels;
     }
     std::size_t parts = 1;
     if (s.num_threads > 1 && least == 1)
@@ -206,6 +218,12 @@ void LinearOp::run(StepContext& s, int thread) {
         }
 }
 
+void LinearOp::compute(const StepContext& s, const LinearArgs& args, std::size_t first, std::size_t last,
+                       int thread) const {
+    (args.activations == Activations::float32 ? s.kernels.linear : s.integers.linear)(args, first, last,
+                                                                                      s.scratch(thread));
+}
+
 // Computes a range of panels, counted over all matrices one after the other.
 void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const {
     std::size_t before = 0;
@@ -213,7 +231,7 @@ void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range 
         const std::size_t count = weights[which]->matrix.num_panels();
         const std::size_t first = panels.first > before ? panels.first - before : 0;
         const std::size_t last = panels.last > before ? std::min(panels.last - before, count) : 0;
-        if (first < last) s.kernels.linear(args(s, which, rows), first, last, s.scratch(thread));
+        if (first < last) compute(s, args(s, which, rows), first, last, thread);
         before += count;
     }
 }
@@ -226,7 +244,9 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
                            std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;
     const std::size_t width = s.width(act), count = rows.size();
-    const std::size_t each = count == 1 ? panels.size() : matrix.info().by_nibbles ? kNibblePanels : 1;
+    const std::size_t each = count == 1                                         ? panels.size()
+                             : matrix.info().by_nibbles && !by_integers(matrix) ? kNibblePanels
+                                                                                : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
     LinearArgs gate = args(s, 0, rows), up = args(s, 1, rows);
     if (const std::size_t place = most_rows * wide + width;
@@ -239,7 +259,12 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
         next = std::min(panel + each, panels.last);
         const std::size_t first = matrix.first_group(panel) * kGroupRows;
         const std::size_t end = matrix.first_group(next) * kGroupRows, columns = (end < width ? end : width) - first;
-        s.kernels.linear_both(gate, up, panel, next, s.scratch(thread));
+        if (gate.activations == Activations::float32 && up.activations == Activations::float32) {
+            s.kernels.linear_both(gate, up, panel, next, s.scratch(thread));
+        } else {
+            compute(s, gate, panel, next, thread);
+            compute(s, up, panel, next, thread);
+        }
         for (std::size_t row = 0; row < count; ++row) {
             const std::size_t at = row * gate.out_stride + first;
             s.kernels.silu_mul(gate.out + at, up.out + at, s.data(act) + (rows.first + row) * width + first, columns);

@@ -11,10 +11,12 @@ namespace karat {
 class StepContext {
 public:
     StepContext(Plan& plan, const StepInput& input, int num_threads)
-        : plan(plan), kernels(plan.kernels_), input(input), num_threads(static_cast<std::size_t>(num_threads)) {}
+        : plan(plan), kernels(plan.kernels_), integers(plan.integers_), input(input),
+          num_threads(static_cast<std::size_t>(num_threads)) {}
 
     Plan& plan;
     const Kernels& kernels;
+    const IntegerKernels& integers;
     const StepInput& input;
     const std::size_t num_threads;
     float* scores = nullptr;  // for an observer of attention
@@ -154,6 +156,16 @@ struct SumsOp final : RowOp {
     void run(StepContext& s, int thread) override;
 };
 
+// Rows as integers (activations.h), for weights in block formats.
+struct QuantiseOp final : RowOp {
+    Register x, out;
+    Activations activations;
+    const char* name() const override { return "quantise"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
+    void run(StepContext& s, int thread) override;
+};
+
 struct NormOp final : RowOp {
     Register x, out;
     VectorRef weight;
@@ -216,13 +228,24 @@ struct LinearOp final : Op {
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
     Register residual = -1, act = -1;
+    Activations activations = Activations::float32;
     Register x_sums = -1;          // of the SumsOp that `lower` puts before it, if it needs one
+    Register digits = -1;          // of the QuantiseOp, likewise
     bool only_for_act = false;     // nothing but silu_mul reads `out`
     std::int64_t collective = -1;  // the sums go into this rank's slot, and an AllReduceOp comes after it
 
+    // Whether a matrix is multiplied with integers.
+    bool by_integers(const Matrix& matrix) const {
+        return activations != Activations::float32 && matrix.info().block_columns > 1;
+    }
     bool needs_sums() const {
+        return std::any_of(weights.begin(), weights.end(), [this](const MatrixRef& weight) {
+            return weight->matrix.info().has_minimum && !by_integers(weight->matrix);
+        });
+    }
+    bool needs_digits() const {
         return std::any_of(weights.begin(), weights.end(),
-                           [](const MatrixRef& weight) { return weight->matrix.info().has_minimum; });
+                           [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
     }
     const char* name() const override { return "linear"; }
     Registers reads() const override;
@@ -234,6 +257,7 @@ private:
     void gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                      std::size_t most_rows) const;
     LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens) const;
+    void compute(const StepContext& s, const LinearArgs& args, std::size_t first, std::size_t last, int thread) const;
 };
 
 struct AttentionOp : Op {

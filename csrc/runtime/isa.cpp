@@ -6,10 +6,12 @@
 namespace karat {
 namespace {
 
-// A name with a hyphen, such as avx512-intel: the instructions of avx512, arranged for the cores of one maker.
+// A name with a hyphen is an arrangement: the kernels of avx512 for the cores of one maker (avx512-intel), or with
+// instructions that only integers use (avx2-vnni, avx512-vnni).
 struct Build {
     const char* name;
     const Kernels* kernels;
+    const IntegerKernels* integers;
     const FitKernels* fits;
     const LimitKernels* limits;  // none of their own for an arrangement
     bool (*runs_here)();
@@ -23,27 +25,42 @@ struct Build {
 [[maybe_unused]] bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_avx2();
 }
+[[maybe_unused]] bool has_avx2_vnni() { return __builtin_cpu_supports("avxvnni") && has_avx2(); }
+[[maybe_unused]] bool has_avx512_vnni() { return __builtin_cpu_supports("avx512vnni") && has_avx512(); }
 [[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
 #endif
 
 // The builds in this extension (KARAT_WITH_…), from the slowest to the fastest.
 constexpr Build kBuilds[] = {
-    {"generic", &generic::kernels, &generic::fit_kernels, &generic::limit_kernels, [] { return true; }},
+    {"generic", &generic::kernels, &generic::integer_kernels, &generic::fit_kernels, &generic::limit_kernels,
+     [] { return true; }},
 #ifdef KARAT_WITH_AVX2
-    {"avx2", &avx2::kernels, &avx2::fit_kernels, &avx2::limit_kernels, [] { return has_avx2(); }},
+    {"avx2", &avx2::kernels, &avx2::integer_kernels, &avx2::fit_kernels, &avx2::limit_kernels,
+     [] { return has_avx2(); }},
+#endif
+#ifdef KARAT_WITH_AVX2_VNNI
+    {"avx2-vnni", &avx2::kernels, &avx2_vnni::integer_kernels, &avx2::fit_kernels, nullptr,
+     [] { return has_avx2_vnni(); }},
 #endif
 #ifdef KARAT_WITH_AVX512_INTEL
     // It runs on any maker's cores; on Intel's it is the fastest.
-    {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, nullptr, [] { return has_avx512() && !is_intel(); }},
+    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
+     [] { return has_avx512_vnni() && !is_intel(); }},
 #endif
 #ifdef KARAT_WITH_AVX512
-    {"avx512", &avx512::kernels, &avx512::fit_kernels, &avx512::limit_kernels, [] { return has_avx512(); }},
+    {"avx512", &avx512::kernels, &avx512::integer_kernels, &avx512::fit_kernels, &avx512::limit_kernels,
+     [] { return has_avx512(); }},
+#endif
+#ifdef KARAT_WITH_AVX512_VNNI
+    {"avx512-vnni", &avx512::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
+     [] { return has_avx512_vnni(); }},
 #endif
 #ifdef KARAT_WITH_AVX512_INTEL
-    {"avx512-intel", &avx512_intel::kernels, &avx512::fit_kernels, nullptr, [] { return has_avx512() && is_intel(); }},
+    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
+     [] { return has_avx512_vnni() && is_intel(); }},
 #endif
 #ifdef KARAT_WITH_NEON
-    {"neon", &neon::kernels, &neon::fit_kernels, &neon::limit_kernels,
+    {"neon", &neon::kernels, &neon::integer_kernels, &neon::fit_kernels, &neon::limit_kernels,
      [] { return true; }},  // part of every 64-bit Arm
 #endif
 };
@@ -76,6 +93,8 @@ std::vector<std::string> supported_isas() {
 }
 
 const Kernels& kernels_for(std::string_view isa) { return *build_for(isa).kernels; }
+
+const IntegerKernels& integer_kernels_for(std::string_view isa) { return *build_for(isa).integers; }
 
 const FitKernels& fit_kernels_for(std::string_view isa) { return *build_for(isa).fits; }
 

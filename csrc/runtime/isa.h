@@ -20,6 +20,9 @@ std::vector<std::string> supported_isas();
 // The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
 const Kernels& kernels_for(std::string_view isa);
 
+// Those of linear layers of integers. Throws as kernels_for.
+const IntegerKernels& integer_kernels_for(std::string_view isa);
+
 // The searches (k_fit.h) of one build. Throws as kernels_for.
 const FitKernels& fit_kernels_for(std::string_view isa);
 

@@ -24,6 +24,7 @@ KARAT_INLINE i32x16 iload(const void* p) {
     std::memcpy(r.v, p, sizeof r.v);
     return r;
 }
+KARAT_INLINE void istore(void* p, i32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 KARAT_INLINE f32x16 load_f16(const void* p) {
     std::uint16_t half[kLanes];
     std::memcpy(half, p, sizeof half);

@@ -139,14 +139,14 @@ void stored_halves(const Kernels& kernels) {
     }
 }
 
-void linear(const Kernels& kernels, int threads) {
+void linear(const Kernels& kernels, const IntegerKernels& integers, int threads) {
     struct Case { std::size_t rows, columns, leaves; };
     for (int format = 0; format < kNumFormats; ++format)
         for (const Case& c : {Case{100, 288, 1}, Case{7, 32, 1}, Case{64, 512, 8}, Case{20, 256, 1}}) {
             const std::size_t block = kFormats[format].block_columns;
             if (c.columns % block != 0) continue;
             const MatrixRef weight = matrix(static_cast<Format>(format), c.rows, c.columns, 7);
-            Plan plan(kernels, threads);
+            Plan plan(kernels, integers, threads);
             const Plan::Register in = plan.input(c.columns, Rows::tokens);
             const Plan::Register out =
                 plan.linear(in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
@@ -225,7 +225,7 @@ struct Steps {
     }
 };
 
-void model(const Kernels& kernels, int threads, CacheType type, std::size_t block_size, std::size_t window) {
+void model(const Kernels& kernels, const IntegerKernels& integers, int threads, CacheType type, std::size_t block_size, std::size_t window) {
     constexpr std::size_t kHidden = 96, kHeads = 4, kKvHeads = 2, kDim = 24, kLayers = 2, kVocab = 90;
     const std::vector<std::size_t> lengths{300, 40, 10};
     Steps steps(block_size, lengths);
@@ -233,7 +233,7 @@ void model(const Kernels& kernels, int threads, CacheType type, std::size_t bloc
     *table = {512, kDim, numbers(512 * kDim / 2, 21), numbers(512 * kDim / 2, 22)};
     const auto cache = std::make_shared<const OwnedCache>(type, kLayers, steps.num_blocks * block_size, kKvHeads, kDim);
 
-    Plan plan(kernels, threads);
+    Plan plan(kernels, integers, threads);
     std::uint32_t seed = 100;
     const std::vector<std::uint32_t> one_leaf{kHidden};
     const auto weight = [&](Format format, std::size_t rows, std::size_t columns) {
@@ -334,14 +334,15 @@ int main(int argc, char** argv) {
         return 2;
     }
     const Kernels& kernels = kernels_for(argv[1]);
+    const IntegerKernels& integers = integer_kernels_for(argv[1]);
     const int threads = std::atoi(argv[2]);
     elementwise(kernels);
     stored_halves(kernels);
     fits(fit_kernels_for(argv[1]));
     sampling();
-    linear(kernels, threads);
-    model(kernels, threads, CacheType::f32, 16, 0);
-    model(kernels, threads, CacheType::f16, 16, 0);
-    model(kernels, threads, CacheType::f16, 5, 40);
-    model(kernels, threads, CacheType::bf16, 16, 60);
+    linear(kernels, integers, threads);
+    model(kernels, integers, threads, CacheType::f32, 16, 0);
+    model(kernels, integers, threads, CacheType::f16, 16, 0);
+    model(kernels, integers, threads, CacheType::f16, 5, 40);
+    model(kernels, integers, threads, CacheType::bf16, 16, 60);
 }

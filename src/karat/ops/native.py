@@ -85,11 +85,6 @@ class NativeOps:
         most = native().MAX_THREADS
         if threads is not None and not 1 <= threads <= most:
             raise ExecutorError(f"threads={threads}: expected from 1 to {most}")
-        if activations != "float32":
-            raise ExecutorError(
-                f"activations={activations!r}: the native executor has no kernels for integers yet; take 'float32', or "
-                "the reference executor"
-            )
         self._held_as_float32: set[str] = set()
         self.activations: Activations = activations
         self.isa = isa or runnable[-1]
@@ -181,7 +176,7 @@ class NativeOps:
 
     def runner(self, forward: Callable[..., object], limits: StepLimits) -> Runner:
         """`forward` recorded as one plan, for steps within `limits`. The next step overwrites the result."""
-        recorder = PlanRecorder(self.isa, self.threads)
+        recorder = PlanRecorder(self.isa, self.threads, self.activations)
         result = forward(recorder, recorder.begin(None))
         assert isinstance(result, Handle), "a model returns the result of an op"
         recorder.finish(limits, [result])
@@ -301,7 +296,7 @@ class NativeOps:
         for x in inputs:
             if x.dtype != np.float32:
                 raise ExecutorError(f"an input of {x.dtype}; native kernels compute in float32")
-        recorder = PlanRecorder(self.isa, self.threads)
+        recorder = PlanRecorder(self.isa, self.threads, self.activations)
         handles = [recorder.input(x.shape[1:]) for x in inputs]
         results = list(op(recorder, *handles))
         batch = step if step is not None else plain_batch(len(inputs[0]))

@@ -68,9 +68,9 @@ class Handle:
 class PlanRecorder:
     """The arithmetic of Ops (karat.ops.api); each call records one op. Then `finish` once, and `run` once a step."""
 
-    def __init__(self, isa: str, threads: int) -> None:
+    def __init__(self, isa: str, threads: int, activations: str = "float32") -> None:
         try:
-            self._plan = _native.Plan(isa, threads)
+            self._plan = _native.Plan(isa, threads, activations)
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 

@@ -1,0 +1,39 @@
+// Rows of activations as integers: numeric contract 5, for weights stored in blocks (karat.ops.integers defines it).
+//
+// A row is cut into blocks of 32 columns at absolute multiples of 32: x = q * power, rounded. The integers q lie apart
+// as signed bytes, their digits: q = the last, plus 256 times the one before it, plus 65536 times the first of three.
+//
+//     a block
+//     byte 0       4                  12          16                  48                  80
+//          | power | sums of q        | (unused)  | int8: digits      |
+//          |       | columns 0 … 15   |           | int16: first digit| last digit        |
+//          |       | columns 16 … 31  |
+//            float   2 x int32                      32 x 1 byte         32 x 1 byte
+//
+//     int24
+//     byte 0       4          12   16                     24                      32            64             96
+//          | power | sums     |    | sums of first digits | of the last two digits | first digit | second digit | last
+//
+// Sums are over the 16 columns that the smallest sub-blocks have.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace karat {
+
+enum class Activations : int { float32, int8, int16, int24 };  // float32: contract 4's chains
+
+inline constexpr std::size_t kDigitColumns = 32;
+
+// A block of kDigits digits a column: 1 (int8), 2 or 3 (int24).
+template <int kDigits>
+struct DigitBlock {
+    static constexpr std::size_t kSumsAt = 4, kFirstSumsAt = 16, kLowerSumsAt = 24;
+    static constexpr std::size_t kDigitsAt = kDigits == 3 ? 32 : 16;
+    static constexpr std::size_t kBytes = kDigitsAt + kDigits * kDigitColumns;
+};
+inline constexpr std::size_t kDigitBlockBytes[] = {0, DigitBlock<1>::kBytes, DigitBlock<2>::kBytes,
+                                                   DigitBlock<3>::kBytes};  // by Activations
+
+}  // namespace karat

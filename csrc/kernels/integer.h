@@ -1,0 +1,97 @@
+// Shared by the linear layers of integers: numeric contract 5 (kernels.h, IntegerKernels).
+#pragma once
+
+#include "contract/activations.h"
+#include "formats/code_bytes.h"
+#include "kernels/linear.h"
+#include "simd/dot.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+// Up to this many tokens multiply codes as they are read, without an unpacked copy.
+template <int kDigits>
+inline constexpr int kDirectTokens =
+#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+    kDigits < 3 ? 3 : 1;
+#else
+    1;
+#endif
+
+// Compute panels first … last - 1 of a layer; `few_tokens_of_integers` up to kDirectTokens tokens.
+void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
+void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
+std::size_t integer_scratch_floats();
+void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::uint8_t* out);
+
+// Calls f.run<Fmt, digits>() for a block format.
+template <int kDigits, class F>
+struct OfBlocks {
+    const F& f;
+    template <class Fmt>
+    KARAT_INLINE void run() const {
+        if constexpr (kIsBlock<Fmt>) f.template run<Fmt, kDigits>();
+    }
+};
+template <class F>
+KARAT_INLINE void with_blocks(const LinearArgs& a, const F& f) {
+    switch (a.activations) {
+        case Activations::float32: return;
+        case Activations::int8: return with_format(a.weight->format, OfBlocks<1, F>{f});
+        case Activations::int16: return with_format(a.weight->format, OfBlocks<2, F>{f});
+        case Activations::int24: return with_format(a.weight->format, OfBlocks<3, F>{f});
+    }
+}
+
+// A block of 32 columns of x.
+template <int kDigits>
+struct XBlock {
+    const std::uint8_t* at;
+
+    static constexpr std::size_t kBytes = DigitBlock<kDigits>::kBytes;
+
+    KARAT_INLINE float power() const { return read<float>(0); }
+    // Sums over the sub-block that begins at column `column` of the block: of q; of its first of three digits; of the
+    // last two.
+    template <int kSub>
+    KARAT_INLINE std::int32_t sum(int column) const {
+        return sum_at<kSub>(DigitBlock<kDigits>::kSumsAt, column);
+    }
+    template <int kSub>
+    KARAT_INLINE std::int32_t first_sum(int column) const {
+        return sum_at<kSub>(DigitBlock<kDigits>::kFirstSumsAt, column);
+    }
+    template <int kSub>
+    KARAT_INLINE std::int32_t lower_sum(int column) const {
+        return sum_at<kSub>(DigitBlock<kDigits>::kLowerSumsAt, column);
+    }
+    // Digits of four columns; digit 0 is the first.
+    KARAT_INLINE i32x16 four(int digit, int column) const {
+        return four_digits(reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt +
+                           static_cast<std::size_t>(digit) * kDigitColumns + column);
+    }
+
+private:
+    template <class T>
+    KARAT_INLINE T read(std::size_t byte) const {
+        T value;
+        std::memcpy(&value, at + byte, sizeof value);
+        return value;
+    }
+    template <int kSub>
+    KARAT_INLINE std::int32_t sum_at(std::size_t byte, int column) const {
+        if constexpr (kSub == 32) return read<std::int32_t>(byte) + read<std::int32_t>(byte + 4);
+        return read<std::int32_t>(byte + static_cast<std::size_t>(column) / 16 * 4);
+    }
+};
+
+// `part` of a sub-block that begins at column `column` of a block of x, from its sums of code * digit: for int24 of the
+// first digit and of the other two, else of q. Codes are `zero` more than they should be.
+template <int kSub, int kDigits>
+KARAT_INLINE f32x16 part_of(i32x16 first, i32x16 rest, const XBlock<kDigits>& x, int column, std::int32_t zero) {
+    if constexpr (kDigits < 3) return to_float(rest - iset1(zero * x.template sum<kSub>(column)));
+    else
+        return fma(to_float(first - iset1(zero * x.template first_sum<kSub>(column))), set1(65536.0f),
+                   to_float(rest - iset1(zero * x.template lower_sum<kSub>(column))));
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,139 @@
+// Linear layers of integers for a few tokens: codes are multiplied as they are read.
+#include "kernels/integer.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+// Groups that are multiplied at a time: with 16 registers of half the width, fewer.
+template <int kTokens, int G>
+inline constexpr int kGroupsAtOnce =
+#if defined(KARAT_AVX2)
+    kTokens == 1 && G > 1 ? 2 : 1;
+#else
+    G;
+#endif
+
+// A panel of G groups, for T tokens.
+template <class Fmt, int kDigits, int T, int G>
+struct FewTokens {
+    static constexpr int kSub = Fmt::kSub, kSteps = kSub / 4, kSubs = Fmt::kColumns / kSub;
+    static constexpr int kAtOnce = kGroupsAtOnce<T, G>;
+    static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
+    using Bytes = CodeBytes<Fmt>;
+    using CodesOf = Codes<kClass<Bytes::kLargest>>;
+
+    const LinearArgs& a;
+    const std::uint8_t* w;
+    const Bytes bytes = Bytes::make();
+
+    KARAT_INLINE XBlock<kDigits> x(int t, std::size_t column) const {
+        return {a.digits + static_cast<std::size_t>(t) * a.digits_stride +
+                column / kDigitColumns * XBlock<kDigits>::kBytes};
+    }
+
+    KARAT_INLINE void leaf(std::size_t first, std::size_t last, f32x16 (&sum)[T][G]) {
+        for (std::size_t k = first; k < last; w += kStep) {
+            for (std::size_t line = 0; line < kStep; line += 64) prefetch(w + kPrefetch + line);
+            typename Fmt::Scales scales[G];
+            for (int g = 0; g < G; ++g) scales[g] = Fmt::Scales::of(block_of<Fmt>(w, g, G));
+            for (int sub = 0; sub < kSubs; ++sub, k += kSub)
+                for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
+        }
+    }
+
+private:
+    // Groups first … first + kAtOnce - 1 of a sub-block that begins at column k.
+    KARAT_INLINE void groups(int first, int sub, std::size_t k, const typename Fmt::Scales (&scales)[G],
+                             f32x16 (&sum)[T][G]) const {
+        const int column = static_cast<int>(k % kDigitColumns);
+        Dots<kClass<Bytes::kLargest>, kSteps> dots[T][kAtOnce][kDigits];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < kAtOnce; ++g)
+                for (int digit = 0; digit < kDigits; ++digit) dots[t][g][digit].begin();
+        KARAT_UNROLL_STEPS
+        for (int c = 0; c < kSteps; ++c) {
+            CodesOf codes[kAtOnce];
+            for (int g = 0; g < kAtOnce; ++g) codes[g] = CodesOf::of(bytes.of(block_of<Fmt>(w, first + g, G), sub, c));
+            for (int t = 0; t < T; ++t)
+                for (int digit = 0; digit < kDigits; ++digit) {
+                    const i32x16 four = x(t, k).four(digit, column + 4 * c);
+                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(c, codes[g], four);
+                }
+        }
+        for (int g = 0; g < kAtOnce; ++g) {
+            const Block block = block_of<Fmt>(w, first + g, G);
+            const f32x16 scale = scales[first + g].scale(block, sub);
+            for (int t = 0; t < T; ++t) {
+                const XBlock<kDigits> of = x(t, k);
+                const auto& digits = dots[t][g];
+                i32x16 rest = digits[kDigits - 1].total();
+                if constexpr (kDigits > 1) rest = rest + (digits[kDigits - 2].total() << 8);
+                const f32x16 power = set1(of.power());
+                f32x16& to = sum[t][first + g];
+                to = fma(part_of<kSub>(digits[0].total(), rest, of, column, Bytes::kZero), scale * power, to);
+                if constexpr (Fmt::kHasMinimum) {
+                    const f32x16 total = set1(static_cast<float>(of.template sum<kSub>(column))) * power;
+                    to = fma(total, scales[first + g].minimum(block, sub), to);
+                }
+            }
+        }
+    }
+};
+
+template <class Fmt, int kDigits, int T, int G>
+KARAT_NOINLINE void panel_of_few(const LinearArgs& a, std::size_t panel) {
+    FewTokens<Fmt, kDigits, T, G> few{a, a.weight->panel(panel)};
+    f32x16 levels[3][T][G], sum[T][G];
+    std::size_t start = 0;
+    for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+        const std::size_t end = a.leaf_ends[leaf];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < G; ++g) sum[t][g] = zero();
+        few.leaf(start, end, sum);
+        start = end;
+        add_along_tree(
+            leaf, a.num_leaves,
+            [&](int level) {
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < G; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
+            },
+            [&](int level) {
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < G; ++g) levels[level][t][g] = sum[t][g];
+            });
+    }
+    const std::size_t row = a.weight->first_group(panel) * kGroupRows;
+    for (int t = 0; t < T; ++t)
+        for (int g = 0; g < G; ++g)
+            write_result(a, static_cast<std::size_t>(t), row + static_cast<std::size_t>(g) * kGroupRows, sum[t][g]);
+}
+
+struct Run {
+    const LinearArgs& a;
+    std::size_t first, last;
+    template <class Fmt, int kDigits>
+    void run() const {
+        with_height<kDirectTokens<kDigits>>(a.tokens, Panels<Fmt, kDigits>{*this});
+    }
+
+private:
+    template <class Fmt, int kDigits>
+    struct Panels {
+        const Run& r;
+        template <int T>
+        KARAT_INLINE void run() const {
+            for (std::size_t panel = r.first; panel < r.last; ++panel)
+                r.a.weight->panel_groups(panel) == kPanelGroups
+                    ? panel_of_few<Fmt, kDigits, T, kPanelGroups>(r.a, panel)
+                    : panel_of_few<Fmt, kDigits, T, 1>(r.a, panel);
+        }
+    };
+};
+
+}  // namespace
+
+void few_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t last) {
+    with_blocks(a, Run{a, first, last});
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,0 +1,256 @@
+// Linear layers of integers for many tokens. Codes of a chunk of columns are unpacked once, as bytes, into a buffer
+// that stays in the nearest cache; tiles of tokens then run over it. Sums are stored between sub-blocks and loaded
+// again, so the chain is the same.
+#include "kernels/integer.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+// A tile: as many accumulators as the registers hold.
+#if defined(KARAT_AVX512)
+inline constexpr int kTileTokens = 6, kTileGroups = 4;
+#elif defined(KARAT_AVX2)
+inline constexpr int kTileTokens = 5, kTileGroups = 1;
+#else
+inline constexpr int kTileTokens = 4, kTileGroups = 1;
+#endif
+
+inline constexpr std::size_t kColumnsOfChunk = 256;
+inline constexpr std::size_t kMostParts = 2;  // of codes (dot.h)
+
+// Scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
+struct Scratch {
+    std::uint8_t* codes;  // [kColumnsOfChunk / 4, groups, parts, 64 bytes]
+    float* scales;        // [kColumnsOfChunk / kMinSub, lanes]
+    float* minima;        // as scales
+    float* sums;          // [kTokenBlock, kWide]
+    float* levels;        // [3, kTokenBlock, kWide]
+
+    static constexpr std::size_t kCodeFloats = kColumnsOfChunk * kWide * kMostParts / sizeof(float);
+    static constexpr std::size_t kScaleFloats = kColumnsOfChunk / kMinSub * kWide;
+    static constexpr std::size_t kFloats = kCodeFloats + 2 * kScaleFloats + 4 * kTokenBlock * kWide;
+    KARAT_INLINE explicit Scratch(float* base)
+        : codes(reinterpret_cast<std::uint8_t*>(base)), scales(base + kCodeFloats), minima(scales + kScaleFloats),
+          sums(minima + kScaleFloats), levels(sums + kTokenBlock * kWide) {}
+};
+
+// Unpacks columns first … first + count - 1 of a panel, whose block begins at w.
+template <class Fmt, int G>
+void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const Scratch& s) {
+    using Bytes = CodeBytes<Fmt>;
+    const auto bytes = Bytes::make();
+    std::uint8_t* out = s.codes;
+    float *scale = s.scales, *minimum = s.minima;
+    constexpr std::size_t kBlock = std::size_t{G} * kGroupRows * Fmt::kBytes;
+    for (std::size_t k = first; k < first + count; k += Fmt::kSub) {
+        const std::uint8_t* const block = w + (k / Fmt::kColumns - first / Fmt::kColumns) * kBlock;
+        const int sub = static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
+        for (int c = 0; c < Fmt::kSub / 4; ++c)
+            for (int g = 0; g < G; ++g) {
+                const auto codes = Codes<kClass<Bytes::kLargest>>::of(bytes.of(block_of<Fmt>(block, g, G), sub, c));
+                for (int part = 0; part < codes.kParts; ++part, out += 4 * kLanes) istore(out, codes.part[part]);
+            }
+        for (int g = 0; g < G; ++g, scale += kLanes) store(scale, scale_of<Fmt>(block_of<Fmt>(block, g, G), sub));
+        if constexpr (Fmt::kHasMinimum)
+            for (int g = 0; g < G; ++g, minimum += kLanes)
+                store(minimum, minimum_of<Fmt>(block_of<Fmt>(block, g, G), sub));
+    }
+}
+
+// One chunk of columns, added to sums [tokens, kWide], for TG of the panel's G groups. Formats of a kind share the
+// code.
+template <int kLargest, int kSub, bool kMinimum, int kDigits, int G, int TG>
+struct Tile {
+    static constexpr int kSteps = kSub / 4;
+    static constexpr std::size_t kCodeBytes = std::size_t{Codes<kLargest>::kParts} * 4 * kLanes;
+
+    const std::uint8_t* codes;  // of the first of the groups
+    const float *scales, *minima;
+    const std::uint8_t* x;
+    std::size_t x_stride, count;
+    std::int32_t zero;  // that codes are more
+    float* sums;
+
+    template <int T>
+    KARAT_INLINE void run() const {
+        // Members as locals: for all the compiler knows, stores below change members.
+        const std::uint8_t *code = codes, *block = x;
+        const float *scale = scales, *minimum = minima;
+        float* const to = sums;
+        const std::size_t stride = x_stride, end = count;
+        const std::int32_t code_zero = zero;
+        for (std::size_t k = 0; k < end; k += kSub) {
+            const int column = static_cast<int>(k % kDigitColumns);
+            const auto of = [=](int t) { return XBlock<kDigits>{block + static_cast<std::size_t>(t) * stride}; };
+            i32x16 first[T][TG], rest[T][TG];  // of int24: sums of the first digit, and of the other two
+            if constexpr (kDigits == 3) {
+                add_digit<0, T>(code, of, column, nullptr, first);
+                add_digit<1, T>(code, of, column, nullptr, rest);
+                add_digit<2, T>(code, of, column, rest, rest);
+            } else {
+                add_digit<0, T>(code, of, column, nullptr, rest);
+                if constexpr (kDigits == 2) add_digit<1, T>(code, of, column, rest, rest);
+            }
+            KARAT_UNROLL_STEPS
+            for (int t = 0; t < T; ++t) {
+                const f32x16 power = set1(of(t).power());
+                for (int g = 0; g < TG; ++g) {
+                    const f32x16 part = part_of<kSub>(first[t][g], rest[t][g], of(t), column, code_zero);
+                    float* const at = to + t * static_cast<int>(kWide) + g * kLanes;
+                    f32x16 value = fma(part, load(scale + g * kLanes) * power, load(at));
+                    if constexpr (kMinimum) {
+                        const f32x16 of_q = set1(static_cast<float>(of(t).template sum<kSub>(column))) * power;
+                        value = fma(of_q, load(minimum + g * kLanes), value);
+                    }
+                    store(at, value);
+                }
+            }
+            forget_stored();
+            code += static_cast<std::size_t>(kSteps) * G * kCodeBytes;
+            scale += G * kLanes;
+            minimum += G * kLanes;
+            if (column + kSub == static_cast<int>(kDigitColumns)) block += XBlock<kDigits>::kBytes;
+        }
+    }
+
+private:
+    // total = 256 * before (null: 0) + a sub-block's sums of code * digit.
+    template <int kDigit, int T, class Of, class Before>
+    static KARAT_INLINE void add_digit(const std::uint8_t* code, const Of& of, int column, const Before& before,
+                                       i32x16 (&total)[T][TG]) {
+        Dots<kLargest, kSteps> dots[T][TG];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) {
+                if constexpr (std::is_same_v<Before, std::nullptr_t>) dots[t][g].begin();
+                else dots[t][g].begin(before[t][g] << 8);
+            }
+        KARAT_UNROLL_STEPS
+        for (int c = 0; c < kSteps; ++c) {
+            Codes<kLargest> of_group[TG];
+            for (int g = 0; g < TG; ++g)
+                for (int part = 0; part < Codes<kLargest>::kParts; ++part)
+                    of_group[g].part[part] =
+                        iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes +
+                              part * 4 * kLanes);
+            for (int t = 0; t < T; ++t) {
+                const i32x16 four = of(t).four(kDigit, column + 4 * c);
+                for (int g = 0; g < TG; ++g) dots[t][g].add(c, of_group[g], four);
+            }
+            forget_stored();  // or codes of later steps are loaded now, and accumulators wait in memory
+        }
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) total[t][g] = dots[t][g].total();
+    }
+};
+
+// Not inline: all formats of a kind share one function.
+template <int kLeast, class T>
+KARAT_NOINLINE void run_tile(std::size_t height, const T& tile) {
+    with_height<kTileTokens, kLeast>(height, tile);
+}
+
+// One panel and up to kTokenBlock tokens from `token` on.
+template <class Fmt, int kDigits, int G>
+struct PanelOfMany {
+    static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
+    using Bytes = CodeBytes<Fmt>;
+    using TileOf = Tile<kClass<Bytes::kLargest>, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
+    // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
+    static constexpr int kLeast =
+        kDirectTokens<kDigits> + 1 < (kTileTokens + 1) / 2 ? kDirectTokens<kDigits> + 1 : (kTileTokens + 1) / 2;
+    static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
+    const LinearArgs& a;
+    std::size_t panel, token, tokens;
+    const Scratch& s;
+
+    void run() const {
+        const std::uint8_t* const w = a.weight->panel(panel);
+        const std::size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+        std::size_t start = 0;
+        for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+            const std::size_t begin = start, end = a.leaf_ends[leaf];
+            if (begin == end) {  // a leaf of no columns
+                begin_leaf(0, tokens);
+                end_leaf(leaf, 0, tokens);
+            }
+            for (std::size_t count; start < end; start += count) {
+                count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
+                unpack<Fmt, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
+                for (std::size_t i = 0; i < tiles; ++i) {
+                    const std::size_t first = i * tokens / tiles, last = (i + 1) * tokens / tiles;
+                    if (start == begin) begin_leaf(first, last);
+                    tile(first, last, start, count);
+                    if (start + count == end) end_leaf(leaf, first, last);
+                }
+            }
+        }
+    }
+
+private:
+    void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count) const {
+        const std::uint8_t* const x =
+            a.digits + (token + first) * a.digits_stride + start / kDigitColumns * XBlock<kDigits>::kBytes;
+        for (int g = 0; g < G; g += TG)
+            run_tile<kLeast>(last - first,
+                             TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes, s.scales + g * kLanes,
+                                    s.minima + g * kLanes, x, a.digits_stride, count, Bytes::kZero,
+                                    s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes});
+    }
+
+    void begin_leaf(std::size_t first, std::size_t last) const {
+        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(s.sums + i, zero());
+    }
+
+    void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
+        const auto level_of = [&](int level) {
+            return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
+        };
+        add_along_tree(
+            leaf, a.num_leaves,
+            [&](int level) {
+                const float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
+                    store(s.sums + i, load(left + i) + load(s.sums + i));
+            },
+            [&](int level) {
+                float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(s.sums + i));
+            });
+        if (leaf + 1 < a.num_leaves) return;
+        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
+        for (std::size_t t = first; t < last; ++t)
+            for (std::size_t g = 0; g < G; ++g)
+                write_result(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
+    }
+};
+
+template <class Fmt, int kDigits, int G>
+void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
+    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock)
+        PanelOfMany<Fmt, kDigits, G>{a, panel, token, a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock,
+                                     s}
+            .run();
+}
+
+struct Run {
+    const LinearArgs& a;
+    std::size_t first, last;
+    float* scratch;
+    template <class Fmt, int kDigits>
+    void run() const {
+        const Scratch s(scratch);
+        for (std::size_t panel = first; panel < last; ++panel)
+            a.weight->panel_groups(panel) == kPanelGroups ? panel_of_many<Fmt, kDigits, kPanelGroups>(a, panel, s)
+                                                          : panel_of_many<Fmt, kDigits, 1>(a, panel, s);
+    }
+};
+
+}  // namespace
+
+std::size_t integer_scratch_floats() { return Scratch::kFloats; }
+
+void many_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+    with_blocks(a, Run{a, first, last, scratch});
+}
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

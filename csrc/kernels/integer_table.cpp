@@ -1,0 +1,23 @@
+// Linear layers of integers (kernels.h, IntegerKernels), and the table of one instruction set's. Compiled once for
+// each.
+#include "kernels/integer.h"
+
+namespace karat::KARAT_ISA_NAMESPACE {
+namespace {
+
+void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+    const std::size_t direct = a.activations == Activations::int24 ? kDirectTokens<3> : kDirectTokens<2>;
+    a.tokens <= direct ? few_tokens_of_integers(a, first, last) : many_tokens_of_integers(a, first, last, scratch);
+}
+
+std::size_t scratch_bytes() { return integer_scratch_floats() * sizeof(float); }
+
+}  // namespace
+
+const IntegerKernels integer_kernels = {
+    .scratch_bytes = scratch_bytes,
+    .quantise = quantise,
+    .linear = linear_of_integers,
+};
+
+}  // namespace karat::KARAT_ISA_NAMESPACE

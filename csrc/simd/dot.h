@@ -1,0 +1,174 @@
+// Products of codes and digits, summed in integers: each lane of 32 bits has four unsigned bytes (codes of four columns
+// of a row), and four signed ones (the digits of these columns, the same in all lanes).
+//
+// With VNNI one instruction adds four products to a lane. Without it, AVX2 and AVX-512 add pairs of products to sums of
+// 16 bits: eight instructions' products fit where codes are at most 15, four where they are at most 31, two up to 63.
+// Codes of eight bits are taken apart into halves of four bits.
+#pragma once
+
+#include "simd/simd.h"
+
+#if defined(KARAT_AVX512) && defined(__AVX512VNNI__)
+#define KARAT_VNNI
+#elif defined(KARAT_AVX2) && defined(__AVXVNNI__)
+#define KARAT_VNNI
+#elif defined(KARAT_AVX512) || defined(KARAT_AVX2)
+#define KARAT_PAIRS  // sums of 16 bits
+#endif
+
+// Steps of a sub-block are unrolled where there are instructions for them.
+#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+#define KARAT_UNROLL_STEPS _Pragma("GCC unroll 8")
+#else
+#define KARAT_UNROLL_STEPS
+#endif
+
+namespace karat::KARAT_ISA_NAMESPACE {
+
+// Four digits, in all lanes.
+KARAT_INLINE i32x16 four_digits(const std::int8_t* p) {
+    std::int32_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return iset1(bits);
+}
+
+// Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
+#if defined(KARAT_AVX512)
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))};
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
+#elif defined(KARAT_AVX2)
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return {both, both};
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
+    return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.lo, index.hi)};
+}
+#else
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    i32x16 table;
+    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<std::uint8_t*>(&table) + 16 * i, bytes, sizeof bytes);
+    return table;
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
+    std::uint8_t bytes[16], at[4 * kLanes];
+    std::memcpy(bytes, &table, sizeof bytes);
+    std::memcpy(at, &index, sizeof at);
+    for (std::uint8_t& byte : at) byte = bytes[byte];
+    std::memcpy(&index, at, sizeof at);
+    return index;
+}
+#endif
+
+#if defined(KARAT_PAIRS)
+#if defined(KARAT_AVX512)
+KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_epi16(codes.v, digits.v)}; }
+KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) { return {_mm512_madd_epi16(a.v, times.v)}; }
+#else
+KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
+    return {_mm256_maddubs_epi16(codes.lo, digits.lo), _mm256_maddubs_epi16(codes.hi, digits.hi)};
+}
+KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) {
+    return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+}
+KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) {
+    return {_mm256_madd_epi16(a.lo, times.lo), _mm256_madd_epi16(a.hi, times.hi)};
+}
+#endif
+
+// Codes of at most kLargest are multiplied as those of at most kClass<kLargest>: 15, 31, 63, 255.
+template <int kLargest>
+inline constexpr int kClass = kLargest > 63   ? 255
+                              : kLargest > 31 ? 63
+                              : kLargest > 15 ? 31
+                                              : 15;
+
+// Codes of a class as they are multiplied.
+template <int kLargest>
+struct Codes {
+    static constexpr int kParts = kLargest > 63 ? 2 : 1;
+    i32x16 part[kParts];
+
+    static KARAT_INLINE Codes of(i32x16 bytes) {
+        if constexpr (kParts == 1) return {{bytes}};
+        else return {{bytes & iset1(0x0f0f0f0f), (bytes >> 4) & iset1(0x0f0f0f0f)}};
+    }
+};
+
+// A sum over kSteps steps of four columns.
+template <int kLargest, int kSteps>
+struct Dots {
+    static constexpr int kParts = Codes<kLargest>::kParts;
+    static constexpr int kFits = 32767 / (2 * 128 * (kLargest > 63 ? 15 : kLargest));  // steps
+    i32x16 narrow[kParts], wide;
+
+    KARAT_INLINE void begin(i32x16 sum = iset1(0)) { wide = sum; }
+    // After `step` steps (a constant).
+    KARAT_INLINE void add(int step, const Codes<kLargest>& codes, i32x16 digits) {
+        for (int part = 0; part < kParts; ++part) {
+            const i32x16 products = pairs(codes.part[part], digits);
+            narrow[part] = step % kFits == 0 ? products : add_pairs(narrow[part], products);
+        }
+        if (step % kFits == kFits - 1 && step + 1 < kSteps) wide = wide + joined();
+    }
+    KARAT_INLINE i32x16 total() const { return wide + joined(); }
+
+private:
+    KARAT_INLINE i32x16 joined() const {
+        const i32x16 low = join_pairs(narrow[0], iset1(0x00010001));
+        if constexpr (kParts == 1) return low;
+        else return low + join_pairs(narrow[1], iset1(0x00100010));
+    }
+};
+
+#else
+
+#if defined(KARAT_VNNI) && defined(KARAT_AVX512)
+KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
+    return {_mm512_dpbusd_epi32(sum.v, codes.v, digits.v)};
+}
+#elif defined(KARAT_VNNI)
+KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
+    return {_mm256_dpbusd_avx_epi32(sum.lo, codes.lo, digits.lo), _mm256_dpbusd_avx_epi32(sum.hi, codes.hi, digits.hi)};
+}
+#else
+// The same in loops, for any machine.
+KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
+    std::int32_t sums[kLanes];
+    std::uint8_t code[4 * kLanes];
+    std::int8_t digit[4 * kLanes];
+    std::memcpy(sums, &sum, sizeof sums);
+    std::memcpy(code, &codes, sizeof code);
+    std::memcpy(digit, &digits, sizeof digit);
+    for (int lane = 0; lane < kLanes; ++lane)
+        for (int j = 0; j < 4; ++j) sums[lane] += code[4 * lane + j] * digit[4 * lane + j];
+    std::memcpy(&sum, sums, sizeof sums);
+    return sum;
+}
+#endif
+
+template <int kLargest>
+inline constexpr int kClass = 255;
+
+template <int kLargest>
+struct Codes {
+    static constexpr int kParts = 1;
+    i32x16 part[1];
+    static KARAT_INLINE Codes of(i32x16 bytes) { return {{bytes}}; }
+};
+
+template <int kLargest, int kSteps>
+struct Dots {
+    i32x16 sum;
+    KARAT_INLINE void begin(i32x16 before = iset1(0)) { sum = before; }
+    KARAT_INLINE void add(int, const Codes<kLargest>& codes, i32x16 digits) {
+        sum = add_products(sum, codes.part[0], digits);
+    }
+    KARAT_INLINE i32x16 total() const { return sum; }
+};
+#endif
+
+}  // namespace karat::KARAT_ISA_NAMESPACE
