@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripted import write_scripted
+from tests.text.tools.models import HERMES
+
 SOURCE = Path(__file__).parents[2] / "src"
 START_S = 120  # a machine may be busy
 
@@ -90,15 +93,15 @@ class Running:
 
 
 @contextmanager
-def serving(*args: str, wait: bool = True) -> Iterator[Running]:
+def serving(*args: str, wait: bool = True, program: str = "karat") -> Iterator[Running]:
     """A server of the embedded model, on a port of its own. It is killed at the end if it still runs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KARAT_", "HF_", "PYTHON"))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "karat", "serve", "--port", "0", *args],
+        [sys.executable, "-m", program, "serve", "--port", "0", *args],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**kept, "PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1"},
+        env={**kept, "PYTHONPATH": f"{SOURCE}:{SOURCE.parent}", "HF_HUB_OFFLINE": "1"},
     )
     running, opened = Running(process), threading.Event()
 
@@ -127,6 +130,14 @@ def serving(*args: str, wait: bool = True) -> Iterator[Running]:
 def server() -> Iterator[Running]:
     """One for all tests that leave it as it was."""
     with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A scripted model that knows tools in the form of Hermes and Qwen, and reasons (tests.support.scripted)."""
+    folder = write_scripted(tmp_path_factory.mktemp("scripted"), HERMES)
+    with serving(str(folder), "--served-model-name", "scripted", program="tests.support.scripted_serve") as running:
         yield running
 
 

@@ -47,6 +47,7 @@ from karat.request import (
     shown,
 )
 from karat.text import ChatPrompt
+from karat.text.tools.dialect import Dialect
 
 Result = TypeVar("Result")
 
@@ -114,6 +115,7 @@ class AsyncLLM:
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
         # Only for its check_request: what the engine would refuse is refused here, before it is queued.
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
+        self._dialect: Dialect | None = None
         self._numbers = count()
         self._engine = AsyncEngine(
             opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
@@ -353,6 +355,13 @@ class AsyncLLM:
         self._engine.attach()
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return await self._in_thread(self._intake.chat_prompt, messages, options)
+
+    async def dialect(self) -> Dialect:
+        """How the model's chat template tells of tools, writes calls and reasons."""
+        self._engine.attach()
+        if self._dialect is None:
+            self._dialect = await self._in_thread(lambda: self._intake.dialect)
+        return self._dialect
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""

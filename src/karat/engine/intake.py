@@ -15,6 +15,7 @@ from karat.engine.sampler import derived_seed
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
+from karat.text.tools.dialect import Dialect, dialect_of
 
 Message = Mapping[str, Any]
 # A text, token ids, vLLM's mapping ({"prompt": text} or {"prompt_token_ids": ids}), or what LLM.chat_prompt made.
@@ -42,6 +43,11 @@ class Intake:
     def chat_end_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation: the model's, and the one that the template ends it with."""
         return self._defaults.end_token_ids | turn_end_ids(self._tokenizer)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the chat template tells of tools, writes calls and reasons. The first use renders a few prompts."""
+        return dialect_of(self._tokenizer)
 
     def default_params_after(self, prompt_len: int) -> SamplingParams:
         """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
@@ -95,7 +101,10 @@ class Intake:
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
-        return self._tokenizer.chat_prompt(plain_messages(messages), max_tokens=self._max_model_len, **variables)
+        plain = plain_messages(messages)
+        if any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
+            plain = self.dialect.shown(plain)
+        return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
 
     def _request(
         self,

@@ -30,10 +30,10 @@ from karat.server.openai.response_answers import response
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import InputTokens
+from karat.server.preparing import prepare
 from karat.server.responses import Events, JsonBytes, read_content, until_left
 from karat.server.settings import Settings
 from karat.server.wishes import RECEIPT_HEADER, seeded
-from karat.text.chat_prompt import ChatPrompt
 
 _Written = ChatEvents | TextEvents | MessageEvents | ResponseEvents
 _FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
@@ -81,8 +81,9 @@ class Answering:
         """Anthropic's: the number of tokens of the prompt that `message` would make."""
         asked, llm = read_message(await read_content(request, self._settings.limits), COUNT), self._keeper.llm
         self.model_name(asked.chat.form.model)
-        prompt = await until_left(request, _prompt(asked.chat, llm))
-        return _json(MessageTokens(len(prompt.token_ids)), _headers(asked.without_effect))
+        made = await until_left(request, prepare(asked.chat, llm))
+        names = (*asked.without_effect, *made.without_effect)
+        return _json(MessageTokens(len(made.prompt.token_ids)), _headers(names))
 
     async def response(self, request: Request) -> ASGIApp:
         """OpenAI's newer form of `chat`, of which nothing is kept."""
@@ -99,15 +100,16 @@ class Answering:
         """The number of tokens of the prompt that `response` would make."""
         asked, llm = read_response(await read_content(request, self._settings.limits), INPUT_TOKENS), self._keeper.llm
         self.model_name(asked.chat.form.model)
-        prompt = await until_left(request, _prompt(asked.chat, llm))
-        return _json(InputTokens(len(prompt.token_ids)), _headers(asked.without_effect))
+        made = await until_left(request, prepare(asked.chat, llm))
+        names = (*asked.without_effect, *made.without_effect)
+        return _json(InputTokens(len(made.prompt.token_ids)), _headers(names))
 
     async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM, prefix: str) -> Subject:
         model = self.model_name(asked.form.model)
-        prompt = await _prompt(asked, llm)
-        work = self._work(request, asked, llm, [prompt])
+        made = await prepare(asked, llm)
+        work = self._work(request, asked, made.given, llm, [made.prompt])
         await _until_known(work, llm)
-        return self._subject(prefix, model, asked.form, work, llm)
+        return self._subject(prefix, model, asked.form, work, llm, talk=made.talk, without_effect=made.without_effect)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
         """The prompts of a completion. Control tokens that a text spells become those tokens."""
@@ -120,21 +122,22 @@ class Answering:
                 prompts.append(prompt)
             if asked.form.echo:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
-        work = self._work(request, asked, llm, prompts, texts)
+        work = self._work(request, asked, asked.given, llm, prompts, texts)
         await _until_known(work, llm)
-        return self._subject("cmpl", model, asked.form, work, llm, echoed)
+        return self._subject("cmpl", model, asked.form, work, llm, echoed=echoed)
 
     def _work(
         self,
         request: Request,
         asked: ChatRequest | TextRequest,
+        given: Mapping[str, Any],
         llm: AsyncLLM,
         prompts: list[Any],
         texts: Sequence[str | None] = (None,),
     ) -> Work:
         lengths = Lengths(llm.max_model_len, self._settings.default_max_tokens)
         wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
-        given = seeded(asked.given, wishes)
+        given = seeded(given, wishes)
         asks = []
         for prompt, text in zip(prompts, texts, strict=True):
             num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
@@ -146,12 +149,10 @@ class Answering:
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
         return Work(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
 
-    def _subject(
-        self, prefix: str, model: str, form: Form, work: Work, llm: AsyncLLM, echoed: list[str] | None = None
-    ) -> Subject:
+    def _subject(self, prefix: str, model: str, form: Form, work: Work, llm: AsyncLLM, **facts: Any) -> Subject:
         heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint)
         tally = self._metrics.tally([len(ask.token_ids) for ask in work.asks])
-        return Subject(heading, form, work, llm.tokenizer, tally, echoed or (), self._settings.signer)
+        return Subject(heading, form, work, llm.tokenizer, tally, signer=self._settings.signer, **facts)
 
     async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
         return await self._follow(subject, llm, subject.tally.see, progress=False)
@@ -198,8 +199,9 @@ class Answering:
 
 def _headers(without_effect: Sequence[str], subject: Subject | None = None) -> dict[str, str]:
     headers = {} if subject is None else {"karat-seed": str(subject.work.seed)}
-    if without_effect:
-        headers["karat-without-effect"] = ", ".join(without_effect)
+    names = (*without_effect, *(subject.without_effect if subject is not None else ()))
+    if names:
+        headers["karat-without-effect"] = ", ".join(names)
     return headers
 
 
@@ -207,18 +209,7 @@ def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(answer), headers=headers)
 
 
-async def _prompt(asked: ChatRequest, llm: AsyncLLM) -> ChatPrompt:
-    """The prompt of a conversation. Control tokens that contents spell stay text."""
-    return await llm.render(asked.messages, sanitize_control_tokens=True, **_options(asked.variables))
-
-
 async def _until_known(work: Work, llm: AsyncLLM) -> None:
     """Wait for the fingerprint, if receipts are wished for. Other answers never do."""
     if work.receipt is not False:
         await llm.fingerprint()
-
-
-def _options(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of LLM.chat, with variables of the template apart from its own arguments."""
-    others = {name: value for name, value in variables.items() if name != "add_generation_prompt"}
-    return {"add_generation_prompt": variables["add_generation_prompt"], "chat_template_kwargs": others or None}

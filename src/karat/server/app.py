@@ -31,7 +31,9 @@ from karat.server.fields import (
 from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
-from karat.server.openai.requests import read_messages, read_variables
+from karat.server.openai.messages import read_messages
+from karat.server.openai.requests import read_variables
+from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
 from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_content, until_left
@@ -106,9 +108,11 @@ class _Tools:
         return _json(schema.Rendered(prompt.text, ids, len(ids), self._keeper.llm.max_model_len))
 
     async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
-        llm, variables = self._keeper.llm, read_variables(values)
+        llm, variables, tools = self._keeper.llm, read_variables(values), read_tools(values)
+        tools.check(await until_left(request, llm.dialect()))
         asking = llm.render(
             read_messages(values["messages"]),
+            tools=tools.rendered(),
             sanitize_control_tokens=True,
             add_generation_prompt=variables.pop("add_generation_prompt"),
             chat_template_kwargs=variables or None,

@@ -1,7 +1,7 @@
 """Bodies of requests: read as JSON and checked against the table of fields, before any work."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -12,8 +12,6 @@ from karat.request import shown
 from karat.server.errors import invalid
 from karat.server.fields import Field
 
-_NAMED_TOOLS = 64  # more are counted: a header has limits
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _AT = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
 _WORDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "null": "null"}
 _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
@@ -66,18 +64,6 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
         if field.required and field.name not in values:
             raise invalid(within + field.name, f"{within}{field.name} is missing: {field.text}", "missing_field")
     return Body(values, tuple(harmless))
-
-
-def named_harmless(body: Body, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The names for the header. Each of `tools` has its own, for no tool is dropped in silence."""
-    names = [name for name in body.without_effect if name != "tools"]
-    for number, tool in enumerate(tools[:_NAMED_TOOLS]):
-        name = tool.get("name", tool.get("type"))
-        is_plain = isinstance(name, str) and _TOOL_NAME.fullmatch(name)
-        names.append(f"tools.{name}" if is_plain else f"tools[{number}]")
-    if len(tools) > _NAMED_TOOLS:
-        names.append(f"tools[{_NAMED_TOOLS}..{len(tools) - 1}]")
-    return tuple(names)
 
 
 def converted_to(kind: Any, value: Any, name: str) -> Any:

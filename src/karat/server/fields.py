@@ -50,6 +50,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Names = Annotated[dict[str, Any], Meta(max_length=64)]
+Tools = Annotated[list[dict[str, Any]], Meta(max_length=1024)]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Prompt = str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
 
@@ -89,7 +90,7 @@ def _refused(name: str, routes: tuple[str, ...], text: str, *off: Any) -> Field:
     return Field(name, routes, "refused", text, off=off)
 
 
-_NO_TOOLS = "Karat calls no tools yet; leave it out and describe the tools in a message"
+_OLD_TOOLS = "it is of an older protocol; use tools and tool_choice"
 _NO_SCHEMA = "give structured_outputs: json, regex, choice or grammar"
 _NO_SOUND = "Karat has text alone; leave it out"
 
@@ -104,7 +105,8 @@ TABLE: tuple[Field, ...] = (
         "messages",
         (CHAT, RENDER),
         Messages,
-        "The conversation. Roles: system, developer (the same), user, assistant. Contents are text, or text parts.",
+        "The conversation. Roles: system, developer (the same), user, assistant (with tool_calls), tool. Contents are "
+        "text, or text parts.",
         required=True,
     ),
     _honoured(
@@ -218,6 +220,44 @@ TABLE: tuple[Field, ...] = (
     ),
     _honoured("output_format", ANTHROPIC, Names, "As output_config.format, its newer name."),
     _sampling("structured_outputs", Names, "One of json, regex, choice, grammar (vLLM's, by llguidance)."),
+    # tools and reasoning
+    _honoured(
+        "tools",
+        (CHAT, RENDER, TOKENIZE, *ANTHROPIC, *STATELESS),
+        Tools,
+        "Functions that the model may call, if its chat template has a place for tools. Tools of other types are "
+        "dropped, each named in the header as tools.NAME, unless one must be called. strict keeps arguments to the "
+        "schema.",
+    ),
+    _honoured(
+        "tool_choice",
+        (CHAT, *STATELESS),
+        str | dict[str, Any],
+        "auto (default), none, required, or a function by its name. Calls that must come are kept to the schema.",
+    ),
+    _honoured(
+        "tool_choice",
+        ANTHROPIC,
+        dict[str, Any],
+        "auto (default), any, tool or none, perhaps with disable_parallel_tool_use. Calls that must come are kept to "
+        "the schema.",
+    ),
+    _honoured("parallel_tool_calls", (CHAT, *STATELESS), Flag, "Whether an answer may have several calls (default)."),
+    _honoured(
+        "reasoning_effort",
+        (CHAT,),
+        Text,
+        "For templates with such a variable; where they have enable_thinking alone, none switches the reasoning off. "
+        "medium is taken by every model.",
+    ),
+    _honoured("reasoning", STATELESS, Names, "effort: as reasoning_effort of a chat. Summaries are not made."),
+    _honoured(
+        "thinking",
+        ANTHROPIC,
+        dict[str, Any],
+        "enabled, adaptive or disabled: switches the reasoning, where the template has enable_thinking. budget_tokens "
+        "has no effect.",
+    ),
     # what is reported
     _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
     _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
@@ -283,21 +323,12 @@ TABLE: tuple[Field, ...] = (
     _harmless("cache_prompt", BOTH, Literal[True], "Prefixes are always kept (llama.cpp's)."),
     _harmless("include", BOTH, Annotated[list[Text], Meta(max_length=64)], "There is nothing to include."),
     _harmless("modalities", (CHAT,), list[Literal["text"]], "Answers are text."),
-    _harmless("parallel_tool_calls", (CHAT,), Flag, "There are no tools to call."),
     _harmless("spaces_between_special_tokens", BOTH, Flag, "Tokens are never parted by spaces."),
     _harmless("request_id", BOTH, Text, "Requests are numbered here; the answer's id is new."),
     _honoured("metadata", (RESPONSES,), Annotated[dict[str, Text], Meta(max_length=16)], "Given back in the answer."),
     _harmless("stream_options", (RESPONSES,), dict[Literal["include_obfuscation"], bool], "Events are not padded."),
     _harmless("include", (RESPONSES,), list[_Includable], "There is nothing to include; logprobs are refused."),
-    _harmless("parallel_tool_calls", STATELESS, Flag, "There are no tools to call."),
-    _harmless("max_tool_calls", (RESPONSES,), Count, "There are no tools to call."),
-    _harmless(
-        "reasoning",
-        STATELESS,
-        Names,
-        "effort medium, summary and context auto change nothing. Another effort is refused: use chat_template_kwargs, "
-        "if the model's template has such a variable.",
-    ),
+    _harmless("max_tool_calls", (RESPONSES,), Count, "It counts calls of built-in tools; there are none."),
     _harmless("truncation", STATELESS, Literal["disabled"], "Nothing is cut; auto is refused."),
     _harmless("top_logprobs", (RESPONSES,), Literal[0], "There are none of responses; more are refused."),
     _harmless("metadata", (MESSAGES,), Names, "Nothing is kept."),
@@ -306,27 +337,9 @@ TABLE: tuple[Field, ...] = (
     _harmless("user_profile_id", ANTHROPIC, Text, "Nothing is kept about users."),
     _harmless("workspace_id", ANTHROPIC, Text, "There is one."),
     _harmless("diagnostics", (MESSAGES,), Names, "Nothing is kept to compare with."),
-    _harmless(
-        "tools",
-        (*ANTHROPIC, *STATELESS),
-        Annotated[list[dict[str, Any]], Meta(max_length=1024)],
-        "Karat calls no tools yet. They are dropped, each named in the header as tools.NAME; a tool_choice that asks "
-        "for a call is refused.",
-    ),
     # refused
-    _refused("tools", (CHAT,), _NO_TOOLS, []),
-    _refused("tool_choice", (CHAT,), _NO_TOOLS, "none", "auto"),
-    _refused(
-        "tool_choice",
-        ANTHROPIC,
-        _NO_TOOLS,
-        {"type": "auto"},
-        {"type": "auto", "disable_parallel_tool_use": False},
-        {"type": "auto", "disable_parallel_tool_use": True},
-        {"type": "none"},
-    ),
-    _refused("functions", (CHAT,), _NO_TOOLS, []),
-    _refused("function_call", (CHAT,), _NO_TOOLS, "none", "auto"),
+    _refused("functions", (CHAT,), _OLD_TOOLS, []),
+    _refused("function_call", (CHAT,), _OLD_TOOLS, "none", "auto"),
     _refused("guided_json", BOTH, _NO_SCHEMA),
     _refused("guided_regex", BOTH, _NO_SCHEMA),
     _refused("guided_choice", BOTH, _NO_SCHEMA),
@@ -334,13 +347,7 @@ TABLE: tuple[Field, ...] = (
     _refused("grammar", BOTH, _NO_SCHEMA, ""),
     _refused("json_schema", BOTH, _NO_SCHEMA),
     _refused("verbosity", (CHAT,), "say in a message how long the answer is to be", "medium"),
-    _refused(
-        "reasoning_effort",
-        (CHAT,),
-        "use chat_template_kwargs, if the model's template has such a variable",
-        "medium",
-    ),
-    _refused("reasoning", BOTH, "use chat_template_kwargs, if the model's template has such a variable"),
+    _refused("reasoning", BOTH, "use reasoning_effort, or chat_template_kwargs"),
     _refused("audio", (CHAT,), _NO_SOUND),
     _refused("prediction", (CHAT,), "there is no speculative decoding yet; leave it out"),
     _refused("moderation", (CHAT, RESPONSES), "nothing is moderated here; leave it out"),
@@ -363,7 +370,6 @@ TABLE: tuple[Field, ...] = (
     _refused("separate_reasoning", (CHAT,), "leave it out, and join reasoning and content", True),
     _refused("stream_reasoning", (CHAT,), "leave it out, and wait for the whole", True),
     _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
-    _refused("tool_choice", STATELESS, _NO_TOOLS, "auto", "none"),
     _refused("previous_response_id", STATELESS, "nothing is kept; send the whole conversation as input"),
     _refused("conversation", STATELESS, "nothing is kept; send the whole conversation as input"),
     _refused("background", (RESPONSES,), "nothing is kept; wait for the answer, or stream", False),
@@ -375,15 +381,6 @@ TABLE: tuple[Field, ...] = (
     _refused("personality", (INPUT_TOKENS,), "say it in instructions"),
     _refused("max_tokens", (RESPONSES,), "use max_output_tokens"),
     _refused("messages", STATELESS, "use input"),
-    _refused(
-        "thinking",
-        ANTHROPIC,
-        "Karat keeps no reasoning apart yet; leave it out",
-        {"type": "disabled"},
-        {"type": "adaptive"},
-        {"type": "adaptive", "display": "summarized"},
-        {"type": "adaptive", "display": "omitted"},
-    ),
     _refused("speed", ANTHROPIC, "there is one speed; leave it out", "standard"),
     _refused("container", (MESSAGES,), "there are none; leave it out"),
     _refused("inference_geo", (MESSAGES,), "it is computed where Karat runs; leave it out", "global"),

@@ -12,7 +12,7 @@ from karat.explanation import Explanation
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptDetails(Struct):
@@ -100,11 +100,29 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class CalledFunction(Struct):
+    """`arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class Message(Struct):
+    """`content` is null if there are calls alone. `reasoning` is vLLM's name of reasoning_content."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
     annotations: list[dict[str, Any]] = []
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -132,12 +150,31 @@ class ChatCompletion(Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionDelta(Struct):
+    """The name, or more of the arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallDelta(Struct):
+    """The first of a call has id, type and the function's name, the others more of its arguments."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class Delta(Struct):
-    """New content. The first delta of a choice has the role, the last is empty."""
+    """New content, reasoning or calls. The first delta of a choice has the role, the last is empty."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

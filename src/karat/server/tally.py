@@ -24,6 +24,7 @@ class Tally:
         self.prompt_lens = list(prompt_lens)
         self.begun = clock()
         self.num_tokens = 0
+        self.num_reasoning = 0  # of these, tokens of reasoning
         self.num_cached = [0] * len(prompt_lens)
         self._first: float | None = None
         self._last = self.begun
@@ -65,7 +66,7 @@ class Tally:
             self.num_tokens,
             num_prompt + self.num_tokens,
             PromptDetails(sum(self.num_cached)),
-            CompletionDetails(),
+            CompletionDetails(self.num_reasoning),
         )
 
     def progress(self, index: int, update: RequestUpdate) -> PromptProgress | None:

@@ -16,7 +16,9 @@ from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES
 from karat.server.openai.answers import Heading
+from karat.server.talk import NO_TALK
 from karat.server.tally import Tally
+from tests.engine.fakes import BYTES
 from tests.server.conftest import Answer, Running
 
 TURNS: Any = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -56,7 +58,7 @@ def test_events_come_in_order(server: Running) -> None:
     events = events_of(server.ask(MESSAGES, GIVEN | {"stream": True}))
     kinds = [event["type"] for event in events]
     deltas = kinds[3:-3]
-    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert deltas and set(deltas) == {"content_block_delta"}
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     begun, ended = events[0]["message"], events[-2]
@@ -108,11 +110,11 @@ def test_control_tokens_in_contents_stay_text(server: Running) -> None:
 
 def test_what_is_dropped_is_named(server: Running) -> None:
     tools = [{"name": "read_file", "input_schema": {}}, {"type": "web_search_20250305", "name": "web_search"}]
-    extra = {"tools": tools, "metadata": {"user_id": "a"}}
+    extra = {"tools": tools, "tool_choice": {"type": "none"}, "metadata": {"user_id": "a"}}
     named = "metadata, tools.read_file, tools.web_search"
     for body in (GIVEN | extra, GIVEN | extra | {"stream": True}):
         assert server.ask(MESSAGES, body).headers["karat-without-effect"] == named
-    counted = server.ask(COUNT, {"messages": TURNS, "tools": tools})
+    counted = server.ask(COUNT, {"messages": TURNS, "tools": tools, "tool_choice": {"type": "none"}})
     assert counted.headers["karat-without-effect"] == "tools.read_file, tools.web_search"
 
 
@@ -136,7 +138,11 @@ def test_errors_are_of_the_form(server: Running, given: Any, status: int, kind: 
 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
     subject: Any = SimpleNamespace(
-        heading=Heading("msg-1", 0, "m"), work=SimpleNamespace(seed=1), tally=Tally([3]), signer=None
+        heading=Heading("msg-1", 0, "m"),
+        work=SimpleNamespace(seed=1),
+        tally=Tally([3]),
+        signer=None,
+        reader=lambda: NO_TALK.reader(BYTES),
     )
     events, bad = MessageEvents(subject), StreamChunk(0, "", (), "error", error="a logit is NaN")
     update: Any = SimpleNamespace(chunks=[bad], output=None, progress=None)
@@ -201,7 +207,7 @@ class TestPackage:
         with pytest.raises(package.NotFoundError):
             client.messages.create(**given | {"model": "other"})
 
-    @pytest.mark.parametrize("given", [{}, {"stop_sequences": ["e"]}, {"tools": [{"name": "t", "input_schema": {}}]}])
+    @pytest.mark.parametrize("given", [{}, {"stop_sequences": ["e"]}, {"tools": [{"type": "x_1"}]}])
     def test_strictly_of_the_types(self, package: Any, server: Running, given: dict[str, Any]) -> None:
         import pydantic
 

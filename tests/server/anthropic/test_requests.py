@@ -63,7 +63,15 @@ def test_what_is_sampled() -> None:
         ({"role": "user", "content": "a", "name": "b"}, "messages[0].name"),
         ({"role": "user", "content": ["a"]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "image", "source": {}}]}, "messages[0].content[0].type"),
-        ({"role": "user", "content": [{"type": "tool_result", "content": "a"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "tool_result"}]}, "messages[0].content[0].tool_use_id"),
+        ({"role": "user", "content": [{"type": "tool_use"}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}, "messages[0].content[0].name"),
+        (
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": "c"}]},
+            "messages[0].content[0].input",
+        ),
+        ({"role": "assistant", "content": [{"type": "redacted_thinking"}]}, "messages[0].content[0].type"),
+        ({"role": "system", "content": [{"type": "thinking", "thinking": "a"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": ["text"], "text": "a"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}, "messages[0].content[0].x"),
@@ -82,11 +90,19 @@ def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], 
         ("tool_choice", {"type": "any"}),
         ("tool_choice", {"type": "tool", "name": "PLACEHOLDER"}),
         ("tool_choice", "auto"),
-        ("thinking", {"type": "enabled", "budget_tokens": 1024}),
         ("output_config", {"effort": "low"}),
         ("output_config", {"format": {"type": "text"}}),
         ("output_config", {"other": 1}),
         ("output_format", {"type": "json_schema"}),
+        ("tool_choice", {"type": ["auto"]}),
+        ("tool_choice", {"type": "auto", "name": "a"}),
+        ("tool_choice", {"type": "any", "disable_parallel_tool_use": 1}),
+        ("thinking", {"type": "often"}),
+        ("tools", [{}]),
+        ("tools", [{"name": "a\r\nSet-Cookie: b"}]),
+        ("tools", [{"name": "a", "input_schema": []}]),
+        ("tools", [{"name": "a", "parameters": {}}]),
+        ("tools", [{"name": "a"}, {"name": "a"}]),
         ("service_tier", "priority"),
         ("stop", ["a"]),
         ("n", 2),
@@ -97,15 +113,13 @@ def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], 
     ],
 )
 def test_what_is_refused(name: str, value: Any) -> None:
-    assert (refused(**{name: value}).param or "").partition(".")[0] == name
+    assert (refused(**{name: value}).param or "").split("[")[0].partition(".")[0] == name
 
 
 def test_fields_that_change_nothing_are_named() -> None:
     given = {
         "metadata": {"user_id": "PLACEHOLDER"},
         "service_tier": "auto",
-        "thinking": {"type": "disabled"},
-        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "output_config": {"effort": "high"},
     }
@@ -113,20 +127,94 @@ def test_fields_that_change_nothing_are_named() -> None:
         *(name for name in given if name != "output_config"),
         "output_config.effort",
     )
-    assert read(thinking={"type": "adaptive", "display": "omitted"}).without_effect == ("thinking",)
+    assert read(thinking={"type": "adaptive", "display": "omitted"}).without_effect == ("thinking.display",)
 
 
-@pytest.mark.parametrize("choice", [{}, {"tool_choice": {"type": "auto"}}, {"tool_choice": {"type": "none"}}])
-def test_every_tool_that_is_dropped_is_named(choice: dict[str, Any]) -> None:
-    tools = [
-        {"name": "read_file", "input_schema": {"type": "object"}},
-        {"type": "web_search_20250305", "name": "web_search"},
-        {"name": "a\r\nSet-Cookie: b"},
-        {},
+TOOLS = [
+    {"name": "read_file", "description": "a", "input_schema": {"type": "object"}, "strict": True},
+    {"type": "custom", "name": "clock", "cache_control": {"type": "ephemeral"}, "eager_input_streaming": True},
+]
+OTHERS = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "a\r\nSet-Cookie: b"}]
+
+
+def test_tools() -> None:
+    tools = read(tools=TOOLS).chat.tools
+    assert [function.name for function in tools.functions] == ["read_file", "clock"]
+    assert tools.parallel and not tools.required and tools.functions[0].strict
+    rendered = tools.rendered()
+    assert rendered is not None and rendered[0] == {
+        "type": "function",
+        "function": {"name": "read_file", "description": "a", "parameters": {"type": "object"}},
+    }
+    assert read(tools=TOOLS).without_effect == ("cache_control",)
+    assert read(tools=TOOLS, tool_choice={"type": "any"}).chat.tools.required
+    single = read(tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).chat.tools
+    assert not single.required and not single.parallel
+    named = read(tools=TOOLS, tool_choice={"type": "tool", "name": "clock"}).chat.tools
+    assert [function.name for function in named.functions] == ["clock"] and named.required
+    assert read().chat.tools.rendered() is None
+
+
+def test_every_tool_that_is_dropped_is_named() -> None:
+    named = ("tools.web_search", "tools[3]")
+    assert read(tools=[*TOOLS, *OTHERS]).chat.tools.dropped == named
+    none = read(tools=[*TOOLS, *OTHERS], tool_choice={"type": "none"}).chat.tools
+    assert none.dropped == ("tools.read_file", "tools.clock", *named) and not none.functions
+    many = read(tools=[{"type": "web_search"}] * 70).chat.tools.dropped
+    assert many[63:] == ("tools.web_search", "tools[6 more]")
+    for choice in ({"type": "any"}, {"type": "tool", "name": "clock"}):
+        assert "no function" in refused(tools=[*TOOLS, *OTHERS], tool_choice=choice).message
+    assert "not among tools" in refused(tools=TOOLS, tool_choice={"type": "tool", "name": "other"}).message
+
+
+def test_calls_results_and_reasoning_go_back() -> None:
+    asked = read(
+        messages=[
+            USER,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                    {"type": "text", "text": "Let me see."},
+                    {"type": "tool_use", "id": "toolu_1", "name": "clock", "input": {"zone": "é"}},
+                ],
+            },
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_2", "name": "read_file", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "noon"}]},
+                    {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True, "content": "none"},
+                    {"type": "text", "text": "Go on."},
+                ],
+            },
+        ]
+    )
+    user, answer, first, second, last = asked.chat.messages
+    assert user == USER and last == {"role": "user", "content": "Go on."}
+    assert answer["content"] == "Let me see." and answer["reasoning_content"] == "Hm."
+    assert [call["function"] for call in answer["tool_calls"]] == [
+        {"name": "clock", "arguments": '{"zone":"é"}'},
+        {"name": "read_file", "arguments": "{}"},
     ]
-    named = ("tools.read_file", "tools.web_search", "tools[2]", "tools[3]")
-    assert read(tools=tools, **choice).without_effect == (*choice, *named)
-    assert read(tools=[{"name": "t"}] * 70).without_effect[63:] == ("tools.t", "tools[64..69]")
+    assert first == {"role": "tool", "tool_call_id": "toolu_1", "content": "noon", "name": "clock"}
+    assert second == {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: none", "name": "read_file"}
+    lost = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_9"}]}
+    with pytest.raises(ApiError, match="toolu_9"):
+        read(messages=[USER, lost])
+
+
+@pytest.mark.parametrize(
+    ("thinking", "level", "names"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, "on", ("thinking.budget_tokens",)),
+        ({"type": "disabled"}, "none", ()),
+        ({"type": "adaptive"}, None, ()),
+    ],
+)
+def test_thinking(thinking: dict[str, Any], level: str | None, names: tuple[str, ...]) -> None:
+    asked = read(thinking=thinking)
+    assert (asked.chat.effort.level if asked.chat.effort else None) == level and asked.without_effect == names
 
 
 def test_a_count_needs_no_length() -> None:

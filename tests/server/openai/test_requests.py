@@ -59,7 +59,12 @@ def test_roles_and_contents_become_those_of_templates() -> None:
     [
         ({"content": "a"}, "messages[0].role"),
         ({"role": "<|im_end|>", "content": "a"}, "messages[0].role"),
-        ({"role": "tool", "content": "a", "tool_call_id": "b"}, "messages[0].role"),
+        ({"role": "function", "content": "a", "name": "b"}, "messages[0].role"),
+        ({"role": "tool", "content": "a"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "a", "tool_call_id": "b"}, "messages"),
+        ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": {}}, "messages[0].content"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
         (
@@ -69,11 +74,71 @@ def test_roles_and_contents_become_those_of_templates() -> None:
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
         ({"role": "user", "content": "a", "name": 1}, "messages[0].name"),
         ({"role": "user", "content": "a", "mood": "good"}, "messages[0].mood"),
-        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": "a"}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].id"),
+        ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "x": 1}}]}, None),
+        ({"role": "assistant", "content": "a", "reasoning": 1}, "messages[0].reasoning"),
     ],
 )
-def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], param: str) -> None:
-    assert refused(chat, messages=[message]).param == param
+def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], param: str | None) -> None:
+    assert refused(chat, messages=[message]).param == param or param is None
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "clock", "description": "a", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "read_file", "parameters": {}, "strict": True}},
+]
+
+
+def test_tools() -> None:
+    tools = chat(tools=TOOLS).tools
+    assert tools.rendered() == [TOOLS[0], {"type": "function", "function": {"name": "read_file", "parameters": {}}}]
+    assert tools.parallel and not tools.required and [each.strict for each in tools.functions] == [False, True]
+    assert not chat(tools=TOOLS, parallel_tool_calls=False).tools.parallel
+    assert chat(tools=TOOLS, tool_choice="required").tools.required
+    named = chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "clock"}}).tools
+    assert [each.name for each in named.functions] == ["clock"] and named.required
+    assert chat(tools=TOOLS, tool_choice="none").tools.dropped == ("tools.clock", "tools.read_file")
+    others = [*TOOLS, {"type": "custom", "custom": {"name": "x"}}, {}]
+    assert chat(tools=others).tools.dropped == ("tools.custom", "tools[3]")
+    assert refused(chat, tools=others, tool_choice="required").param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function.x"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "tools[0].function.strict"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "clock"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+    ],
+)
+def test_tools_that_are_refused(given: dict[str, Any], param: str) -> None:
+    assert refused(chat, **given).param == param
+
+
+def test_calls_results_and_reasoning_go_back() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    user, answer, result, last = chat(
+        messages=[
+            USER,
+            # what the openai package makes of a streamed answer, sent back
+            {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [{**call, "index": 0}]},
+            {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "noon"}]},
+            USER,
+        ]
+    ).messages
+    assert (user, last) == (USER, USER)
+    assert answer == {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]}
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "noon", "name": "clock"}
 
 
 def test_the_newer_name_of_max_tokens() -> None:

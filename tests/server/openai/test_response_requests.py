@@ -8,7 +8,9 @@ import pytest
 
 from karat.server.errors import ApiError
 from karat.server.fields import INPUT_TOKENS, RESPONSES
+from karat.server.openai.requests import Effort
 from karat.server.openai.response_requests import ResponseRequest, read_response
+from karat.server.openai.response_schema import FunctionChoice, FunctionTool
 
 
 def read(route: str = RESPONSES, **given: Any) -> ResponseRequest:
@@ -59,8 +61,14 @@ def test_what_is_sampled_and_given_back() -> None:
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "function_call", "name": "a", "arguments": "{}", "call_id": "b"}, "input[0].type"),
-        ({"type": "reasoning", "summary": []}, "input[0].type"),
+        ({"type": "web_search_call"}, "input[0].type"),
+        ({"type": "function_call", "name": "a", "arguments": {}, "call_id": "b"}, "input[0].arguments"),
+        ({"type": "function_call", "name": "a", "arguments": "{}", "call_id": "b", "x": 1}, "input[0].x"),
+        ({"type": "function_call_output", "call_id": "b"}, "input[0].output"),
+        ({"type": "function_call_output", "call_id": "b", "output": "c"}, "messages"),
+        ({"type": "reasoning", "summary": [], "encrypted_content": "a"}, "input[0].encrypted_content"),
+        ({"type": "reasoning", "content": "a"}, "input[0].content"),
+        ({"type": "reasoning", "summary": [{"text": 1}]}, "input[0].summary.text"),
         ({"type": ["message"]}, "input[0].type"),
         ({"content": "a"}, "input[0].role"),
         ({"role": "tool", "content": "a"}, "input[0].role"),
@@ -110,14 +118,50 @@ def test_what_changes_nothing_is_named_and_so_is_every_tool() -> None:
         "store": False,
         "background": False,
         "include": ["reasoning.encrypted_content"],
-        "parallel_tool_calls": True,
         "prompt_cache_key": "PLACEHOLDER",
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "tool_choice": "auto",
         "stream_options": {"include_obfuscation": False},
     }
+    assert read(**given).without_effect == tuple(given)
     tools = [{"type": "function", "name": "shell"}, {"type": "web_search"}, {"type": "a b"}]
-    names = ("tools.shell", "tools.web_search", "tools[2]")
-    assert read(tools=tools, **given).without_effect == (*given, *names)
+    names = ("tools.web_search", "tools[2]")
+    for route in (RESPONSES, INPUT_TOKENS):
+        assert read(route, tools=tools).chat.tools.dropped == names
+        assert read(route, tools=tools, tool_choice="none").chat.tools.dropped == ("tools.shell", *names)
+
+
+def test_tools_and_what_the_answer_says_of_them() -> None:
+    tools = [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": True}]
+    asked = read(tools=tools, tool_choice={"type": "function", "name": "shell"}, parallel_tool_calls=False)
+    assert asked.chat.tools.required and not asked.chat.tools.parallel and asked.chat.tools.functions[0].strict
+    assert asked.echo.tool_choice == FunctionChoice("shell") and not asked.echo.parallel_tool_calls
+    assert asked.echo.tools == (FunctionTool("shell", {"type": "object"}, True),)
+    assert read().echo.tools == () and read(tools=tools).echo.tool_choice == "auto"
+    assert refused(tools=[{"type": "function", "function": {"name": "a"}}]).param == "tools[0].function"
+
+
+def test_calls_results_and_reasoning_go_back() -> None:
+    def call(number: int) -> dict[str, Any]:
+        made = {"type": "function_call", "id": f"fc-{number}", "call_id": f"call_{number}", "status": "completed"}
+        return made | {"name": "shell", "arguments": "{}"}
+
+    thought = {"type": "reasoning", "id": "rs-1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+    result = {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "done"}]}
+    other = {"type": "function_call_output", "call_id": "call_2", "output": "none"}
+    user = {"role": "user", "content": "PLACEHOLDER"}
+    first, said, one, two, again, last = read(
+        input=[user, thought, answer, call(1), call(2), result, other, call(3), user]
+    ).chat.messages
+    assert (first, last) == (user, user)
+    assert said["reasoning_content"] == "Hm." and said["content"] == "Let me see."
+    assert [made["id"] for made in said["tool_calls"]] == ["call_1", "call_2"]
+    assert one == {"role": "tool", "tool_call_id": "call_1", "content": "done", "name": "shell"}
+    assert two["content"] == "none" and again["content"] == "" and len(again["tool_calls"]) == 1
+
+
+def test_reasoning_effort() -> None:
+    asked = read(reasoning={"effort": "high", "summary": "auto"})
+    assert asked.chat.effort == Effort("reasoning.effort", "high") and asked.without_effect == ("reasoning.summary",)
+    assert read(reasoning={}).chat.effort is None
+    assert refused(reasoning={"mood": "good"}).param == "reasoning.mood"
     assert read(text={"verbosity": "medium", "format": {"type": "text"}}).without_effect == ("text.verbosity",)
-    assert read(INPUT_TOKENS, tools=tools).without_effect == names

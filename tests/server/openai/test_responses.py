@@ -15,6 +15,8 @@ from karat.server.errors import ApiError
 from karat.server.fields import CHAT, INPUT_TOKENS, RESPONSES
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import Echo
+from karat.server.talk import NO_TALK
+from tests.engine.fakes import BYTES
 from tests.server.conftest import Answer, Running
 
 TEXT = "Tell me a story about a fox."
@@ -104,14 +106,15 @@ def test_control_tokens_in_contents_stay_text(server: Running) -> None:
 def test_what_is_dropped_is_named_and_errors_are_of_the_form(server: Running) -> None:
     tools = [{"type": "function", "name": "shell", "parameters": {}}, {"type": "web_search"}]
     for stream in (False, True):
-        answer = server.ask(RESPONSES, GIVEN | {"tools": tools, "store": False, "stream": stream})
+        given = {"tools": tools, "tool_choice": "none", "store": False, "stream": stream}
+        answer = server.ask(RESPONSES, GIVEN | given)
         assert answer.headers["karat-without-effect"] == "store, tools.shell, tools.web_search"
         answer = server.ask(RESPONSES, GIVEN | {"store": True, "stream": stream})
         assert answer.status == 400 and answer.json["error"]["param"] == "store"
 
 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
-    subject: Any = SimpleNamespace(heading=SimpleNamespace(id="resp-1"))
+    subject: Any = SimpleNamespace(heading=SimpleNamespace(id="resp-1"), reader=lambda: NO_TALK.reader(BYTES))
     events = ResponseEvents(subject, Echo(None, {}, None))
     name, data = events.error_event(ApiError(500, "a logit is NaN", code="numerics")).decode().strip().split("\n")
     assert name == "event: error"

@@ -31,6 +31,27 @@ Answer with [func_name1(params_name1=params_value1, params_name2=params_value2..
 {%- endfor %}{% if add_generation_prompt %}<|start|>assistant<|end_of_header|>
 
 {% endif %}"""
+HERMES = r"""{%- for message in messages %}
+{%- if loop.first and tools %}<|im_start|>system
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}Call them as <tool_call>
+{"name": NAME, "arguments": ARGUMENTS}
+</tool_call>.<|im_end|>
+{% endif -%}
+<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- "\n<tool_call>\n" }}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{{- "\n</tool_call>" }}
+{%- endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>
+{% endif %}{% endif %}"""
 PLAIN = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from karat.errors import TemplateError
-from karat.text.tools.dialect import Dialect, dialect_of
+from karat.text.tools.dialect import Dialect, dialect_of, written
 from karat.text.tools.parser import AnswerParser
+from karat.text.tools.registry import FORMATS
+from tests.text.tools.answers import CALLS, TOOLS
 from tests.text.tools.models import PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
 
 # The format of calls; None where Karat reads none of the template's form, or it has none.
@@ -69,8 +73,8 @@ def test_formats_of_which_a_template_tells(template: str, form: str) -> None:
 def _reads_its_own_call(tokenizer: Any) -> None:
     dialect = dialect_of(tokenizer)
     call = {"id": "abcdef123", "type": "function", "function": {**CALL, "arguments": json.dumps(CALL["arguments"])}}
-    answer = {"role": "assistant", "content": "", "tool_calls": [dialect.shown(call)]}
-    whole = tokenizer.render_chat([USER, answer], tools=[TOOL], add_generation_prompt=False)
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    whole = tokenizer.render_chat(dialect.shown([USER, answer]), tools=[TOOL], add_generation_prompt=False)
     written = whole[whole.rindex(USER["content"]) :]
     mark = next((mark for mark in dialect.form.marks if mark in written), None)
     begun = tokenizer.render_chat([USER], tools=[TOOL])
@@ -108,10 +112,53 @@ def test_marks_that_are_special_tokens() -> None:
     assert not dialect_of(byte_tokenizer(tags, added=["</think>"], special=["<|im_end|>"])).hides_marks
 
 
-def test_arguments_for_the_template() -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    assert Dialect().shown(call)["function"] == {"name": "f", "arguments": {"a": 1}}
-    assert Dialect(arguments_are_text=True).shown(call)["function"] == {"name": "f", "arguments": '{"a": 1}'}
-    for wrong in ("[1]", "{", "1"):
-        with pytest.raises(TemplateError, match="no JSON object"):
-            Dialect().shown({**call, "function": {"name": "f", "arguments": wrong}})
+def _called(arguments: Any, **function: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "Ok.",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments, **function}}
+        ],
+    }
+
+
+@pytest.mark.parametrize("given", ['{"a": 1}', {"a": 1}])
+def test_arguments_for_the_template(given: Any) -> None:
+    for dialect, expected in (
+        (Dialect(writes_calls=True), {"a": 1}),
+        (Dialect(writes_calls=True, arguments_are_text=True), '{"a": 1}'),
+    ):
+        (message,) = dialect.shown([_called(given)])
+        assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": expected}
+    assert Dialect(writes_calls=True).shown([_called("")])[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_calls_of_a_wrong_form_are_refused() -> None:
+    for wrong in (_called("[1]"), _called("{"), _called("1"), _called({}, name=1), {"role": "a", "tool_calls": ["x"]}):
+        with pytest.raises(TemplateError, match="call"):
+            Dialect(writes_calls=True).shown([wrong])
+    with pytest.raises(TemplateError, match="does not write"):
+        Dialect().shown([_called("{}")])
+
+
+def test_short_ids_stay_together() -> None:
+    dialect = Dialect(writes_calls=True, form=FORMATS["mistral"])
+    call, result, short = dialect.shown(
+        [_called("{}"), {"role": "tool", "tool_call_id": "call_1", "content": "a"}, {"tool_call_id": "abcDEF123"}]
+    )
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"] and len(result["tool_call_id"]) == 9
+    assert short["tool_call_id"] == "abcDEF123"
+    assert Dialect(writes_calls=True).shown([result])[0] == result
+
+
+@given(st.sampled_from(sorted(FORMATS)), CALLS)
+def test_calls_are_written_where_the_template_writes_none(form: str, calls: list[Any]) -> None:
+    text = written(FORMATS[form], calls)
+    found = AnswerParser(form=FORMATS[form], tools=TOOLS).parse(text)
+    assert found.text == "" and [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
+    message = {"role": "assistant", "tool_calls": [_call_of(*call) for call in calls]}
+    assert Dialect(form=FORMATS[form]).shown([message]) == [{"role": "assistant", "content": text}]
+
+
+def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -3,7 +3,8 @@
 from msgspec import UNSET
 
 from karat.request import CompletionOutput, RequestOutput, StreamChunk
-from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage, TextBlock
+from karat.server.anthropic.blocks import Blocks
+from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage
 from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.tally import Tally
 
@@ -11,12 +12,17 @@ from karat.server.tally import Tally
 def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
-    ending, karat = ending_of(choice), karat_of(subject, output)
+    reader, karat = subject.reader(), karat_of(subject, output)
     karat.explain = choice.explanations or UNSET
+    blocks = Blocks(reader)
+    for part in reader.parts(choice):
+        blocks.add(part)
+    blocks.end()
+    ending = ending_of(choice, has_calls=reader.has_calls)
     return AnthropicMessage(
         subject.heading.id,
         subject.heading.model,
-        [TextBlock(choice.text)],
+        blocks.content,
         ending.stop_reason,
         ending.stop_sequence,
         usage_of(subject.tally),
@@ -25,13 +31,13 @@ def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
     )
 
 
-def ending_of(choice: CompletionOutput | StreamChunk) -> Ending:
+def ending_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool) -> Ending:
     """Why the choice ended. An end by a token, the model's or one of stop_token_ids, is the end of the turn."""
     if reason_of(choice) == "length":
         return Ending("max_tokens", None)
     if isinstance(choice.stop_reason, str):
         return Ending("stop_sequence", choice.stop_reason)
-    return Ending("end_turn", None)
+    return Ending("tool_use" if has_calls else "end_turn", None)
 
 
 def usage_of(tally: Tally) -> MessageUsage:

@@ -3,25 +3,24 @@
 from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
+from karat.explanation import Explanation
 from karat.request import RequestOutput
 from karat.server.anthropic.answers import ending_of, usage_of
+from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.errors import error_of
 from karat.server.anthropic.schema import (
     AnthropicMessage,
     ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
     Ending,
     Event,
     MessageDelta,
     MessageStart,
     MessageStop,
     Ping,
-    TextBlock,
-    TextDelta,
 )
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, explained, karat_of
+from karat.server.openai.answers import Subject, karat_of
+from karat.server.schema import Explained
 from karat.server.sse import named_event
 
 
@@ -38,13 +37,16 @@ PING = _event(Ping())
 
 
 class MessageEvents:
-    """The events of one answer, which is one block of text."""
+    """The events of one answer."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._has_begun = False
         self._ending: Ending | None = None
         self._output: RequestOutput | None = None
+        self._reader = subject.reader()
+        self._blocks = Blocks(self._reader)
+        self._untold: tuple[Explanation, ...] = ()  # of tokens that no event has told of
 
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if the answer ended in an error."""
@@ -53,13 +55,16 @@ class MessageEvents:
         is_computed = update.progress is not None and update.progress.num_computed > 0
         if not self._has_begun and (update.chunks or is_computed):
             self._has_begun = True  # not before a step: until then the cached tokens are unknown
-            written = _event(MessageStart(self._empty())) + _event(ContentBlockStart(TextBlock(""))) + PING
+            written = _event(MessageStart(self._empty())) + PING
         for chunk in update.chunks:
-            karat = explained(chunk)
-            if chunk.text or karat is not UNSET:
-                written += _event(ContentBlockDelta(TextDelta(chunk.text), karat=karat))
+            self._untold += chunk.explanations or ()
+            for part in self._reader.read(chunk):
+                for event in self._blocks.add(part):
+                    if self._untold and isinstance(event, ContentBlockDelta):
+                        event.karat, self._untold = Explained(self._untold), ()
+                    written += _event(event)
             if chunk.finish_reason is not None:
-                self._ending = ending_of(chunk)
+                self._ending = ending_of(chunk, has_calls=self._reader.has_calls)
         return written
 
     def end(self) -> bytes:
@@ -68,8 +73,9 @@ class MessageEvents:
             raise ApiError(500, "the answer had no end; this is a bug in Karat")
         tally = self._subject.tally
         karat = karat_of(self._subject, *(() if self._output is None else (self._output,)))
+        karat.explain = self._untold or UNSET
         last = MessageDelta(self._ending, usage_of(tally), karat, tally.timings())
-        return _event(ContentBlockStop()) + _event(last) + _event(MessageStop())
+        return b"".join(map(_event, [*self._blocks.end(), last, MessageStop()]))
 
     def _empty(self) -> AnthropicMessage:
         heading, karat = self._subject.heading, karat_of(self._subject)

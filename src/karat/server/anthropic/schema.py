@@ -1,12 +1,12 @@
 """The answers of Anthropic's routes as structs. Fields that the protocol requires are always present."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from karat.server.schema import Explained, Karat, Timings
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 ErrorKind = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -17,10 +17,25 @@ ErrorKind = Literal[
 ]
 
 
-class TextBlock(Struct):
+class TextBlock(Struct, tag_field="type", tag="text"):
     text: str
-    type: Literal["text"] = "text"
     citations: None = None
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """Reasoning. It is not signed."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class MessageUsage(Struct):
@@ -37,7 +52,7 @@ class AnthropicMessage(Struct):
 
     id: str
     model: str
-    content: list[TextBlock]
+    content: list[Block]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
@@ -59,8 +74,8 @@ class MessageStart(Struct):
 
 
 class ContentBlockStart(Struct):
-    content_block: TextBlock
-    index: int = 0
+    content_block: Block
+    index: int
     type: Literal["content_block_start"] = "content_block_start"
 
 
@@ -68,20 +83,31 @@ class Ping(Struct):
     type: Literal["ping"] = "ping"
 
 
-class TextDelta(Struct):
+class TextDelta(Struct, tag_field="type", tag="text_delta"):
     text: str
-    type: Literal["text_delta"] = "text_delta"
+
+
+class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(Struct, tag_field="type", tag="signature_delta"):
+    signature: str = ""
+
+
+class InputJsonDelta(Struct, tag_field="type", tag="input_json_delta"):
+    partial_json: str
 
 
 class ContentBlockDelta(Struct):
-    delta: TextDelta
-    index: int = 0
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+    index: int
     type: Literal["content_block_delta"] = "content_block_delta"
     karat: Explained | UnsetType = UNSET
 
 
 class ContentBlockStop(Struct):
-    index: int = 0
+    index: int
     type: Literal["content_block_stop"] = "content_block_stop"
 
 

@@ -14,8 +14,10 @@ from karat.server.inner import Work
 from karat.server.openai.logprobs import LogprobWriter, of_prompt
 from karat.server.openai.requests import Form
 from karat.server.schema import FinishReason
+from karat.server.talk import NO_TALK, Reader, Talk
 from karat.server.tally import Tally
 from karat.text import Tokenizer
+from karat.text.tools.events import Parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Heading:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first. `signer`:
-    of receipts.
+    of receipts. `talk` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
     """
 
     heading: Heading
@@ -41,6 +43,12 @@ class Subject:
     tally: Tally
     echoed: Sequence[str] = ()
     signer: Signer | None = None
+    talk: Talk = NO_TALK
+    without_effect: tuple[str, ...] = ()
+
+    def reader(self) -> Reader:
+        """Takes one choice apart."""
+        return self.talk.reader(self.tokenizer, self.work.resume)
 
     @property
     def writer(self) -> LogprobWriter:
@@ -56,12 +64,15 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
         logprobs = None
         if top is not None and choice.logprobs is not None:
             logprobs = subject.writer.chat(choice.token_ids, choice.logprobs, top)
+        reader = subject.reader()
+        parsed = reader.whole(choice)
+        subject.tally.num_reasoning += reader.num_reasoning
         choices.append(
             schema.ChatChoice(
                 choice.index,
-                schema.Message("assistant", choice.text),
+                _message(parsed, reader),
                 logprobs,
-                reason_of(choice),
+                reason_of(choice, has_calls=reader.has_calls),
                 choice.stop_reason,
                 list(choice.token_ids) if form.token_ids else UNSET,
                 explained(choice),
@@ -79,6 +90,18 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
         prompt_logprobs=of_prompt(output.prompt_logprobs) if output.prompt_logprobs is not None else UNSET,
         prompt_token_ids=list(output.prompt_token_ids) if form.token_ids else UNSET,
     )
+
+
+def _message(parsed: Parsed, reader: Reader) -> schema.Message:
+    message = schema.Message("assistant", parsed.text if parsed.text or not parsed.calls else None)
+    if parsed.reasoning:
+        message.reasoning_content = message.reasoning = parsed.reasoning
+    if parsed.calls:
+        message.tool_calls = [
+            schema.ToolCall(reader.call_id(index), schema.CalledFunction(call.name, call.arguments))
+            for index, call in enumerate(parsed.calls)
+        ]
+    return message
 
 
 def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schema.TextCompletion:
@@ -147,10 +170,12 @@ def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | Unse
     return schema.Explained(choice.explanations) if choice.explanations else UNSET
 
 
-def reason_of(choice: CompletionOutput | StreamChunk) -> FinishReason:
-    """The finish reason of a choice. ApiError for an error or an abort."""
+def reason_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool = False) -> FinishReason:
+    """The finish reason of a choice, "tool_calls" where it stopped and has calls. ApiError for an error or an abort."""
     if choice.finish_reason == "error":
         raise ApiError(500, choice.error or "the answer ended in an error", code="numerics")
     if choice.finish_reason == "abort":
         raise ApiError(503, "the server ended this request before its end; send it again", code="aborted")
+    if has_calls and choice.finish_reason == "stop":
+        return "tool_calls"
     return cast(FinishReason, choice.finish_reason)

@@ -11,6 +11,8 @@ from karat.server import schema
 from karat.server.openai.answers import Subject, explained, karat_of, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt
 from karat.server.sse import DONE, encoded, event
+from karat.server.talk import Reader
+from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 
 
 class _Events:
@@ -67,6 +69,10 @@ class _Events:
 class ChatEvents(_Events):
     """The events of an answer to a conversation."""
 
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self._readers = [subject.reader() for _ in range(self._num_open)]
+
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if a choice ended in an error."""
         written = b""
@@ -87,10 +93,12 @@ class ChatEvents(_Events):
     def _of_chunk(self, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
         form, params = subject.form, subject.work.asks[0].params
-        if self._is_text(chunk.index, chunk):
+        reader = self._readers[chunk.index]
+        parts = reader.read(chunk)
+        if len(parts) == 1 and isinstance(parts[0], Text) and self._is_text(chunk.index, chunk):
             return self._text(
                 chunk.index,
-                chunk.text,
+                parts[0].text,
                 lambda text: self._chunk([schema.ChatChunkChoice(chunk.index, schema.Delta(content=text))]),
             )
         if chunk.index not in self._begun:
@@ -105,15 +113,22 @@ class ChatEvents(_Events):
         logprobs = None
         if params.logprobs is not None and chunk.logprobs:
             logprobs = subject.writer.chat(chunk.token_ids, chunk.logprobs, params.logprobs)
+        deltas = [_delta(part, reader) for part in parts if not isinstance(part, CallEnd)]
         karat = explained(chunk)
-        if chunk.text or logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids):
-            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(content=chunk.text), logprobs, karat=karat)
-            if form.token_ids:
-                choice.token_ids = list(chunk.token_ids)
+        if not deltas and (logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids)):
+            deltas = [schema.Delta(content="")]
+        for place, delta in enumerate(deltas):  # what is told of the chunk's tokens is in the first event
+            choice = schema.ChatChunkChoice(chunk.index, delta)
+            if place == 0:
+                choice.logprobs, choice.karat = logprobs, karat
+                if form.token_ids:
+                    choice.token_ids = list(chunk.token_ids)
             written += event(self._chunk([choice]))
         if chunk.finish_reason is not None:
             self._num_open -= 1
-            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(), None, reason_of(chunk), chunk.stop_reason)
+            subject.tally.num_reasoning += reader.num_reasoning
+            reason = reason_of(chunk, has_calls=reader.has_calls)
+            choice = schema.ChatChunkChoice(chunk.index, schema.Delta(), None, reason, chunk.stop_reason)
             written += event(self._chunk([choice], last=self._num_open == 0))
         return written
 
@@ -125,6 +140,20 @@ class ChatEvents(_Events):
         progress: schema.PromptProgress | UnsetType = UNSET,
     ) -> schema.ChatChunk:
         return schema.ChatChunk(choices=choices, prompt_progress=progress, **self._common(last=last))
+
+
+def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: Reader) -> schema.Delta:
+    """A part of an answer. The end of a call has no event."""
+    match part:
+        case Text(text):
+            return schema.Delta(content=text)
+        case Reasoning(text):
+            return schema.Delta(reasoning_content=text, reasoning=text)
+        case CallBegin(index, name):
+            begun = schema.ToolCallDelta(index, schema.FunctionDelta(name), reader.call_id(index), "function")
+            return schema.Delta(tool_calls=[begun])
+        case CallArguments(index, text):
+            return schema.Delta(tool_calls=[schema.ToolCallDelta(index, schema.FunctionDelta(arguments=text))])
 
 
 class TextEvents(_Events):

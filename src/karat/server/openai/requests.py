@@ -9,6 +9,9 @@ from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
 from karat.server.openai.formats import structure
+from karat.server.openai.messages import read_messages
+from karat.server.openai.tools import read_tools
+from karat.server.tools import NO_TOOLS, Tools
 from karat.server.wishes import NO_WISHES, Wishes, read_wishes
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
@@ -17,8 +20,6 @@ _RESERVED = frozenset(
     "messages tools documents add_generation_prompt now sanitize_control_tokens max_tokens self "
     "chat_template tokenize continue_final_message".split()
 )
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_NO_TOOLS = "Karat calls no tools yet"
 
 STREAM_OPTIONS: Mapping[str, Field] = {
     field.name: field
@@ -48,6 +49,14 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a model is to reason, by the field `name`: "none", "on", or a level of the model's own."""
+
+    name: str
+    level: str
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A conversation. `given` are fields of SamplingParams, `variables` those of the template."""
 
@@ -58,6 +67,8 @@ class ChatRequest:
     priority: int
     cache_salt: str | None
     wishes: Wishes = NO_WISHES
+    tools: Tools = NO_TOOLS
+    effort: Effort | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,8 @@ def read_chat(body: Body) -> ChatRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
         read_wishes(values, resumes=True),
+        read_tools(values),
+        Effort("reasoning_effort", values["reasoning_effort"]) if "reasoning_effort" in values else None,
     )
 
 
@@ -136,54 +149,6 @@ def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"chat_template_kwargs has {shown(name)}, which is no variable to set; take it out",
             )
     return variables | {"add_generation_prompt": values.get("add_generation_prompt", True)}
-
-
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for the template: known roles, contents of text."""
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role in ("tool", "function"):
-        raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {_NO_TOOLS}; tell the result in a user's message")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
-    plain: dict[str, Any] = {"role": _ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
-    for name, value in message.items():
-        if name in ("role", "content") or value is None:
-            continue
-        if name == "name" or (name == "reasoning_content" and role == "assistant"):
-            if not isinstance(value, str):
-                raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
-            plain[name] = value
-        elif name in ("tool_calls", "function_call", "tool_call_id") and value not in ([], ""):
-            raise invalid(f"{where}.{name}", f"{where}.{name}: {_NO_TOOLS}; take it out", "unsupported_field")
-        elif name not in ("annotations", "refusal", "audio", "tool_calls", "id") or value not in ([], "", {}):
-            raise invalid(
-                f"{where}.{name}"[:200],
-                f"{where} has {shown(name)}={shown(value)}; expected role, content and name",
-                "unknown_field",
-            )
-    return plain
-
-
-def _content(content: object, where: str) -> str:
-    """The content as one text. Parts are joined by line breaks, as in vLLM."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise invalid(where, f"{where}={shown(content)}: expected a text, or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(part, dict) and kind != "text":
-            raise invalid(f"{where}[{index}].type", f"{where}[{index}].type={shown(kind)}: Karat reads text alone")
-        if not isinstance(text, str) or (isinstance(part, dict) and part.keys() - {"type", "text", "cache_control"}):
-            raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
-        texts.append(text)
-    return "\n".join(texts)
 
 
 def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:

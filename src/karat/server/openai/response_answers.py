@@ -1,19 +1,19 @@
 """From outputs of the engine to answers of /v1/responses."""
 
+from itertools import count
+
 from msgspec import UNSET
 
 from karat.request import RequestOutput
 from karat.server.openai.answers import Subject, karat_of, reason_of
+from karat.server.openai.response_items import Items
 from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputMessage,
-    OutputText,
     OutputTokensDetails,
     Response,
     ResponseUsage,
-    Status,
 )
 from karat.server.schema import FinishReason
 
@@ -21,7 +21,12 @@ from karat.server.schema import FinishReason
 def response(subject: Subject, echo: Echo, output: RequestOutput) -> Response:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
-    made = ended(subject, echo, choice.text, reason_of(choice))
+    reader = subject.reader()
+    items = Items(subject.heading.id, reader, count().__next__)
+    for part in reader.parts(choice):
+        items.add(part)
+    subject.tally.num_reasoning = reader.num_reasoning
+    made = ended(subject, echo, items, reason_of(choice))
     made.karat = karat_of(subject, output)
     made.karat.explain = choice.explanations or UNSET
     return made
@@ -43,33 +48,27 @@ def begun(subject: Subject, echo: Echo) -> Response:
         top_p=ask.params.top_p,
         max_output_tokens=echo.max_output_tokens,
         text=echo.text,
+        parallel_tool_calls=echo.parallel_tool_calls,
+        tool_choice=echo.tool_choice,
+        tools=list(echo.tools),
         karat=karat_of(subject),
     )
 
 
-def ended(subject: Subject, echo: Echo, text: str, reason: FinishReason) -> Response:
-    """The answer with its text, whole or cut at its length."""
+def ended(subject: Subject, echo: Echo, items: Items, reason: FinishReason) -> Response:
+    """The answer with its items, whole or cut at its length. The last item must be closed by now, or is closed here."""
     made, tally = begun(subject, echo), subject.tally
     made.status = "incomplete" if reason == "length" else "completed"
     made.incomplete_details = IncompleteDetails() if reason == "length" else None
-    made.output = [item(subject, made.status, text)]
+    items.end(made.status)
+    made.output = items.items
     num_prompt = sum(tally.prompt_lens)
     made.usage = ResponseUsage(
         num_prompt,
         tally.num_tokens,
         num_prompt + tally.num_tokens,
         InputTokensDetails(sum(tally.num_cached)),
-        OutputTokensDetails(),
+        OutputTokensDetails(tally.num_reasoning),
     )
     made.timings = tally.timings()
     return made
-
-
-def item(subject: Subject, status: Status, text: str | None = None) -> OutputMessage:
-    """The message of an answer, without content where there is no text yet."""
-    content = [] if text is None else [OutputText(text)]
-    return OutputMessage(item_id(subject), content, status)
-
-
-def item_id(subject: Subject) -> str:
-    return f"msg-{subject.heading.id.partition('-')[2]}"

@@ -5,68 +5,57 @@ from typing import Any
 from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
+from karat.explanation import Explanation
 from karat.request import RequestOutput
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, explained, karat_of, reason_of
-from karat.server.openai.response_answers import begun, ended, item, item_id
+from karat.server.openai.answers import Subject, karat_of, reason_of
+from karat.server.openai.response_answers import begun, ended
+from karat.server.openai.response_items import Items
 from karat.server.openai.response_requests import Echo
-from karat.server.openai.response_schema import (
-    ErrorEvent,
-    Event,
-    ItemEvent,
-    OutputText,
-    PartEvent,
-    Response,
-    ResponseEvent,
-    TextDeltaEvent,
-    TextDoneEvent,
-)
-from karat.server.schema import FinishReason
+from karat.server.openai.response_schema import DeltaEvent, ErrorEvent, Event, Response, ResponseEvent
+from karat.server.schema import Explained, FinishReason
 from karat.server.sse import named_event
 
 
 class ResponseEvents:
-    """The events of one answer, which is one message of one text. They are numbered from 0."""
+    """The events of one answer. They are numbered from 0."""
 
     def __init__(self, subject: Subject, echo: Echo) -> None:
         self._subject, self._echo = subject, echo
-        self._item_id = item_id(subject)
         self._num_events = 0
-        self._text: list[str] = []
+        self._reader = subject.reader()
+        self._items = Items(subject.heading.id, self._reader, self._next)
         self._reason: FinishReason | None = None
         self._output: RequestOutput | None = None
+        self._untold: tuple[Explanation, ...] = ()  # of tokens that no event has told of
 
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if the answer ended in an error."""
         written = b"" if self._num_events else self._begin()
         self._output = update.output
         for chunk in update.chunks:
-            karat = explained(chunk)
-            if chunk.text or karat is not UNSET:
-                self._text.append(chunk.text)
-                delta = TextDeltaEvent(sequence_number=self._next(), item_id=self._item_id, delta=chunk.text)
-                delta.karat = karat
-                written += _event(delta)
+            self._untold += chunk.explanations or ()
+            for part in self._reader.read(chunk):
+                for event in self._items.add(part):
+                    if self._untold and isinstance(event, DeltaEvent):
+                        event.karat, self._untold = Explained(self._untold), ()
+                    written += _event(event)
             if chunk.finish_reason is not None:
                 self._reason = reason_of(chunk)
+                self._subject.tally.num_reasoning = self._reader.num_reasoning
         return written
 
     def end(self) -> bytes:
         """The last events."""
         if self._reason is None:
             raise ApiError(500, "the answer had no end; this is a bug in Karat")
-        text = "".join(self._text)
-        made = ended(self._subject, self._echo, text, self._reason)
+        closing = self._items.end("incomplete" if self._reason == "length" else "completed")
+        made = ended(self._subject, self._echo, self._items, self._reason)
         if self._output is not None:
             made.karat = karat_of(self._subject, self._output)
-        (message,) = made.output
-        done = TextDoneEvent(sequence_number=self._next(), item_id=self._item_id, text=text)
-        return (
-            _event(done)
-            + self._part("response.content_part.done", text)
-            + _event(ItemEvent(type="response.output_item.done", sequence_number=self._next(), item=message))
-            + self._response("response.incomplete" if made.status == "incomplete" else "response.completed", made)
-        )
+        made.karat.explain = self._untold or UNSET
+        last = self._response("response.incomplete" if made.status == "incomplete" else "response.completed", made)
+        return b"".join(map(_event, closing)) + last
 
     def error_event(self, error: ApiError) -> bytes:
         """The last event of a stream that ends with an error."""
@@ -76,17 +65,10 @@ class ResponseEvents:
 
     def _begin(self) -> bytes:
         made = begun(self._subject, self._echo)
-        written = self._response("response.created", made) + self._response("response.in_progress", made)
-        added = item(self._subject, "in_progress")
-        written += _event(ItemEvent(type="response.output_item.added", sequence_number=self._next(), item=added))
-        return written + self._part("response.content_part.added", "")
+        return self._response("response.created", made) + self._response("response.in_progress", made)
 
     def _response(self, kind: Any, made: Response) -> bytes:
         return _event(ResponseEvent(type=kind, sequence_number=self._next(), response=made))
-
-    def _part(self, kind: Any, text: str) -> bytes:
-        part = OutputText(text)
-        return _event(PartEvent(type=kind, sequence_number=self._next(), item_id=self._item_id, part=part))
 
     def _next(self) -> int:
         self._num_events += 1

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from karat.request import shown
-from karat.server.bodies import judge, named_harmless, read_json
+from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
 from karat.server.openai.formats import text_structure
-from karat.server.openai.requests import ChatRequest, Form, read_messages, read_variables
-from karat.server.openai.response_schema import TextConfig, TextFormat
+from karat.server.openai.messages import called, linked, read_messages, unknown
+from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
+from karat.server.openai.response_schema import FunctionChoice, FunctionTool, TextConfig, TextFormat
+from karat.server.openai.tools import read_response_tools
+from karat.server.tools import Tools
 from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
@@ -18,7 +21,7 @@ _SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSE
 REASONING: Mapping[str, Field] = {
     field.name: field
     for field in (
-        Field("effort", (), "refused", "use chat_template_kwargs, if the template has a variable", off=("medium",)),
+        Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
         Field("summary", (), "without effect", "None is made.", Text),
         Field("generate_summary", (), "without effect", "None is made.", Text),
         Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
@@ -36,6 +39,9 @@ class Echo:
     metadata: Mapping[str, str]
     max_output_tokens: int | None
     text: TextConfig = TextConfig(TextFormat())  # noqa: RUF009 - nobody changes it
+    parallel_tool_calls: bool = True
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = "auto"
+    tools: tuple[FunctionTool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +55,15 @@ class ResponseRequest:
 
 def read_response(content: bytes, route: str) -> ResponseRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
-    given = read_json(content)
-    body = judge(given, _FIELDS[route])
+    body = judge(read_json(content), _FIELDS[route])
     values = body.values
-    messages, instructions = _messages(values["input"]), values.get("instructions")
+    messages, instructions = linked(_messages(values["input"])), values.get("instructions")
+    tools, (effort, unheeded) = read_response_tools(values), _effort(values.get("reasoning", {}))
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
     structure, text, names = text_structure(values)
     sampling |= structure
-    judge(given.get("reasoning") or {}, REASONING, "reasoning.")
     if "max_output_tokens" in values:
         sampling["max_tokens"] = values["max_output_tokens"]
     chat = ChatRequest(
@@ -69,9 +74,36 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
         read_wishes(values),
+        tools,
+        effort,
     )
-    echo = Echo(instructions, values.get("metadata", {}), values.get("max_output_tokens"), text)
-    return ResponseRequest(chat, echo, (*named_harmless(body, given.get("tools") or []), *names))
+    choice = values.get("tool_choice", "auto")
+    echo = Echo(
+        instructions,
+        values.get("metadata", {}),
+        values.get("max_output_tokens"),
+        text,
+        values.get("parallel_tool_calls", True),
+        FunctionChoice(choice["name"]) if isinstance(choice, dict) else choice,
+        _echoed(tools),
+    )
+    return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names))
+
+
+def _echoed(tools: Tools) -> tuple[FunctionTool, ...]:
+    return tuple(
+        FunctionTool(
+            each.name, None if each.parameters is None else dict(each.parameters), each.strict, each.description
+        )
+        for each in tools.functions
+    )
+
+
+def _effort(reasoning: Mapping[str, Any]) -> tuple[Effort | None, tuple[str, ...]]:
+    """The effort asked for, and the names of keys that have no effect: reasoning comes as it is, not summarised."""
+    body = judge(reasoning, REASONING, "reasoning.")
+    names = tuple(f"reasoning.{name}" for name in body.without_effect)
+    return Effort("reasoning.effort", body.values["effort"]) if "effort" in body.values else None, names
 
 
 def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -79,26 +111,79 @@ def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not given:
         raise invalid("input", "input=[]: expected a text, or messages")
-    return [_message(item, f"input[{index}]") for index, item in enumerate(given)]
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(given):
+        _add(messages, item, f"input[{index}]")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
+    """Add an item. Reasoning, a message and calls of the assistant in a row are one message."""
+    kind = item.get("type", "message")
+    if kind == "function_call_output":
+        _check_keys(item, where, "call_id", "output")
+        output = _content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
+        return
+    if kind == "message" and item.get("role") != "assistant":
+        messages.append(_message(item, where))
+        return
+    if kind not in ("message", "reasoning", "function_call"):
+        raise invalid(
+            f"{where}.type",
+            f"{where}.type={shown(kind)}: expected message, function_call, function_call_output or reasoning",
+            "unsupported_field",
+        )
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if last is None or (kind == "message" and ("tool_calls" in last or last["content"])) or kind == "reasoning":
+        last = {"role": "assistant", "content": ""}
+        messages.append(last)
+    if kind == "message":
+        last["content"] = _message(item, where)["content"]
+    elif kind == "reasoning":
+        last["reasoning_content"] = _reasoning(item, where)
+    else:
+        _check_keys(item, where, "call_id", "name", "arguments")
+        call = called(*(_text(item, name, where) for name in ("call_id", "name", "arguments")))
+        last.setdefault("tool_calls", []).append(call)
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning item, or its summary if it has none."""
+    _check_keys(item, where, "content", "summary", "encrypted_content")
+    texts: list[str] = []
+    for name in ("content", "summary"):
+        parts = item.get(name) or []
+        if not isinstance(parts, list):
+            raise invalid(f"{where}.{name}", f"{where}.{name}={shown(parts)}: expected a list of texts")
+        texts = texts or [_text(part, "text", f"{where}.{name}") for part in parts if isinstance(part, dict)]
+    if not texts and item.get("encrypted_content") is not None:
+        text = f"{where} has encrypted_content alone, which Karat cannot read; leave the item out"
+        raise invalid(f"{where}.encrypted_content", text, "unsupported_field")
+    return "\n".join(texts)
+
+
+def _text(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
+    return value
+
+
+def _check_keys(item: Mapping[str, Any], where: str, *names: str) -> None:
+    """ApiError 400 for other keys. The openai package adds what it parsed (parsed_arguments, and parsed of texts)."""
+    for name, value in item.items():
+        is_text = name in ("id", "status", "phase") and isinstance(value, str | None)
+        if name not in ("type", "parsed_arguments", *names) and not is_text and value is not None:
+            raise unknown(f"{where}.{name}", where, name, value, f"type, {', '.join(names)}")
 
 
 def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise invalid(
-            f"{where}.type",
-            f"{where}.type={shown(kind)}: Karat reads messages alone; tell calls, results and references in a text",
-            "unsupported_field",
-        )
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         expected = "expected one of user, assistant, system, developer"
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {expected}")
-    for name, value in item.items():
-        is_text = name in ("id", "status", "phase") and isinstance(value, str | None)
-        if name not in ("type", "role", "content") and not is_text:
-            said = f"{where} has {shown(name)}={shown(value)}; expected type, role and content"
-            raise invalid(f"{where}.{name}"[:200], said, "unknown_field")
+    _check_keys(item, where, "role", "content")
     (message,) = read_messages([{"role": role, "content": _content(item.get("content"), f"{where}.content")}])
     return message
 
@@ -118,7 +203,7 @@ def _content(content: object, where: str) -> str:
         text = part.get("text")
         if not isinstance(text, str):
             raise invalid(f"{place}.text", f"{place}.text={shown(text)}: expected a text")
-        for name in part.keys() - {"type", "text"}:
+        for name in part.keys() - {"type", "text", "parsed"}:
             if name not in ("annotations", "logprobs") or part[name] not in _NOTHING:
                 said = f"{place} has {shown(name)}={shown(part[name])}; expected type and text"
                 raise invalid(f"{place}.{name}"[:200], said, "unknown_field")

@@ -9,19 +9,42 @@ from karat.server.schema import Explained, Karat, Timings
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Struct):
+class OutputText(Struct, tag_field="type", tag="output_text"):
     text: str
-    type: Literal["output_text"] = "output_text"
     annotations: list[dict[str, Any]] = []
     logprobs: list[dict[str, Any]] = []
 
 
-class OutputMessage(Struct):
+class OutputMessage(Struct, tag_field="type", tag="message"):
     id: str
     content: list[OutputText]
     status: Status
     role: Literal["assistant"] = "assistant"
-    type: Literal["message"] = "message"
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+    id: str
+    content: list[ReasoningText]
+    status: Status
+    summary: list[dict[str, Any]] = []
+    encrypted_content: None = None
+
+
+class FunctionCall(Struct, tag_field="type", tag="function_call"):
+    """A call of a tool. `arguments` is JSON text."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+Item = OutputMessage | ReasoningItem | FunctionCall
 
 
 class InputTokensDetails(Struct):
@@ -43,6 +66,21 @@ class ResponseUsage(Struct):
 
 class IncompleteDetails(Struct):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class FunctionTool(Struct):
+    """A tool that could be called, as the request gave it."""
+
+    name: str
+    parameters: dict[str, Any] | None
+    strict: bool
+    description: str | None = None
+    type: Literal["function"] = "function"
+
+
+class FunctionChoice(Struct):
+    name: str
+    type: Literal["function"] = "function"
 
 
 class TextFormat(Struct, tag_field="type", tag="text"):
@@ -71,7 +109,7 @@ class Response(Struct, kw_only=True):
     created_at: int
     model: str
     status: Status
-    output: list[OutputMessage]
+    output: list[Item]
     usage: ResponseUsage | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -86,8 +124,8 @@ class Response(Struct, kw_only=True):
     error: None = None
     previous_response_id: None = None
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = "auto"
+    tools: list[FunctionTool] = []
     background: Literal[False] = False
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
@@ -112,16 +150,16 @@ class ResponseEvent(Struct, kw_only=True):
 class ItemEvent(Struct, kw_only=True):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
-    item: OutputMessage
-    output_index: int = 0
+    item: Item
+    output_index: int
 
 
 class PartEvent(Struct, kw_only=True):
     type: Literal["response.content_part.added", "response.content_part.done"]
     sequence_number: int
     item_id: str
-    part: OutputText
-    output_index: int = 0
+    part: OutputText | ReasoningText
+    output_index: int
     content_index: int = 0
 
 
@@ -130,7 +168,7 @@ class TextDeltaEvent(Struct, kw_only=True):
     item_id: str
     delta: str
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    output_index: int = 0
+    output_index: int
     content_index: int = 0
     logprobs: list[dict[str, Any]] = []
     karat: Explained | UnsetType = UNSET
@@ -141,9 +179,46 @@ class TextDoneEvent(Struct, kw_only=True):
     item_id: str
     text: str
     type: Literal["response.output_text.done"] = "response.output_text.done"
-    output_index: int = 0
+    output_index: int
     content_index: int = 0
     logprobs: list[dict[str, Any]] = []
+
+
+class ReasoningDeltaEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    delta: str
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
+    output_index: int
+    content_index: int = 0
+    karat: Explained | UnsetType = UNSET
+
+
+class ReasoningDoneEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    text: str
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
+    output_index: int
+    content_index: int = 0
+
+
+class ArgumentsDeltaEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    delta: str
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
+    output_index: int
+    karat: Explained | UnsetType = UNSET
+
+
+class ArgumentsDoneEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    name: str
+    arguments: str
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
+    output_index: int
 
 
 class ErrorEvent(Struct, kw_only=True):
@@ -154,5 +229,18 @@ class ErrorEvent(Struct, kw_only=True):
     type: Literal["error"] = "error"
 
 
-Event = ResponseEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent | ErrorEvent
-EVENTS: tuple[type, ...] = (ResponseEvent, ItemEvent, PartEvent, TextDeltaEvent, TextDoneEvent, ErrorEvent)
+DeltaEvent = TextDeltaEvent | ReasoningDeltaEvent | ArgumentsDeltaEvent
+DoneEvent = TextDoneEvent | ReasoningDoneEvent | ArgumentsDoneEvent
+Event = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | DoneEvent | ErrorEvent
+EVENTS: tuple[type, ...] = (
+    ResponseEvent,
+    ItemEvent,
+    PartEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ErrorEvent,
+)

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from karat.errors import TemplateError
+from karat.request import shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
 
+_SHORT = 9  # characters of a short id
 _NAME, _KEY, _VALUE, _ID = "probe_of_karat", "probe_key", "probe-value", "probe0001"
 _TOOL = {
     "type": "function",
@@ -51,22 +54,79 @@ class Dialect:
         """Whether a rendered prompt ends inside the reasoning."""
         return self.tags is not None and prompt.rstrip().endswith(self.tags[0])
 
-    def shown(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """A call of an earlier answer, {"id", "type", "function": {"name", "arguments": JSON text}}, for the template.
+    def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """A conversation for the template. Its calls are in OpenAI's form; arguments are JSON text, or values.
 
-        Raises TemplateError for arguments that are no JSON object.
+        Where the template writes no calls, they are written into the contents in the model's format. Ids are made short
+        for models of short ids. Raises TemplateError for calls of another form, and where nothing writes them.
         """
-        function = call["function"]
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(message.get("tool_call_id"), str):
+            message = {**message, "tool_call_id": self._id(message["tool_call_id"])}
+        if not message.get("tool_calls"):
+            return message
+        calls = [_read_call(call) for call in message["tool_calls"]]
+        content = message.get("content") or ""
+        if not self.writes_calls:
+            if self.form is None:
+                raise TemplateError(
+                    "the conversation has calls of tools, which the model's chat template does not write; expected "
+                    "messages of text; use another model, or tell the calls in a text"
+                )
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            text = written(self.form, [(name, arguments) for _, name, arguments in calls])
+            return {**rest, "content": f"{content}\n{text}" if content else text}
+        told = []
+        for call_id, name, arguments in calls:
+            given = json.dumps(arguments, ensure_ascii=False) if self.arguments_are_text else arguments
+            told.append({"id": self._id(call_id), "type": "function", "function": {"name": name, "arguments": given}})
+        return {**message, "content": content, "tool_calls": told}
+
+    def _id(self, call_id: str) -> str:
+        is_short = self.form is not None and self.form.short_ids
+        if not is_short or (len(call_id) == _SHORT and call_id.isascii() and call_id.isalnum()):
+            return call_id
+        return sha256(call_id.encode(errors="replace")).hexdigest()[:_SHORT]
+
+
+def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Calls of tools, by name and arguments, in a format."""
+    shape = form.shape
+    opening, closing = (shape.opening, shape.closing) if shape.each else ("", "")
+    texts = []
+    for name, arguments in calls:
+        given = json.dumps(arguments, ensure_ascii=False)
+        if shape.keywords:
+            given = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        texts.append(f"{opening}{shape.before}{name}{shape.between}{given}{shape.after}{closing}")
+    text = shape.separator.join(texts)
+    return text if shape.each else f"{shape.opening}{text}{shape.closing}"
+
+
+def _read_call(call: Any) -> tuple[str, str, Mapping[str, Any]]:
+    """Id, name and arguments of a call in OpenAI's form."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise TemplateError(
+            f"a call of the conversation is {shown(call)}; expected id, type function, and function with name and "
+            "arguments; mend it"
+        )
+    assert isinstance(function, Mapping)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
         try:
-            arguments = json.loads(function["arguments"] or "{}")
+            arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
-            raise TemplateError(
-                f"the arguments of a call of {function['name']} are no JSON object; expected one; mend the conversation"
-            )
-        given = function["arguments"] or "{}" if self.arguments_are_text else arguments
-        return {**call, "function": {**function, "arguments": given}}
+    if not isinstance(arguments, Mapping):
+        raise TemplateError(
+            f"the arguments of a call of {name[:80]} are no JSON object; expected one; mend the conversation"
+        )
+    call_id = call.get("id")
+    return call_id if isinstance(call_id, str) else "", name, arguments
 
 
 _SWITCHES = frozenset({"enable_thinking", "reasoning_effort"})

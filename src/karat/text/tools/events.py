@@ -61,9 +61,8 @@ class Parsed:
 
 
 def gathered(events: list[Event]) -> Parsed:
-    """All events of an answer in one."""
-    names: list[str] = []
-    arguments: list[list[str]] = []
+    """All events of an answer, or of its later part, in one."""
+    calls: dict[int, tuple[str, list[str]]] = {}
     texts: list[str] = []
     reasoning: list[str] = []
     for event in events:
@@ -72,12 +71,11 @@ def gathered(events: list[Event]) -> Parsed:
                 texts.append(text)
             case Reasoning(text):
                 reasoning.append(text)
-            case CallBegin(_, name):
-                names.append(name)
-                arguments.append([])
+            case CallBegin(index, name):
+                calls[index] = name, []
             case CallArguments(index, text):
-                arguments[index].append(text)
+                calls[index][1].append(text)
             case CallEnd():
                 pass
-    calls = (Call(name, "".join(parts)) for name, parts in zip(names, arguments, strict=True))
-    return Parsed("".join(texts), "".join(reasoning), tuple(calls))
+    made = tuple(Call(name, "".join(parts)) for name, parts in calls.values())
+    return Parsed("".join(texts), "".join(reasoning), made)

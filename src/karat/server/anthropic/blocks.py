@@ -1,0 +1,89 @@
+"""Blocks: the content of a message as it grows, with its events: thinking, text and uses of tools in a row."""
+
+import json
+
+from karat.server.anthropic.schema import (
+    Block,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    Event,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+from karat.server.talk import Reader
+from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
+from karat.text.tools.events import Event as Part
+
+
+class Blocks:
+    """The blocks of one answer. A block is opened by the first part of its kind and closed by a part of another."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._blocks: list[Block] = []
+        self._pieces: list[str] = []  # of the open block
+        self._is_open = False
+        self._cut: Block | None = None  # a use of a tool that the end of the answer cut
+
+    @property
+    def content(self) -> list[Block]:
+        """All blocks. A use of a tool that was cut is none, for its input is no JSON."""
+        return [block for block in self._blocks if block is not self._cut]
+
+    def add(self, part: Part) -> list[Event]:
+        """The events of one more part."""
+        match part:
+            case Text(text):
+                return [*self._opened(TextBlock("")), self._delta(TextDelta(text), text)]
+            case Reasoning(text):
+                return [*self._opened(ThinkingBlock("")), self._delta(ThinkingDelta(text), text)]
+            case CallBegin(index, name):
+                call_id = self._reader.call_id(index).removeprefix("call_")
+                return self._opened(ToolUseBlock(f"toolu_{call_id}", name, {}))
+            case CallArguments(_, text):
+                return [self._delta(InputJsonDelta(text), text)]
+            case CallEnd():
+                return self._close()
+
+    def end(self) -> list[Event]:
+        """The events at the end of the answer, which has a text if it has nothing else."""
+        if self._is_open and isinstance(self._blocks[-1], ToolUseBlock):
+            self._cut = self._blocks[-1]
+        begun = [] if self._blocks else self._opened(TextBlock(""))
+        return [*begun, *self._close()]
+
+    def _opened(self, block: Block) -> list[Event]:
+        """The events that open a block, unless one of its kind is open."""
+        if self._is_open and type(self._blocks[-1]) is type(block):
+            return []
+        closing = self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        return [*closing, ContentBlockStart(block, len(self._blocks) - 1)]
+
+    def _delta(self, delta: TextDelta | ThinkingDelta | InputJsonDelta, text: str) -> ContentBlockDelta:
+        self._pieces.append(text)
+        return ContentBlockDelta(delta, len(self._blocks) - 1)
+
+    def _close(self) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        text, index = "".join(self._pieces), len(self._blocks) - 1
+        self._pieces = []
+        # The block of the event that opened it stays empty.
+        match self._blocks[-1]:
+            case TextBlock():
+                self._blocks[-1] = TextBlock(text)
+            case ThinkingBlock():
+                self._blocks[-1] = ThinkingBlock(text)
+                return [ContentBlockDelta(SignatureDelta(), index), ContentBlockStop(index)]
+            case ToolUseBlock(call_id, name) as block if block is not self._cut:
+                self._blocks[-1] = ToolUseBlock(call_id, name, json.loads(text))
+        return [ContentBlockStop(index)]

@@ -1,0 +1,139 @@
+"""Messages of Anthropic's protocol made into those of templates, with all checks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from karat.request import shown
+from karat.server.errors import invalid
+from karat.server.openai.messages import called, linked, unknown
+
+_ROLES = ("user", "assistant", "system")
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "text": ("text",),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+    "thinking": ("thinking", "signature"),
+}
+_ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking"),
+    "system": ("text",),
+}
+_INSTEAD = {"redacted_thinking": "Karat cannot read hidden reasoning; take the block out"}
+
+
+class Contents:
+    """Reads messages and contents. `has_marks`: whether a block had a cache_control."""
+
+    def __init__(self) -> None:
+        self.has_marks = False
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The conversation for the template. Messages of one role in a row are one, as the protocol has it.
+
+        Results of tools are messages of their own. The last message must not be the assistant's.
+        """
+        read = [part for index, message in enumerate(messages) for part in self._message(message, f"messages[{index}]")]
+        if messages[-1]["role"] == "assistant":
+            where = f"messages[{len(messages) - 1}].role"
+            raise invalid(
+                where,
+                f"{where}='assistant' in the last message: Karat goes on with no begun answer here; "
+                "use /render and /v1/completions",
+            )
+        return linked(_joined(read))
+
+    def text(self, content: object, where: str) -> str:
+        """The content as one text. Blocks are joined by line breaks, as in chat completions."""
+        return "\n".join(block["text"] for block in self._blocks(content, where, ("text",)))
+
+    def _message(self, message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
+        for name in message.keys() - {"role", "content"}:
+            raise unknown(f"{where}.{name}", where, name, message[name], "role and content")
+        blocks = self._blocks(message.get("content"), f"{where}.content", _ALLOWED[role])
+        if role == "assistant":
+            return [_answer(blocks)]
+        read: list[dict[str, Any]] = []
+        for index, block in enumerate(blocks):
+            if block["type"] == "text":
+                read.append({"role": role, "content": block["text"]})
+                continue
+            inner = f"{where}.content[{index}].content"
+            text = self.text(block["content"], inner) if block.get("content") else ""
+            told = f"Error: {text}" if block.get("is_error") else text
+            read.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": told})
+        return read
+
+    def _blocks(self, content: object, where: str, allowed: Sequence[str]) -> list[Mapping[str, Any]]:
+        """The blocks of a content, checked."""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}]
+        if not isinstance(content, list) or not content:
+            raise invalid(where, f"{where}={shown(content)}: expected a text, or a list of blocks")
+        for index, block in enumerate(content):
+            self._check(block, f"{where}[{index}]", allowed)
+        return content
+
+    def _check(self, block: object, where: str, allowed: Sequence[str]) -> None:
+        if not isinstance(block, dict):
+            raise invalid(where, f"{where}={shown(block)}: expected a block: type text and a text")
+        kind = block.get("type")
+        if not isinstance(kind, str) or kind not in allowed:
+            instead = _INSTEAD.get(kind) if isinstance(kind, str) else None
+            said = f"{where}.type={shown(kind)}: {instead or 'expected ' + ' or '.join(allowed)}"
+            raise invalid(f"{where}.type", said, "unsupported_field")
+        texts = {
+            "text": ("text",),
+            "tool_use": ("id", "name"),
+            "tool_result": ("tool_use_id",),
+            "thinking": ("thinking",),
+        }
+        for name in texts[kind]:
+            if not isinstance(block.get(name), str):
+                raise invalid(f"{where}.{name}", f"{where}.{name}={shown(block.get(name))}: expected a text")
+        if kind == "tool_use" and not isinstance(block.get("input"), dict):
+            raise invalid(f"{where}.input", f"{where}.input={shown(block.get('input'))}: expected an object")
+        for name, value in block.items():
+            if name == "cache_control" and isinstance(value, dict | None):
+                self.has_marks |= value is not None
+            elif name == "caller" and kind == "tool_use" and value in (None, {"type": "direct"}):
+                pass
+            elif name not in ("type", *_KEYS[kind]) and not (name == "citations" and value in (None, [])):
+                expected = f"type, {', '.join(_KEYS[kind])} and cache_control"
+                raise unknown(f"{where}.{name}", where, name, value, expected)
+
+
+def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An earlier answer."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "\n".join(block["text"] for block in blocks if block["type"] == "text"),
+    }
+    if thoughts := [block["thinking"] for block in blocks if block["type"] == "thinking"]:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if uses := [block for block in blocks if block["type"] == "tool_use"]:
+        message["tool_calls"] = [
+            called(use["id"], use["name"], msgspec.json.encode(use["input"]).decode()) for use in uses
+        ]
+    return message
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of one role in a row are one, except results of tools."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        if not joined or joined[-1]["role"] != message["role"] or message["role"] == "tool":
+            joined.append(message)
+            continue
+        last = joined[-1]
+        for name in ("content", "reasoning_content"):
+            if texts := [each[name] for each in (last, message) if each.get(name)]:
+                last[name] = "\n".join(texts)
+        if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
+            last["tool_calls"] = calls
+    return joined

@@ -1,0 +1,118 @@
+"""Messages of OpenAI's chats made into those of templates, with all checks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from karat.request import shown
+from karat.server.errors import ApiError, invalid
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_REASONING = ("reasoning_content", "reasoning")
+_EMPTY: tuple[Any, ...] = ([], "", {})
+
+
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation for the template: known roles, contents of text, calls of tools and their results."""
+    return linked([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
+
+
+def linked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the tool's name in each result. ApiError 400 for a result of a call that was not made before."""
+    names: dict[str, str] = {}
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            if call_id not in names:
+                raise invalid(
+                    "messages",
+                    f"message {index} is the result of the call {shown(call_id)}, which no message before it makes; "
+                    "send the answer that made the call too",
+                )
+            message.setdefault("name", names[call_id])
+    return messages
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role == "function":
+        raise invalid(f"{where}.role", f"{where}.role='function' is of an older protocol; use role tool")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
+    calls = message.get("tool_calls") if role == "assistant" else None
+    content = message.get("content")
+    is_empty = content is None and calls
+    plain: dict[str, Any] = {
+        "role": _ROLES[role],
+        "content": "" if is_empty else read_content(content, f"{where}.content"),
+    }
+    if role == "tool":
+        plain["tool_call_id"] = _text(message, "tool_call_id", where)
+    for name, value in message.items():
+        if name in ("role", "content") or value is None or (role == "tool" and name == "tool_call_id"):
+            continue
+        if name == "name" or (name in _REASONING and role == "assistant"):
+            plain[name if name == "name" else "reasoning_content"] = _text(message, name, where)
+        elif name == "tool_calls" and calls:
+            plain["tool_calls"] = _calls(calls, f"{where}.tool_calls")
+        elif name not in ("annotations", "refusal", "audio", "tool_calls", "id") or value not in _EMPTY:
+            raise unknown(f"{where}.{name}", where, name, value, "role, content, name and tool_calls")
+    return plain
+
+
+def _calls(calls: object, where: str) -> list[dict[str, Any]]:
+    """Calls of tools of an earlier answer."""
+    if not isinstance(calls, list):
+        raise invalid(where, f"{where}={shown(calls)}: expected a list of calls")
+    read = []
+    for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
+        kind = call.get("type", "function") if isinstance(call, dict) else None
+        function = call.get("function") if isinstance(call, dict) else None
+        if kind != "function" or not isinstance(function, dict):
+            raise invalid(place, f"{place}={shown(call)}: expected id, type function, and function")
+        for name in call.keys() - {"id", "type", "function", "index"}:
+            raise unknown(f"{place}.{name}", place, name, call[name], "id, type and function")
+        for name in function.keys() - {"name", "arguments", "parsed_arguments"}:
+            raise unknown(f"{place}.function.{name}", place, name, function[name], "name and arguments")
+        inner = f"{place}.function"
+        read.append(
+            called(_text(call, "id", place), _text(function, "name", inner), _text(function, "arguments", inner))
+        )
+    return read
+
+
+def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool as messages for the template have it. `arguments` is JSON text."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _text(given: Mapping[str, Any], name: str, where: str) -> str:
+    value = given.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
+    return value
+
+
+def unknown(param: str, where: str, name: str, value: object, expected: str) -> ApiError:
+    """For a key that is not known there."""
+    return invalid(param[:200], f"{where} has {shown(name)}={shown(value)}; expected {expected}", "unknown_field")
+
+
+def read_content(content: object, where: str) -> str:
+    """The content as one text. Parts are joined by line breaks, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise invalid(where, f"{where}={shown(content)}: expected a text, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(part, dict) and kind != "text":
+            raise invalid(f"{where}[{index}].type", f"{where}[{index}].type={shown(kind)}: Karat reads text alone")
+        if not isinstance(text, str) or (isinstance(part, dict) and part.keys() - {"type", "text", "cache_control"}):
+            raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
+        texts.append(text)
+    return "\n".join(texts)

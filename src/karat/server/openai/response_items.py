@@ -1,0 +1,144 @@
+"""Items: the output of a response as it grows, with its events: reasoning, messages and calls in a row."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from karat.server.openai.response_schema import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    DeltaEvent,
+    DoneEvent,
+    Event,
+    FunctionCall,
+    Item,
+    ItemEvent,
+    OutputMessage,
+    OutputText,
+    PartEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+    TextDeltaEvent,
+    TextDoneEvent,
+)
+from karat.server.talk import Reader
+from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
+from karat.text.tools.events import Event as Part
+
+
+class Items:
+    """The items of one answer. `number` gives the number of the next event, in order.
+
+    An item is opened by the first part of its kind and closed by a part of another. Its events are: added, the content
+    begun (not of calls), deltas, done, the content done, the item done.
+    """
+
+    def __init__(self, answer_id: str, reader: Reader, number: Callable[[], int]) -> None:
+        self.items: list[Item] = []
+        self._suffix = answer_id.partition("-")[2]
+        self._reader = reader
+        self._number = number
+        self._pieces: list[str] = []  # of the open item
+        self._is_open = False
+
+    def add(self, part: Part) -> list[Event]:
+        """The events of one more part."""
+        match part:
+            case Text(text):
+                return [*self._message(), self._delta(text)]
+            case Reasoning(text):
+                begun = self._opened(ReasoningItem(self._id("rs"), [], "in_progress")) if not self._is_open else []
+                return [*begun, self._delta(text)]
+            case CallBegin(index, name):
+                call = FunctionCall(self._id("fc"), self._reader.call_id(index), name, "", "in_progress")
+                return [*self.close("completed"), *self._opened(call)]
+            case CallArguments(_, text):
+                return [self._delta(text)]
+            case CallEnd():
+                return self.close("completed")
+
+    def end(self, status: Status) -> list[Event]:
+        """The events at the end of the answer, which has a message if it has nothing else."""
+        begun = [] if self.items else self._message()
+        return [*begun, *self.close(status)]
+
+    def close(self, status: Status) -> list[Event]:
+        """The events that close the open item, if there is one."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        item, text, index = self.items[-1], "".join(self._pieces), len(self.items) - 1
+        self._pieces = []
+        item.status = status
+        done: DoneEvent
+        match item:
+            case FunctionCall(name=name):
+                item.arguments = text
+                done = ArgumentsDoneEvent(
+                    sequence_number=self._number(), item_id=item.id, output_index=index, name=name, arguments=text
+                )
+                return [done, self._item("response.output_item.done", item)]
+            case OutputMessage():
+                item.content = [OutputText(text)]
+                done = TextDoneEvent(sequence_number=self._number(), item_id=item.id, output_index=index, text=text)
+            case ReasoningItem():
+                item.content = [ReasoningText(text)]
+                done = ReasoningDoneEvent(
+                    sequence_number=self._number(), item_id=item.id, output_index=index, text=text
+                )
+        return [
+            done,
+            self._part("response.content_part.done", item.content[0]),
+            self._item("response.output_item.done", item),
+        ]
+
+    def _message(self) -> list[Event]:
+        """The events that open a message, unless one is open."""
+        if self._is_open and isinstance(self.items[-1], OutputMessage):
+            return []
+        message = OutputMessage(self._id("msg"), [], "in_progress")
+        return [*self.close("completed"), *self._opened(message)]
+
+    def _opened(self, item: Item) -> list[Event]:
+        self.items.append(item)
+        self._is_open = True
+        added = self._item("response.output_item.added", item)
+        match item:
+            case OutputMessage():
+                return [added, self._part("response.content_part.added", OutputText(""))]
+            case ReasoningItem():
+                return [added, self._part("response.content_part.added", ReasoningText(""))]
+            case FunctionCall():
+                return [added]
+
+    def _delta(self, text: str) -> DeltaEvent:
+        self._pieces.append(text)
+        kinds: dict[type, type[DeltaEvent]] = {
+            OutputMessage: TextDeltaEvent,
+            ReasoningItem: ReasoningDeltaEvent,
+            FunctionCall: ArgumentsDeltaEvent,
+        }
+        item = self.items[-1]
+        return kinds[type(item)](
+            sequence_number=self._number(), item_id=item.id, output_index=len(self.items) - 1, delta=text
+        )
+
+    def _item(self, kind: str, item: Item) -> ItemEvent:
+        shown = msgspec.structs.replace(item)  # the item goes on changing
+        return ItemEvent(type=kind, sequence_number=self._number(), item=shown, output_index=len(self.items) - 1)  # type: ignore[arg-type]
+
+    def _part(self, kind: str, part: OutputText | ReasoningText) -> PartEvent:
+        index = len(self.items) - 1
+        return PartEvent(
+            type=kind,  # type: ignore[arg-type]
+            sequence_number=self._number(),
+            item_id=self.items[index].id,
+            part=part,
+            output_index=index,
+        )
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}-{self._suffix}-{len(self.items)}"

@@ -1,0 +1,85 @@
+"""prepare: from a conversation to the prompt, and to how its answer is sampled and taken apart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from karat.engine.async_llm import AsyncLLM
+from karat.server.errors import invalid
+from karat.server.openai.requests import ChatRequest, Effort
+from karat.server.talk import NO_TALK, Talk
+from karat.text.chat_prompt import ChatPrompt
+from karat.text.tools.dialect import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A conversation ready to be answered. `given` are fields of SamplingParams.
+
+    `without_effect` names what this model cannot heed and what it drops.
+    """
+
+    prompt: ChatPrompt
+    talk: Talk
+    given: Mapping[str, Any]
+    without_effect: tuple[str, ...]
+
+
+async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
+    """Render a conversation with its tools. Control tokens that contents spell stay text.
+
+    ApiError 400 for tools or an effort that the model's template has no place for.
+    """
+    dialect, tools = await llm.dialect(), asked.tools
+    tools.check(dialect)
+    variables, unheeded = _with_effort(asked.variables, asked.effort, dialect)
+    prompt = await llm.render(
+        asked.messages,
+        tools=tools.rendered(),
+        add_generation_prompt=variables.pop("add_generation_prompt"),
+        chat_template_kwargs=variables or None,
+        sanitize_control_tokens=True,
+    )
+    given = dict(asked.given)
+    if "structured_outputs" in given:
+        if tools.functions:
+            text = "tools and a form of the answer, which no call has; give one of them, or tool_choice none"
+            raise invalid("tools", text)
+        talk = NO_TALK  # all of the answer has the form
+    else:
+        is_open = dialect.opens_reasoning(prompt.text)
+        grammar = tools.grammar(dialect, is_open=is_open)
+        if grammar is not None:
+            given["structured_outputs"] = grammar
+        talk = Talk(
+            dialect.tags,
+            is_open,
+            dialect.form if tools.functions else None,
+            tuple(function.name for function in tools.functions),
+            is_forced=grammar is not None,
+            shows_special=dialect.hides_marks and (dialect.tags is not None or bool(tools.functions)),
+        )
+        if talk.shows_special:
+            given["skip_special_tokens"] = False
+    return Prepared(prompt, talk, given, (*unheeded, *tools.dropped))
+
+
+def _with_effort(
+    variables: Mapping[str, Any], effort: Effort | None, dialect: Dialect
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The template's variables, and the name of a field that this model cannot heed. Given variables stay.
+
+    Clients send the level medium, OpenAI's default, to every model.
+    """
+    if effort is None:
+        return dict(variables), ()
+    wants = effort.level != "none"
+    if "reasoning_effort" in dialect.variables and effort.level != "on":
+        return {"reasoning_effort": effort.level, **variables}, ()
+    if "enable_thinking" in dialect.variables:
+        return {"enable_thinking": wants, **variables}, ()
+    if wants and dialect.tags is None and effort.level != "medium":
+        text = f"{effort.name}: the model's chat template knows no reasoning; leave it out"
+        raise invalid(effort.name, text, "unsupported_field")
+    is_heeded = wants == (dialect.tags is not None)
+    return dict(variables), () if is_heeded else (effort.name,)

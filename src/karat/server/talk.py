@@ -1,0 +1,117 @@
+"""Talk: how the text of an answer is taken apart: reasoning, text, and calls of tools."""
+
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from karat.request import CompletionOutput, Resume, StreamChunk
+from karat.text import Tokenizer
+from karat.text.tools.events import CallBegin, Event, Parsed, Reasoning, Text, gathered
+from karat.text.tools.format import ToolFormat
+from karat.text.tools.parser import AnswerParser
+
+_SHORT_ID = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Of a whole request. The first fields are the arguments of AnswerParser.
+
+    `shows_special`: texts show special tokens, for some of them are marks of calls or reasoning.
+    """
+
+    tags: tuple[str, str] | None = None
+    is_open: bool = False
+    form: ToolFormat | None = None
+    tools: tuple[str, ...] = ()
+    is_forced: bool = False
+    shows_special: bool = False
+
+    def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "Reader":
+        """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
+        if resume is None or self == NO_TALK:
+            return Reader(self, tokenizer)
+        reader = Reader(replace(self, is_forced=False), tokenizer)  # a call that was cut is told whole
+        reader.pass_over(resume.token_ids)
+        return reader
+
+
+NO_TALK = Talk()
+
+
+class Reader:
+    """Takes one choice apart.
+
+    `has_calls`: whether it has calls so far. `num_reasoning` is the number of tokens of its reasoning so far, tags
+    included.
+    """
+
+    def __init__(self, talk: Talk, tokenizer: Tokenizer) -> None:
+        self.has_calls = False
+        self.num_reasoning = 0
+        self._talk = talk
+        self._is_plain = talk.tags is None and talk.form is None
+        self._parser = AnswerParser(
+            talk.tags, is_open=talk.is_open, form=talk.form, tools=talk.tools, is_forced=talk.is_forced
+        )
+        self._tokenizer = tokenizer
+        self._ids: list[str] = []
+        self._may_reason = talk.tags is not None
+        self._num_unsure = 0  # tokens that are reasoning if some reasoning comes
+        self._tail = b""
+
+    def read(self, chunk: StreamChunk) -> list[Event]:
+        """The parts that a chunk completes; its last chunk completes all."""
+        if self._is_plain:
+            return [Text(chunk.text)] if chunk.text else []
+        return self._events(chunk.text, chunk.token_ids, is_last=chunk.finish_reason is not None)
+
+    def parts(self, choice: CompletionOutput) -> list[Event]:
+        """The parts of a whole choice, in order."""
+        return self._events(choice.text, choice.token_ids, is_last=True)
+
+    def whole(self, choice: CompletionOutput) -> Parsed:
+        """The parts of a whole choice, those of a kind together."""
+        return gathered(self.parts(choice))
+
+    def pass_over(self, token_ids: Sequence[int]) -> None:
+        """Read tokens that were told before."""
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=not self._talk.shows_special)
+        self._events(text, token_ids, is_last=False)
+
+    def call_id(self, index: int) -> str:
+        """The id of the call of this number, which has begun."""
+        return self._ids[index]
+
+    def _events(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> list[Event]:
+        events = self._parser.feed(text)
+        if is_last:
+            events += self._parser.finish()
+        for event in events:
+            if isinstance(event, CallBegin):
+                self.has_calls = True
+                self._ids.append(self._new_id())
+        if self._may_reason:
+            self._count(events, token_ids)
+        return events
+
+    def _new_id(self) -> str:
+        if self._talk.form is not None and self._talk.form.short_ids:
+            return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+    def _count(self, events: Sequence[Event], token_ids: Sequence[int]) -> None:
+        """Count tokens up to the one that closes the reasoning."""
+        assert self._talk.tags is not None
+        closing = self._talk.tags[1].encode()
+        for token_id in token_ids:
+            self._num_unsure += 1
+            self._tail = self._tail[-len(closing) :] + self._tokenizer.token_bytes(token_id)
+            if closing in self._tail:
+                self._may_reason = False
+                break
+        if any(isinstance(event, Reasoning) for event in events) or self.num_reasoning:
+            self.num_reasoning = self._num_unsure
+        elif events:
+            self._may_reason = False  # the answer began without it

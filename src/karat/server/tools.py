@@ -1,0 +1,161 @@
+"""The tools of a request and which of them may or must be called, whatever the protocol."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from karat.errors import RequestError
+from karat.request import StructuredOutputs, shown
+from karat.server.errors import ApiError, invalid
+from karat.text.tools.dialect import Dialect
+from karat.text.tools.grammar import CallGrammar, Tool
+
+_MAX_NAMED = 64
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+Mode = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A tool that can be called. `parameters` is a JSON Schema; None: none was given."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it, which are written for OpenAI's form."""
+        told = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The functions that may be called, none where there are none.
+
+    `required`: one is called; `parallel`: several may be. `dropped` are the names for the header of tools that are no
+    functions, or that may not be called.
+    """
+
+    functions: tuple[Function, ...] = ()
+    required: bool = False
+    parallel: bool = True
+    dropped: tuple[str, ...] = ()
+
+    def rendered(self) -> list[dict[str, Any]] | None:
+        """For the template; None where there are none."""
+        return [function.for_template() for function in self.functions] or None
+
+    def check(self, dialect: Dialect) -> None:
+        """ApiError 400 where the model, by its template, can be told of no tools or calls them in no known form."""
+        if not self.functions:
+            return
+        if not dialect.knows_tools:
+            text = "tools: the model's chat template has no place for tools; use another model, or tool_choice none"
+            raise invalid("tools", text, "unsupported_field")
+        if dialect.form is None:
+            text = (
+                "tools: the model's chat template writes calls in a form that Karat does not read; use another model, "
+                "or tool_choice none"
+            )
+            raise invalid("tools", text, "unsupported_field")
+
+    def grammar(self, dialect: Dialect, *, is_open: bool) -> StructuredOutputs | None:
+        """The form of the answer where a call is required, may be followed by none, or has strict arguments."""
+        is_strict = any(function.strict for function in self.functions)
+        if not self.functions or not (self.required or not self.parallel or is_strict):
+            return None
+        assert dialect.form is not None
+        tools = tuple(
+            Tool(each.name, dict(each.parameters or {"properties": {}}) if self.required or each.strict else None)
+            for each in self.functions
+        )
+        asked = CallGrammar(
+            form=dialect.form.name,
+            tools=tools,
+            must_call=self.required,
+            single=not self.parallel,
+            reasoning="none" if dialect.tags is None else "open" if is_open else "may",
+            tags=dialect.tags or ("", ""),
+        )
+        try:
+            return StructuredOutputs(tool_calls=asked.encoded())
+        except RequestError as error:
+            raise invalid("tools", f"tools: {error}") from error
+
+
+NO_TOOLS = Tools()
+
+
+def chosen(
+    functions: Sequence[Function],
+    others: Sequence[str],
+    choice: Mode | tuple[str],
+    *,
+    parallel: bool,
+) -> Tools:
+    """The tools of a request. `others` name those that are no functions. A `choice` of (name,) asks for this one.
+
+    ApiError 400 for a choice that cannot be kept to.
+    """
+    names = [function.name for function in functions]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid("tools", f"tools has {twice} twice; give each its own name")
+    if choice == "none":
+        return Tools(dropped=_named([*(f"tools.{name}" for name in names), *others]))
+    if choice == "auto":
+        return Tools(tuple(functions), parallel=parallel, dropped=_named(others))
+    if others:
+        text = f"tools: {others[0]} is no function, and the model is to call a tool; leave it out, or take auto"
+        raise invalid("tools", text, "unsupported_field")
+    if choice == "required":
+        if not functions:
+            raise invalid(
+                "tool_choice", "tool_choice asks for a call, and there are no tools; give tools, or take auto"
+            )
+        return Tools(tuple(functions), required=True, parallel=parallel)
+    wanted = [function for function in functions if function.name == choice[0]]
+    if not wanted:
+        raise invalid("tool_choice", f"tool_choice names {shown(choice[0])}, which is not among tools; add it")
+    return Tools(tuple(wanted), required=True, parallel=parallel)
+
+
+def _named(names: Sequence[str]) -> tuple[str, ...]:
+    """Names for the header, which has limits: after the first 64 the others are counted."""
+    more = len(names) - _MAX_NAMED
+    return tuple(names) if more <= 0 else (*names[:_MAX_NAMED], f"tools[{more} more]")
+
+
+def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: Sequence[str] = ()) -> Function:
+    """A function with the keys name, description, strict and `schema`. ApiError 400 for others, but `harmless` ones."""
+    for key, value in given.items():
+        if key not in ("name", "description", "strict", schema, *harmless) and value is not None:
+            said = f"{where} has {shown(key)}={shown(value)}; expected name, description, {schema} and strict"
+            raise invalid(f"{where}.{key}"[:200], said, "unknown_field")
+    name, description = given.get("name"), given.get("description")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise invalid(f"{where}.name", f"{where}.name={shown(name)}: expected 1 to 128 letters, digits, dots, - and _")
+    parameters, strict = given.get(schema), given.get("strict")
+    for key, value, kind, word in (
+        ("description", description, str, "a text"),
+        (schema, parameters, dict, "a JSON Schema"),
+        ("strict", strict, bool, "true or false"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise invalid(f"{where}.{key}", f"{where}.{key}={shown(value)}: expected {word}")
+    return Function(name, description, parameters, bool(strict))
+
+
+def other_name(tool: Mapping[str, Any], number: int) -> str:
+    """The name for the header of a tool that is no function."""
+    name = tool.get("name") or tool.get("type")
+    return f"tools.{name}" if isinstance(name, str) and _NAME.fullmatch(name) else f"tools[{number}]"
+
+
+def unknown_choice(value: object, expected: str) -> ApiError:
+    """For a tool_choice of another form."""
+    return invalid("tool_choice", f"tool_choice={shown(value)}: expected {expected}", "unsupported_field")

@@ -1,0 +1,513 @@
+"""Tools and reasoning over HTTP in every protocol, on a scripted model, by hand and by the clients' packages.
+
+Covers: karat.server.tools, karat.server.talk, karat.server.preparing, karat.server.openai.tools,
+karat.server.openai.messages, karat.server.openai.response_items, karat.server.anthropic.blocks,
+karat.server.anthropic.messages.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES
+from tests.server.anthropic.test_messages import events_of as message_events
+from tests.server.conftest import Running
+from tests.server.openai.test_responses import events_of as response_events
+from tests.support.scripted import script
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NAMES = ("get_weather", "clock")
+PARAMETERS: dict[str, Any] = {"get_weather": SCHEMA, "clock": {"type": "object", "properties": {}}}
+
+
+def call(name: str = "get_weather", arguments: str = '{"city": "Oslo", "days": 2}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+# What the model says, and its parts: reasoning, then text or calls (name and arguments), in order.
+SAID: dict[str, tuple[str, str, list[str | tuple[str, str]]]] = {
+    "text": ("Hello there.", "", ["Hello there."]),
+    "call": (call(), "", [("get_weather", '{"city": "Oslo", "days": 2}')]),
+    "all": (
+        f"<think>\nHm, {call()}\n</think>\n\nLet me see.\n{call()}\n{call('clock', '{}')}",
+        f"Hm, {call()}",
+        ["Let me see.", ("get_weather", '{"city": "Oslo", "days": 2}'), ("clock", "{}")],
+    ),
+    "between": (f"A\n{call('clock', '{}')}\nB", "", ["A", ("clock", "{}"), "\nB"]),
+    "malformed": (f"<tool_call>\n{{x}}\n{call('other')}", "", [f"<tool_call>\n{{x}}\n{call('other')}"]),
+    "nothing": ("", "", [""]),
+    "thought alone": ("<think>Hm.", "Hm.", []),
+}
+CASES = pytest.mark.parametrize("case", SAID)
+
+
+def chat_body(said: str, **given: Any) -> dict[str, Any]:
+    functions = [{"name": name, "parameters": PARAMETERS[name]} for name in NAMES]
+    tools = [{"type": "function", "function": function} for function in functions]
+    return {"messages": [{"role": "user", "content": script(said)}], "tools": tools, **given}
+
+
+def response_body(said: str, **given: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name, "parameters": PARAMETERS[name]} for name in NAMES]
+    return {"input": script(said), "tools": tools, **given}
+
+
+def message_body(said: str, **given: Any) -> dict[str, Any]:
+    tools = [{"name": name, "input_schema": PARAMETERS[name]} for name in NAMES]
+    return {"messages": [{"role": "user", "content": script(said)}], "tools": tools, "max_tokens": 2000, **given}
+
+
+def texts(parts: list[str | tuple[str, str]]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def calls(parts: list[str | tuple[str, str]]) -> list[tuple[str, str]]:
+    return [part for part in parts if not isinstance(part, str)]
+
+
+@CASES
+def test_chats(scripted: Running, case: str) -> None:
+    said, reasoning, parts = SAID[case]
+    answer = scripted.ask(CHAT, chat_body(said))
+    (choice,) = answer.json["choices"]
+    message = choice["message"]
+    assert message.get("reasoning_content", "") == message.get("reasoning", "") == reasoning
+    assert message["content"] == (texts(parts) if texts(parts) or not calls(parts) else None)
+    made = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls", [])]
+    assert made == calls(parts) and choice["finish_reason"] == ("tool_calls" if made else "stop")
+    usage = answer.json["usage"]["completion_tokens_details"]
+    assert usage["reasoning_tokens"] == (said.find("</think>") + 8 if reasoning and "</" in said[-60:] else 0) or (
+        case == "thought alone" and usage["reasoning_tokens"] == len(said) + 1
+    )
+    events = scripted.ask(CHAT, chat_body(said, stream=True, stream_options={"include_usage": True})).events
+    assert events[-1]["usage"]["completion_tokens_details"] == usage
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == reasoning
+    assert "".join(delta.get("content") or "" for delta in deltas) == texts(parts)
+    streamed: list[dict[str, Any]] = []
+    for delta in deltas:
+        for piece in delta.get("tool_calls", ()):
+            if "id" in piece:
+                assert piece["index"] == len(streamed) and piece["type"] == "function"
+                streamed.append({"name": piece["function"]["name"], "arguments": "", "id": piece["id"], "pieces": 0})
+            else:
+                assert piece["index"] == len(streamed) - 1 and "name" not in piece["function"]
+                streamed[-1]["pieces"] += 1
+            streamed[-1]["arguments"] += piece["function"]["arguments"]
+    assert [(each["name"], each["arguments"]) for each in streamed] == made
+    assert all(each["pieces"] > 1 for each in streamed) and len({each["id"] for each in streamed}) == len(streamed)
+    assert events[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+@CASES
+def test_responses(scripted: Running, case: str) -> None:
+    said, reasoning, parts = SAID[case]
+    whole = scripted.ask(RESPONSES, response_body(said)).json
+    items: list[Any] = []
+    for item in whole["output"]:
+        assert item["status"] == "completed"
+        match item["type"]:
+            case "message":
+                items.append(item["content"][0]["text"])
+            case "reasoning":
+                assert item is whole["output"][0] and item["content"][0]["text"] == reasoning and item["summary"] == []
+            case "function_call":
+                items.append((item["name"], item["arguments"]))
+                assert item["call_id"].startswith("call_")
+    assert items == parts and (whole["output"][0]["type"] == "reasoning") == bool(reasoning)
+    events = response_events(scripted.ask(RESPONSES, response_body(said, stream=True)))
+    ended = events[-1]["response"]
+    assert events[-1]["type"] == "response.completed" and whole["usage"] == ended["usage"] | {
+        "input_tokens_details": whole["usage"]["input_tokens_details"]
+    }
+    assert [_without_ids(item) for item in ended["output"]] == [_without_ids(item) for item in whole["output"]]
+    _check_items(events[2:-1], ended["output"])
+
+
+def _without_ids(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in ("id", "call_id")}
+
+
+def _check_items(events: list[Any], items: list[Any]) -> None:
+    """The events of each item in the order of the protocol, one item after the other."""
+    for index, item in enumerate(items):
+        own = [event for event in events if event["output_index"] == index]
+        assert own == events[: len(own)]
+        events = events[len(own) :]
+        assert own[0]["type"] == "response.output_item.added" and own[-1]["type"] == "response.output_item.done"
+        assert own[0]["item"] | {"status": ""} == item | {"status": ""} | (
+            {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        )
+        assert own[0]["item"]["status"] == "in_progress" and own[-1]["item"] == item
+        assert {event["item_id"] for event in own[1:-1]} == {item["id"]}
+        inner = own[1:-1]
+        if item["type"] == "function_call":
+            kind, text, name = "response.function_call_arguments", item["arguments"], "arguments"
+        else:
+            assert inner[0]["type"] == "response.content_part.added" and inner[0]["part"]["text"] == ""
+            assert inner[-1]["type"] == "response.content_part.done" and inner[-1]["part"] == item["content"][0]
+            inner = inner[1:-1]
+            kind = "response.output_text" if item["type"] == "message" else "response.reasoning_text"
+            text, name = item["content"][0]["text"], "text"
+        assert {event["type"] for event in inner[:-1]} <= {f"{kind}.delta"} and inner[-1]["type"] == f"{kind}.done"
+        assert "".join(event["delta"] for event in inner[:-1]) == inner[-1][name] == text
+    assert events == []
+
+
+@CASES
+def test_messages(scripted: Running, case: str) -> None:
+    said, reasoning, parts = SAID[case]
+    whole = scripted.ask(MESSAGES, message_body(said)).json
+    expected: list[Any] = [{"type": "thinking", "thinking": reasoning, "signature": ""}] if reasoning else []
+    for part in parts:
+        if isinstance(part, str):
+            expected.append({"type": "text", "text": part, "citations": None})
+        else:
+            expected.append({"type": "tool_use", "name": part[0], "input": json.loads(part[1])})
+    found = [{name: value for name, value in block.items() if name != "id"} for block in whole["content"]]
+    assert found == expected
+    assert whole["stop_reason"] == ("tool_use" if calls(parts) else "end_turn")
+    assert all(block["id"].startswith("toolu_") for block in whole["content"] if block["type"] == "tool_use")
+    events = message_events(scripted.ask(MESSAGES, message_body(said, stream=True)))
+    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
+    assert events[-2]["delta"]["stop_reason"] == whole["stop_reason"] and events[-1]["type"] == "message_stop"
+    blocks = events[2:-2]
+    for index, block in enumerate(expected):
+        own = [event for event in blocks if event["index"] == index]
+        assert own == blocks[: len(own)]
+        blocks = blocks[len(own) :]
+        assert own[0]["type"] == "content_block_start" and own[-1] == {"type": "content_block_stop", "index": index}
+        deltas = [event["delta"] for event in own[1:-1]]
+        match block["type"]:
+            case "text":
+                assert own[0]["content_block"] == block | {"text": ""}
+                assert "".join(delta["text"] for delta in deltas) == block["text"]
+            case "thinking":
+                assert own[0]["content_block"] == block | {"thinking": ""}
+                assert "".join(delta["thinking"] for delta in deltas[:-1]) == block["thinking"]
+                assert deltas[-1] == {"type": "signature_delta", "signature": ""}
+            case "tool_use":
+                assert own[0]["content_block"] | {"id": ""} == block | {"input": {}, "id": ""}
+                assert json.loads("".join(delta["partial_json"] for delta in deltas)) == block["input"]
+    assert blocks == []
+
+
+FORCED = [  # for each protocol: a call of any tool, of one, of one tool at most, and an answer without calls
+    (CHAT, {"tool_choice": "required"}),
+    (CHAT, {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+    (RESPONSES, {"tool_choice": "required"}),
+    (RESPONSES, {"tool_choice": {"type": "function", "name": "get_weather"}}),
+    (MESSAGES, {"tool_choice": {"type": "any"}}),
+    (MESSAGES, {"tool_choice": {"type": "tool", "name": "get_weather"}}),
+]
+BODIES: dict[str, Any] = {CHAT: chat_body, RESPONSES: response_body, MESSAGES: message_body}
+
+
+def calls_in(route: str, answer: Any) -> list[tuple[str, Any]]:
+    if route == CHAT:
+        made = [each["function"] for each in answer["choices"][0]["message"].get("tool_calls", [])]
+        return [(each["name"], json.loads(each["arguments"])) for each in made]
+    if route == RESPONSES:
+        made = [item for item in answer["output"] if item["type"] == "function_call"]
+        return [(each["name"], json.loads(each["arguments"])) for each in made]
+    return [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
+
+
+@pytest.mark.parametrize(("route", "choice"), FORCED)
+def test_calls_that_must_come_come_whatever_the_model_would_say(
+    scripted: Running, route: str, choice: dict[str, Any]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    for said in ("I would rather not.", call("other"), call(arguments='{"city": 5}')):
+        ((name, arguments),) = calls_in(route, scripted.ask(route, BODIES[route](said, **choice)).json)
+        jsonschema.validate(arguments, PARAMETERS[name])
+        assert name == "get_weather" or "name" not in str(choice)
+    two = scripted.ask(route, BODIES[route](f"{call()}\n{call()}", **choice)).json
+    assert calls_in(route, two) == [("get_weather", {"city": "Oslo", "days": 2})] * 2
+
+
+@pytest.mark.parametrize(
+    ("route", "single"),
+    [
+        (CHAT, {"parallel_tool_calls": False}),
+        (RESPONSES, {"parallel_tool_calls": False}),
+        (MESSAGES, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+    ],
+)
+def test_one_call_at_most(scripted: Running, route: str, single: dict[str, Any]) -> None:
+    said = f"<think>Hm.</think>Ok.\n{call()}\n{call()}"
+    assert len(calls_in(route, scripted.ask(route, BODIES[route](said)).json)) == 2
+    assert len(calls_in(route, scripted.ask(route, BODIES[route](said, **single)).json)) == 1
+    assert calls_in(route, scripted.ask(route, BODIES[route]("Hello.", **single)).json) == []
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_strict_tools_are_kept_to_their_schema_where_the_model_calls_by_itself(scripted: Running, route: str) -> None:
+    body = BODIES[route](call(arguments='{"city": 5, "x": 1}'))
+    ((_, arguments),) = calls_in(route, scripted.ask(route, body).json)
+    assert arguments == {"city": 5, "x": 1}
+    for tool in body["tools"]:
+        (tool["function"] if route == CHAT else tool)["strict"] = True
+    ((_, arguments),) = calls_in(route, scripted.ask(route, body).json)
+    assert arguments.keys() == {"city", "days"} and isinstance(arguments["city"], str)
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_none_makes_no_calls_and_names_the_tools(scripted: Running, route: str) -> None:
+    choice: Any = {"type": "none"} if route == MESSAGES else "none"
+    answer = scripted.ask(route, BODIES[route](call(), tool_choice=choice))
+    assert answer.headers["karat-without-effect"] == "tools.get_weather, tools.clock"
+    assert calls_in(route, answer.json) == [] and call() in json.loads(json.dumps(answer.json)).__str__().replace(
+        "\\n", "\n"
+    )
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_a_model_without_tools_says_so(server: Running, route: str) -> None:
+    body = BODIES[route]("Hello", max_tokens=4) if route != RESPONSES else response_body("Hello", max_output_tokens=4)
+    for stream in (False, True):
+        answer = server.ask(route, body | {"stream": stream})
+        assert answer.status == 400 and "no place for tools" in answer.json["error"]["message"]
+    choice: Any = {"type": "none"} if route == MESSAGES else "none"
+    assert server.ask(route, body | {"tool_choice": choice}).status == 200
+    if route != CHAT:
+        counted = {name: value for name, value in body.items() if not name.startswith("max_")}
+        assert server.ask(COUNT if route == MESSAGES else INPUT_TOKENS, counted).status == 400
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_a_call_that_is_cut(scripted: Running, route: str) -> None:
+    length = "max_output_tokens" if route == RESPONSES else "max_tokens"
+    short = {length: 60}
+    free = scripted.ask(route, BODIES[route](call(), **short)).json
+    assert calls_in(route, free) == [] and "tool_call" in str(free)
+    choice: Any = {"type": "any"} if route == MESSAGES else "required"
+    forced = scripted.ask(route, BODIES[route](call(), tool_choice=choice, **short)).json
+    if route == CHAT:
+        (made,) = forced["choices"][0]["message"]["tool_calls"]
+        assert made["function"]["arguments"].startswith('{"city') and forced["choices"][0]["finish_reason"] == "length"
+    elif route == RESPONSES:
+        assert forced["status"] == forced["output"][0]["status"] == "incomplete"
+        assert forced["output"][0]["arguments"].startswith('{"city')
+    else:
+        assert forced["stop_reason"] == "max_tokens" and forced["content"] == []
+
+
+def test_a_schema_that_cannot_be_kept_to(scripted: Running) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    body = chat_body("Hello", tools=[{"type": "function", "function": function}])
+    assert scripted.ask(CHAT, body).status == 200
+    answer = scripted.ask(CHAT, body | {"tool_choice": "required"})
+    assert answer.status == 400 and "not" in answer.json["error"]["message"]
+
+
+def test_tools_beside_a_form_of_the_answer(scripted: Running) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    assert scripted.ask(CHAT, chat_body("Hello", **form)).json["error"]["param"] == "tools"
+    assert scripted.ask(CHAT, chat_body("Hello", tool_choice="none", **form)).status == 200
+
+
+def test_the_prompt_has_tools_calls_results_and_reasoning(scripted: Running) -> None:
+    made = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "a"}'}}
+    body = chat_body("Hello")
+    turns = [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "Hm.", "reasoning_content": "A thought.", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+    ]
+    prompt = scripted.ask("/render", {"messages": turns, "tools": body["tools"]}).json["prompt"]
+    assert '{"type": "function", "function": {"name": "get_weather"' in prompt
+    assert '<think>\nA thought.\n</think>\n\nHm.\n<tool_call>\n{"name": "clock", "arguments": {"zone": "a"}}' in prompt
+    assert "<|im_start|>tool\nnoon<|im_end|>" in prompt
+
+
+@pytest.mark.parametrize(
+    ("route", "on", "off"),
+    [
+        (CHAT, {"reasoning_effort": "high"}, {"reasoning_effort": "none"}),
+        (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}, {}),
+        (RESPONSES, {"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "none"}}),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_reasoning_that_the_prompt_opens(scripted: Running, server: Running, route: str, on: Any, off: Any) -> None:
+    def told(given: Any) -> str:
+        return str(scripted.ask(route, BODIES[route]("Hm.</think>\nYes.") | given).json)
+
+    assert "Hm.</think>" not in told(on) and "Hm." in told(on)
+    assert "Hm.</think>" in told(off)
+    length = "max_output_tokens" if route == RESPONSES else "max_tokens"
+    plain = {name: value for name, value in BODIES[route]("Hi").items() if name != "tools"} | {length: 2}
+    assert server.ask(route, plain | off).status == 200
+    if "chat_template_kwargs" not in on:
+        answer = server.ask(route, plain | on)
+        assert answer.status == 400 and "no reasoning" in answer.json["error"]["message"]
+
+
+def test_choices_are_taken_apart_each_by_itself(scripted: Running) -> None:
+    said, _, parts = SAID["all"]
+    choices = scripted.ask(CHAT, chat_body(said, n=3)).json["choices"]
+    ids = [each["id"] for choice in choices for each in choice["message"]["tool_calls"]]
+    assert len(set(ids)) == 3 * len(calls(parts))
+    events = scripted.ask(CHAT, chat_body(said, n=3, stream=True, logprobs=True, return_token_ids=True)).events
+    for index in range(3):
+        own = [c for event in events for c in event["choices"] if c["index"] == index]
+        assert "".join(choice["delta"].get("content") or "" for choice in own) == texts(parts)
+        assert len([i for choice in own for i in choice.get("token_ids", [])]) == len(said) + 1
+        assert len([e for choice in own if choice["logprobs"] for e in choice["logprobs"]["content"]]) == len(said) + 1
+
+
+def test_what_explains_the_tokens_of_calls_is_told(scripted: Running) -> None:
+    said = SAID["all"][0]
+    num = len(said) + 1
+
+    def explained(events: list[Any]) -> int:
+        return sum(len(event.get("karat", {}).get("explain", ())) for event in events)
+
+    streamed = scripted.ask(CHAT, chat_body(said, stream=True, explain=True)).events
+    assert explained([choice for event in streamed for choice in event["choices"]]) == num
+    assert explained(message_events(scripted.ask(MESSAGES, message_body(said, stream=True, explain=True)))) == num
+    events = response_events(scripted.ask(RESPONSES, response_body(said, stream=True, explain=True)))
+    assert explained(events) + explained([events[-1]["response"]]) == num
+
+
+class TestPackages:
+    """The packages of the protocols, and their types, strictly."""
+
+    @CASES
+    def test_strictly_of_the_types_of_chats(self, scripted: Running, case: str) -> None:
+        chat = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
+        body = chat_body(SAID[case][0])
+        chat.ChatCompletion.model_validate_json(scripted.ask(CHAT, body).content, strict=True)
+        for event in scripted.ask(CHAT, body | {"stream": True}).events:
+            chat.ChatCompletionChunk.model_validate(event, strict=True)
+
+    @CASES
+    def test_strictly_of_the_types_of_responses(self, scripted: Running, case: str) -> None:
+        types = pytest.importorskip("openai.types.responses", reason="the openai package is not installed")
+        pydantic = pytest.importorskip("pydantic")
+        body = response_body(SAID[case][0], tool_choice="auto", parallel_tool_calls=True)
+        types.Response.model_validate_json(scripted.ask(RESPONSES, body).content, strict=True)
+        event_type = pydantic.TypeAdapter(types.ResponseStreamEvent)
+        for event in response_events(scripted.ask(RESPONSES, body | {"stream": True})):
+            event_type.validate_python(event, strict=True)
+
+    @CASES
+    def test_strictly_of_the_types_of_messages(self, scripted: Running, case: str) -> None:
+        types = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")
+        pydantic = pytest.importorskip("pydantic")
+        body = message_body(SAID[case][0])
+        types.Message.model_validate_json(scripted.ask(MESSAGES, body).content, strict=True)
+        event_type = pydantic.TypeAdapter(types.RawMessageStreamEvent)
+        for event in message_events(scripted.ask(MESSAGES, body | {"stream": True})):
+            if event["type"] != "ping":
+                event_type.validate_python(event, strict=True)
+
+    def test_openai_chats(self, scripted: Running) -> None:
+        openai = pytest.importorskip("openai", reason="the openai package is not installed")
+        pydantic = pytest.importorskip("pydantic")
+        client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="dummy", max_retries=0)
+
+        class GetWeather(pydantic.BaseModel):
+            city: str
+            days: int
+
+        tools = [openai.pydantic_function_tool(GetWeather, name="get_weather")]
+        messages: list[Any] = [{"role": "user", "content": script(SAID["call"][0])}]
+        given: Any = {"model": "scripted", "messages": messages, "tools": tools}
+        made = client.chat.completions.parse(**given).choices[0].message
+        assert made.tool_calls[0].function.parsed_arguments == GetWeather(city="Oslo", days=2)
+        with client.chat.completions.stream(**given) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_completion().choices[0].message
+        assert "tool_calls.function.arguments.done" in kinds
+        assert final.tool_calls[0].function.parsed_arguments == GetWeather(city="Oslo", days=2)
+        for answer in (made, final):
+            result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "Rain."}
+            ask = {"role": "user", "content": script("It rains.")}
+            again = client.chat.completions.create(**given | {"messages": [*messages, answer, result, ask]})
+            assert again.choices[0].message.content == "It rains."
+
+    def test_openai_responses(self, scripted: Running) -> None:
+        openai = pytest.importorskip("openai", reason="the openai package is not installed")
+        client = openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="dummy", max_retries=0)
+        body = response_body(SAID["all"][0], model="scripted")
+        made = client.responses.create(**body)
+        with client.responses.stream(**body) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_response()
+        for answer in (made, final):
+            thought, said, *made_calls = answer.output
+            assert thought.content[0].text and said.content[0].text == "Let me see."
+            assert [each.name for each in made_calls] == ["get_weather", "clock"]
+            outputs = [{"type": "function_call_output", "call_id": each.call_id, "output": "1"} for each in made_calls]
+            turns = [{"role": "user", "content": "Hello"}, *(item.to_dict() for item in answer.output), *outputs]
+            again = client.responses.create(**body | {"input": [*turns, {"role": "user", "content": script("Sun.")}]})
+            assert again.output_text == "Sun."
+
+    def test_anthropic(self, scripted: Running) -> None:
+        anthropic = pytest.importorskip("anthropic", reason="the anthropic package is not installed")
+        client = anthropic.Anthropic(base_url=scripted.url, api_key="dummy", max_retries=0)
+        body = message_body(SAID["all"][0], model="scripted")
+        made = client.messages.create(**body)
+        with client.messages.stream(**body) as stream:
+            for _ in stream:
+                pass
+            final = stream.get_final_message()
+        for answer in (made, final):
+            thought, said, *uses = answer.content
+            assert thought.thinking and said.text == "Let me see." and answer.stop_reason == "tool_use"
+            assert [(use.name, use.input) for use in uses] == [
+                ("get_weather", {"city": "Oslo", "days": 2}),
+                ("clock", {}),
+            ]
+            results = [{"type": "tool_result", "tool_use_id": use.id, "content": "Rain."} for use in uses]
+            turns = [
+                *body["messages"],
+                {"role": "assistant", "content": answer.content},
+                {"role": "user", "content": [*results, {"type": "text", "text": script("It rains.")}]},
+            ]
+            assert client.messages.create(**body | {"messages": turns}).content[0].text == "It rains."
+
+    def test_langchain(self, scripted: Running) -> None:
+        langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+        model = langchain.ChatOpenAI(
+            base_url=f"{scripted.url}/v1", api_key="dummy", model="scripted", max_retries=0, temperature=0
+        )
+
+        def get_weather(city: str, days: int) -> str:
+            """The weather in a city for some days."""
+            raise NotImplementedError
+
+        said = script(SAID["call"][0])
+        expected = [("get_weather", {"city": "Oslo", "days": 2})]
+        for choice in (None, "any", "get_weather"):
+            bound = model.bind_tools([get_weather], tool_choice=choice)
+            made = bound.invoke(said)
+            assert [(each["name"], each["args"]) for each in made.tool_calls] == expected
+            whole = None
+            for part in bound.stream(said):
+                whole = part if whole is None else whole + part
+            assert whole is not None
+            assert [(each["name"], each["args"]) for each in whole.tool_calls] == expected
+
+
+def test_an_answer_that_is_resumed_in_the_middle_of_a_call(scripted: Running) -> None:
+    body = chat_body(SAID["all"][0], seed=5)
+    whole = scripted.ask(CHAT, body | {"return_token_ids": True}).json["choices"][0]
+    for place in (3, 70, 130, len(SAID["all"][0]) - 5):
+        resume = {"tokens": whole["token_ids"][:place], "seed": 5}
+        rest = scripted.ask(CHAT, body | {"karat": {"resume": resume}}).json["choices"][0]["message"]
+        made = rest.get("tool_calls", [])
+        assert [each["function"] for each in made] == [
+            each["function"] for each in whole["message"]["tool_calls"][-len(made) :]
+        ]
+        assert len(made) == (1 if place > 150 else 2)
+        assert whole["message"]["content"].endswith(rest["content"] or "")
