@@ -89,12 +89,12 @@ class _Tools:
         if ("prompt" in values) == ("messages" in values):
             raise ApiError(400, "expected one of prompt and messages; send the one to count", param="prompt")
         if "messages" in values:
-            ids = (await self._rendered(request, values)).token_ids
+            ids = list((await self._rendered(request, values)).token_ids)
         else:
             asking = llm.tokenize(values["prompt"], add_special_tokens=values.get("add_special_tokens", True))
             ids = await until_left(request, asking)
         texts = [llm.tokenizer.id_to_token(i) for i in ids] if values.get("return_token_strs") else None
-        return _json(schema.Tokenized(list(ids), len(ids), llm.max_model_len, texts))
+        return _json(schema.Tokenized(ids, len(ids), llm.max_model_len, texts))
 
     async def detokenize(self, request: Request) -> ASGIApp:
         values = read_body(await read_content(request, self._settings.limits), fields_of(DETOKENIZE)).values
