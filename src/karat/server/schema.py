@@ -260,10 +260,33 @@ class Verified(Struct):
     signer: str | None
 
 
+class SamplingDefaults(Struct):
+    """The model's own sampling (generation_config.json): what a request gets that does not say otherwise.
+
+    `max_tokens`: of an answer; null is as many as the context has room for, up to --default-max-tokens.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    max_tokens: int | None
+
+
+class ModelFacts(Struct):
+    """Karat's own field of a model."""
+
+    sampling_defaults: SamplingDefaults
+
+
 class Model(Struct):
     id: str
     created: int
     max_model_len: int
+    karat: ModelFacts
     object: Literal["model"] = "model"
     owned_by: str = "karat"
 

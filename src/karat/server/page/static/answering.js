@@ -1,0 +1,162 @@
+// One answer under way: the request, its events, and the messages that grow by them.
+import { preferences, requestOf } from "./settings.js";
+import { newId } from "./tree.js";
+
+const SAVE_MS = 3000; // between saves while an answer grows
+
+/** The conversation up to `node` as messages of a request. */
+export function messagesTo(conversation, node) {
+  const { system } = conversation.settings;
+  const said = node === null ? [] : conversation.pathTo(node).map(messageOf).filter(Boolean);
+  return system.trim() ? [{ role: "system", content: system }, ...said] : said;
+}
+
+function messageOf({ role, content, toolCalls, toolCallId }) {
+  if (role === "tool") return { role, content, tool_call_id: toolCallId };
+  if (role === "assistant" && toolCalls?.length) return { role, content, tool_calls: toolCalls };
+  return role === "assistant" && !content ? null : { role, content };
+}
+
+/** The request for an answer below `parent`. */
+export function bodyOf(app, conversation, parent) {
+  const { abilities } = app;
+  const body = { model: abilities.model, messages: messagesTo(conversation, parent), ...requestOf(conversation.settings, abilities) };
+  if (abilities.explain && preferences.why) body.explain = true;
+  if (abilities.receipt && preferences.receipts) body.karat = { receipt: true };
+  return body;
+}
+
+/**
+ * Ask for an answer below `parent`, and let it grow. `from` goes on from given tokens:
+ * {tokens, text, explain, seed, settings of the answer that it branches from}.
+ */
+export async function answer(app, parent, from = null) {
+  const { conversation } = app;
+  if (app.stream) return;
+  let body;
+  try {
+    body = bodyOf(app, conversation, parent);
+  } catch (error) {
+    app.emit("notice", error.message);
+    return;
+  }
+  if (from) {
+    body.n = 1;
+    body.karat = { ...body.karat, resume: { tokens: from.tokens, seed: from.seed } };
+    delete body.seed;
+  }
+  const stream = new Answering(app, conversation, parent, body, from);
+  app.streams.set(conversation.id, stream);
+  app.emit("shown");
+  app.emit("busy");
+  app.say("The answer begins.");
+  try {
+    await stream.run();
+  } finally {
+    app.streams.delete(conversation.id);
+    app.emit("busy");
+    app.emit("grown", stream.nodes);
+    await app.save(stream.nodes, conversation);
+    if (app.conversation === conversation) {
+      app.about(stream.nodes[0]);
+      stream.tell();
+    }
+  }
+}
+
+class Answering {
+  constructor(app, conversation, parent, body, from) {
+    Object.assign(this, { app, conversation, body, from });
+    this.controller = new AbortController();
+    this.progress = null;
+    this.begun = performance.now();
+    this.firstAt = null;
+    this.numTokens = 0;
+    this.frame = 0;
+    this.savedAt = performance.now();
+    const n = body.n ?? 1;
+    const group = n > 1 ? newId() : null;
+    this.nodes = Array.from({ length: n }, () => conversation.add(parent?.id ?? null, { role: "assistant", group, content: from?.text ?? "", model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
+    conversation.choose(this.nodes[0]);
+    for (const node of this.nodes) app.details.set(node.id, { tokens: [...(from?.tokens ?? [])], explain: [...(from?.explain ?? [])], promptTokens: null, receipt: null });
+  }
+
+  stop() { this.controller.abort(); }
+
+  /** Tokens a second so far, of all answers together. */
+  get rate() {
+    const seconds = (performance.now() - this.firstAt) / 1000;
+    return this.firstAt === null || seconds < 0.3 ? null : (this.numTokens - this.nodes.length) / seconds;
+  }
+
+  async run() {
+    const asked = { ...this.body, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_progress: true };
+    try {
+      for await (const event of this.app.api.events("/v1/chat/completions", asked, { signal: this.controller.signal })) this.#take(event);
+    } catch (error) {
+      const stopped = error.name === "AbortError";
+      for (const node of this.nodes.filter((other) => !other.finish)) {
+        node.finish = stopped ? "stopped" : "error";
+        if (!stopped) node.error = error.message;
+      }
+    }
+    cancelAnimationFrame(this.frame);
+  }
+
+  #take(event) {
+    if (event.prompt_progress) this.progress = event.prompt_progress;
+    for (const choice of event.choices) this.#takeChoice(event, choice);
+    for (const node of this.nodes) {
+      if (event.karat?.seed !== undefined) node.seed = event.karat.seed;
+      if (event.timings) node.timings = event.timings;
+      if (event.usage) node.usage = event.usage;
+    }
+    if (event.karat?.receipt) [event.karat.receipt].flat().forEach((receipt, i) => this.#keepReceipt(this.nodes[i], receipt));
+    this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.app.emit("grown", this.nodes); });
+    if (performance.now() - this.savedAt > SAVE_MS) {
+      this.savedAt = performance.now();
+      this.app.save(this.nodes, this.conversation);
+    }
+  }
+
+  #takeChoice(event, choice) {
+    const node = this.nodes[choice.index];
+    const details = this.app.details.get(node.id);
+    const { delta } = choice;
+    if (event.prompt_token_ids) for (const other of this.nodes) this.app.details.get(other.id).promptTokens = event.prompt_token_ids;
+    if (delta.content) node.content += delta.content;
+    if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
+    for (const call of delta.tool_calls ?? []) takeCall(node, call);
+    if (choice.token_ids?.length) {
+      details.tokens.push(...choice.token_ids);
+      this.numTokens += choice.token_ids.length;
+      node.numTokens = details.tokens.length;
+      this.firstAt ??= performance.now();
+    }
+    if (choice.karat?.explain) details.explain.push(...choice.karat.explain);
+    if (choice.karat?.receipt) this.#keepReceipt(node, choice.karat.receipt);
+    if (choice.finish_reason) node.finish = choice.finish_reason;
+  }
+
+  #keepReceipt(node, receipt) {
+    if (!node) return;
+    this.app.details.get(node.id).receipt = receipt;
+    node.hasReceipt = true;
+  }
+
+  /** Say once, for who listens, that the answer is there. */
+  tell() {
+    const [node] = this.nodes;
+    if (node.error) this.app.say(`The answer ended in an error: ${node.error}`);
+    else if (this.nodes.length > 1) this.app.say(`${this.nodes.length} answers are there.`);
+    else this.app.say(`${node.finish === "stopped" ? "The answer was stopped" : "The answer is there"}: ${node.content.slice(0, 400)}`);
+  }
+}
+
+function takeCall(node, { index, id, function: called }) {
+  node.toolCalls ??= [];
+  const call = (node.toolCalls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+  if (id) call.id = id;
+  if (called?.name) call.function.name += called.name;
+  if (called?.arguments) call.function.arguments += called.arguments;
+}

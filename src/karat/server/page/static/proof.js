@@ -1,0 +1,101 @@
+// Proof: the receipt of an answer, computing it again, and where another draw would have left it.
+import { bodyOf } from "./answering.js";
+import { compared } from "./compare.js";
+import { button, h, number } from "./dom.js";
+import { save } from "./transfer.js";
+
+export function makeProof(app) {
+  const element = h("div");
+  let shown = null;
+  let busy = false;
+
+  async function render() {
+    if (element.closest("[hidden]")) return;
+    const node = app.subject;
+    const key = `${node?.id}/${app.stream?.nodes.includes(node)}`;
+    if (key === shown) return;
+    shown = key;
+    if (!node || node.edited) { element.replaceChildren(h("p", { class: "note" }, "Ask something. Every answer can then be computed again, to the last bit.")); return; }
+    if (app.stream?.nodes.includes(node)) { element.replaceChildren(h("p", { class: "note" }, "The answer is not at its end yet.")); return; }
+    const { receipt, tokens = [] } = await app.detailsOf(node);
+    if (key !== shown) return;
+    element.replaceChildren(...(receipt ? proofOf(receipt, tokens) : [h("p", { class: "note" }, "This answer has no receipt: it was stopped, or receipts were turned off.")]), ...comparing(node, tokens));
+  }
+
+  function proofOf(receipt, tokens) {
+    const said = h("div", { class: "verdict", role: "status" });
+    const replay = (by) => run(said, "Computing it again…", async () => verdictOf(await app.api.json("/v1/receipts/verify", { receipt, by })));
+    return [
+      h("h2", {}, "Receipt"),
+      h("p", {}, "It holds the request with all settings, the fingerprint of the weights, and the tokens. Anyone with the model can compute the answer again."),
+      h("dl", { class: "facts-list" }, factsOf(receipt, tokens).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("code", {}, value))))),
+      h("div", { class: "row" },
+        button("Replay", () => replay("native"), { class: "primary" }),
+        button("Replay by the reference", () => replay("reference"), { title: "Slow: NumPy computes every token in float64" }),
+        button("Save the receipt", () => save("receipt.json", JSON.stringify(receipt, null, 2), "application/json"))),
+      said,
+    ];
+  }
+
+  function comparing(node, tokens) {
+    const said = h("div", { class: "verdict", role: "status" });
+    const seed = h("input", { type: "number", id: "compare-seed", min: 0, step: 1, value: String(((node.seed ?? 0) + 1) % Number.MAX_SAFE_INTEGER) });
+    return [
+      h("h2", {}, "Compare"),
+      h("p", {}, "The same request with another seed, and the first token that differs."),
+      h("div", { class: "row" }, h("label", { for: seed.id }, "Seed"), seed,
+        button("Compare", () => run(said, "Answering with the other seed…", () => compareWith(node, tokens, Number(seed.value))), { class: "primary" })),
+      said,
+    ];
+  }
+
+  async function compareWith(node, tokens, seed) {
+    const { conversation } = app;
+    const parent = conversation.nodes.get(node.parent);
+    const asked = { ...bodyOf(app, { ...conversation, settings: node.settings ?? conversation.settings, pathTo: (at) => conversation.pathTo(at) }, parent), n: 1, seed, return_token_ids: true, max_completion_tokens: Math.max(tokens.length, 1) };
+    delete asked.karat;
+    const other = await app.api.json("/v1/chat/completions", asked);
+    const [choice] = other.choices;
+    const here = await app.detailsOf(node);
+    return compared({ tokens, explain: here.explain ?? [], seed: node.seed }, { tokens: choice.token_ids, explain: choice.karat?.explain ?? [], seed });
+  }
+
+  async function run(said, words, work) {
+    if (busy) return;
+    busy = true;
+    said.className = "verdict";
+    said.replaceChildren(h("p", { class: "note" }, words));
+    try {
+      said.replaceChildren(...[await work()].flat());
+    } catch (error) {
+      said.classList.add("bad");
+      said.replaceChildren(h("p", {}, error.message));
+    } finally {
+      busy = false;
+    }
+  }
+
+  app.on("picked busy", render);
+  return { element, open: render, first: () => element.querySelector("button") };
+}
+
+function verdictOf(verdict) {
+  const same = verdict.verdict === "identical";
+  const lines = [h("p", { class: same ? "good" : "bad" }, same ? "✓ " : "✗ ", verdict.text ?? `${verdict.verdict}, ${number(verdict.tokens)} tokens, ${verdict.seconds.toFixed(1)} s`)];
+  const first = verdict.first_difference;
+  if (first) lines.push(h("p", {}, `First difference at token ${number(first.index + 1)}: the receipt has ${first.receipt_token}, computed was ${first.replayed_token}; margin of their logits ${first.margin}.`));
+  return lines;
+}
+
+function factsOf(receipt, tokens) {
+  const flat = [];
+  const walk = (value, name) => {
+    if (flat.length >= 9) return;
+    if (value && typeof value === "object" && !Array.isArray(value)) for (const [key, inner] of Object.entries(value)) walk(inner, key);
+    else if (["string", "number"].includes(typeof value) && /contract|fingerprint|weights|seed|model|version|activations/.test(name)) flat.push([name.replaceAll("_", " "), shorten(String(value))]);
+  };
+  walk(receipt, "");
+  return [...flat, ["tokens", number(tokens.length)]];
+}
+
+const shorten = (text) => (text.length > 28 ? `${text.slice(0, 12)}…${text.slice(-8)}` : text);

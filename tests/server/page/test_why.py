@@ -1,0 +1,74 @@
+"""Why this token: colours, candidates and their fate, and what of the prompt was in the cache."""
+
+import json
+import re
+from typing import Any
+
+from tests.server.page.conftest import Page
+
+
+def test_each_token_says_why_by_keyboard(page: Page) -> None:
+    page.settings(temperature="0.9", top_k="5", top_p="0.9")
+    with page.tab.expect_response("**/v1/chat/completions") as answered:
+        page.ask("Tell me a story.")
+    entries = explained(answered.value.text())
+    assert len(entries) == 24
+    page.key("w")
+    tokens = page.tab.locator(".token[role=button]")
+    assert tokens.all_text_contents() == [re.sub(r"^(?=\s*\n)", "↵", entry["text"]) for entry in entries]
+    for _ in range(3):
+        page.tab.keyboard.press("ArrowRight")
+    entry = entries[3]
+    panel = page.tab.get_by_role("tabpanel", name="Why")
+    said = panel.inner_text()
+    assert f"token {entry['token']} · position {entry['position']}" in said
+    assert f"rank {entry['rank']}" in said and f"{entry['draw']:.4f}" in said
+    assert re.search(r"Top k\s+5 tokens left", said)
+    cut = [other for other in entry["alternatives"] if other["cut_by"]]
+    assert panel.locator(".alternative.cut").count() == len(cut) > 0
+    assert panel.locator(".alternative").count() == len(entry["alternatives"])
+    colours = tokens.evaluate_all("all => all.map((e) => Number(/s(\\d)/.exec(e.className)[1]))")
+    steps = (0.5, 0.2, 0.05, 0.01, 0)
+    assert colours == [next(i for i, p in enumerate(steps) if entry["probability"] >= p) for entry in entries]
+    tokens.nth(5).hover()
+    assert f"rank {entries[5]['rank']}" in page.tab.locator(".card").inner_text()
+    page.key("w")
+    assert page.tab.locator(".token[role=button]").count() == 0
+
+
+def test_greedy_answers_say_that_nothing_was_drawn(page: Page) -> None:
+    page.settings(temperature="0")
+    page.ask("Tell me a story.")
+    page.key("w")
+    assert "nothing was drawn" in page.tab.get_by_role("tabpanel", name="Why").inner_text()
+
+
+def test_the_prompt_is_shown_with_what_was_in_the_cache(page: Page) -> None:
+    page.ask("Tell me a story of the lantern and the fox.")
+    page.ask("Go on.")
+    link = page.tab.locator(".facts .link").last
+    cached, total = map(int, re.findall(r"\d+", link.inner_text()))
+    assert 0 < cached < total
+    link.click()
+    page.tab.get_by_role("button", name="Show it as the model saw it").click()
+    found, computed = (page.tab.locator(f".whole-prompt .{kind}").text_content() for kind in ("cached", "computed"))
+    assert "the lantern and the fox" in found and "Go on." in computed
+    assert "<|im_start|>" in found
+
+
+def test_details_are_there_after_a_reload(page: Page) -> None:
+    page.ask("Tell me a story.")
+    page.until("indexedDB.databases().then((all) => all.length === 1)")
+    page.tab.reload()
+    page.tab.locator(".conversations .open").first.click()
+    page.tab.wait_for_selector(".message.assistant")
+    page.key("w")
+    page.tab.wait_for_selector(".token[role=button]")
+    assert page.tab.locator(".token[role=button]").count() == 24
+
+
+def explained(stream: str) -> list[dict[str, Any]]:
+    events = [json.loads(line[6:]) for line in stream.split("\n") if line.startswith("data: {")]
+    return [
+        entry for event in events for choice in event["choices"] for entry in choice.get("karat", {}).get("explain", [])
+    ]
