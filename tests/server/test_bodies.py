@@ -20,7 +20,7 @@ def refusal(content: bytes, route: str = CHAT) -> ApiError:
         read_body(content, fields_of(route))
     error = caught.value
     assert error.status == 400
-    body = json.loads(error.body)["error"]
+    body = json.loads(error.body_for(None))["error"]
     assert body.keys() == {"message", "type", "param", "code"} and body["type"] == "invalid_request_error"
     return error
 

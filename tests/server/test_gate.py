@@ -168,7 +168,7 @@ def test_errors_have_the_form_of_the_routes_protocol(path: str) -> None:
     assert status == 401 and headers["www-authenticate"] == "Bearer"
     assert body["type"] == "error" and body["error"].keys() == {"type", "message"}
     assert body["error"]["type"] == "authentication_error"
-    assert ask([("host", "localhost")], KEYED, path="/v1/messages2")[1].keys() == {"error"}
+    assert ask([("host", "localhost")], KEYED, path="/v1/messages2")[1].keys() == {"error", "request_id"}
 
 
 def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,7 @@ class ServeOptions:
     allowed_origin: Annotated[
         list[str] | None, _option("Server", "URL", "A page's origin that may send requests; repeatable.")
     ] = None
+    log_format: Annotated[str | None, _option("Server", "FORM", "Lines of the log: text (default) or json.")] = None
     default_max_tokens: Annotated[
         int | None, _option("Limits", "N", "Of answers whose request names no length (default: 4096).")
     ] = None

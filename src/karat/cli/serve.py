@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from karat.errors import KaratError, UsageError
 
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
+    from karat.server.request_log import LogFormat
     from karat.server.settings import Settings
 
 EXAMPLES = """
@@ -27,6 +29,7 @@ Examples
 """
 _LOOPBACK = ("127.", "::1", "localhost")
 _MAX_KEY_BYTES = 1 << 20
+_log = logging.getLogger("karat.server")
 
 
 def serve(
@@ -51,22 +54,28 @@ def serve(
         raise UsageError(f"two models, {model!r} and {model_option!r}; give one")
     name = model if model is not None else model_option
     settings = _settings(name, serving)
-    _log_to_stderr(quiet=quiet)
+    from karat.server.request_log import log_to_stderr
+
+    form = _log_format(serving.log_format)
+    log_to_stderr(form, quiet=quiet)
+    warn, say = (note, note) if form == "text" else (_log.error, _log.info)
     if not settings.api_keys and not settings.host.startswith(_LOOPBACK):
-        note(f"whoever reaches {settings.host} may use this server; ask for a key with --api-key-file")
-    code = asyncio.run(_serve(name, settings, loading.given() | serving.engine(), quiet=quiet))
+        warn(f"whoever reaches {settings.host} may use this server; ask for a key with --api-key-file")
+    code = asyncio.run(_serve(name, settings, loading.given() | serving.engine(), None if quiet else say))
     if code:
         raise typer.Exit(code)
 
 
-async def _serve(name: str | None, settings: "Settings", options: dict[str, Any], *, quiet: bool) -> int:
+async def _serve(
+    name: str | None, settings: "Settings", options: dict[str, Any], say: Callable[[str], None] | None
+) -> int:
     from karat.engine.async_llm import AsyncLLM
     from karat.server.serving import Serving
 
     def opened(llm: "AsyncLLM", address: str) -> None:
-        if not quiet:
-            note(f"{name or 'the embedded model'}: {llm.defaults_notice}")
-            note(f"{address}/v1 serves {', '.join(settings.model_names)}; Ctrl-C ends it")
+        if say is not None:
+            say(f"{name or 'the embedded model'}: {llm.defaults_notice}")
+            say(f"{address}/v1 serves {', '.join(settings.model_names)}; Ctrl-C ends it")
 
     async def open_llm() -> AsyncLLM:
         return await AsyncLLM.open(name, **options)
@@ -117,6 +126,14 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
     )
 
 
+def _log_format(given: str | None) -> "LogFormat":
+    if given is None or given == "text":
+        return "text"
+    if given == "json":
+        return "json"
+    raise UsageError(f"--log-format {given}: expected text or json")
+
+
 def _usual_name(name: str | None) -> str:
     """The last part of a path, or the name on the hub."""
     if name is None:
@@ -147,12 +164,3 @@ def _keys(given: ServeOptions) -> tuple[str, ...]:
                 "an API key is empty or has spaces or letters beyond ASCII; make one: openssl rand -hex 32"
             )
     return tuple(keys)
-
-
-def _log_to_stderr(*, quiet: bool) -> None:
-    logger = logging.getLogger("karat")
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

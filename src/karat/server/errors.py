@@ -40,12 +40,13 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
-    @property
-    def body(self) -> bytes:
-        """OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+    def body_for(self, request_id: str | None) -> bytes:
+        """OpenAI's form: {"error": {"message", "type", "param", "code"}}, and the request's id beside it."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return msgspec.json.encode(
+            {"error": error} if request_id is None else {"error": error, "request_id": request_id}
+        )
 
     @property
     def headers(self) -> dict[str, str]:

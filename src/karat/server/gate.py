@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import traceback
 from time import perf_counter
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +22,7 @@ from karat.server.anthropic.errors import error_of
 from karat.server.errors import ApiError, of_karat
 from karat.server.fields import MESSAGES
 from karat.server.page import files
+from karat.server.request_log import checked_id, new_id, request_id, serving
 from karat.server.responses import GoneError, JsonBytes
 from karat.server.settings import Settings, digest
 from karat.server.state import State
@@ -47,15 +49,32 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # there are no web sockets, and nothing waits for the lifespan
+        given = [value for name, value in scope["headers"] if name == b"x-request-id"]
+        try:
+            named, unfit = checked_id(given[0].decode("latin-1")) if given else new_id(), None
+        except ApiError as error:
+            named, unfit = new_id(), error
+        with serving(named) as facts:
+            await self._logged(scope, receive, send, facts, unfit)
+
+    async def _logged(
+        self, scope: Scope, receive: Receive, send: Send, facts: dict[str, Any], unfit: ApiError | None
+    ) -> None:
+        """Answers, with the request's id in the header, and logs. `unfit` is the error of the id that came."""
         begun, status = perf_counter(), 0
+        names = (b"x-request-id", b"request-id") if _is_anthropic(scope) else (b"x-request-id",)
+        tags = [(name, facts["request_id"].encode()) for name in names]
 
         async def noting(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message["headers"], *tags]
             await send(message)
 
         try:
+            if unfit is not None:
+                raise unfit
             await self._answered(scope, receive, noting)
         except GoneError:
             status = 499  # nginx's: the client closed the connection
@@ -73,10 +92,13 @@ class Gate:
             await _refuse(bug, scope, receive, noting, started=status != 0)
         finally:
             took_s = perf_counter() - begun
-            _log.info("%s %s %d %.3f s", scope["method"], ascii(scope["path"][:100])[1:-1], status, took_s)
+            path = ascii(scope["path"][:100])[1:-1]
+            told = {"method": scope["method"], "path": path, "status": status, "seconds": round(took_s, 6)}
+            _log.info("%s %s %d %.3f s", scope["method"], path, status, took_s, extra={"facts": told | facts})
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope)
+        headers.only("x-request-id")
         self._check_host(headers)
         is_open = scope["path"] in OPEN_ROUTES
         if self._keys and not is_open and not _is_page(scope["path"]):
@@ -179,6 +201,10 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *
     headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    is_anthropic = scope["path"] == MESSAGES or scope["path"].startswith(f"{MESSAGES}/")
-    body = msgspec.json.encode(error_of(error)) if is_anthropic else error.body
+    body = msgspec.json.encode(error_of(error, request_id())) if _is_anthropic(scope) else error.body_for(request_id())
     await JsonBytes(body, error.status, headers)(scope, receive, send)
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from karat.server.errors import RETRY_AFTER_S, ApiError
+from karat.server.request_log import new_id, serving
 from karat.server.settings import Limits, Settings
 
 _REASONS = {
@@ -20,6 +22,7 @@ _REASONS = {
 
 
 LINGER_S = 2.0
+_log = logging.getLogger("karat.server")
 
 
 class Server(uvicorn.Server):
@@ -168,7 +171,12 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
 
 
 def _raw(error: ApiError) -> bytes:
-    headers = {"content-type": "application/json", "content-length": str(len(error.body)), "connection": "close"}
+    """The answer to what never became a request: it has an id too, and a line of the log."""
+    with serving(new_id()) as facts:
+        named = str(facts["request_id"])
+        _log.info("no request: %d", error.status, extra={"facts": {"status": error.status}})
+    body = error.body_for(named)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = [f"HTTP/1.1 {error.status} {_REASONS[error.status]}"]
-    lines += [f"{name}: {value}" for name, value in (headers | error.headers).items()]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + error.body
+    lines += [f"{name}: {value}" for name, value in (headers | error.headers | {"x-request-id": named}).items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

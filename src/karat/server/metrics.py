@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from karat.server.request_log import add_facts
 from karat.server.tally import Tally
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -35,7 +36,7 @@ class Metrics:
         return tally
 
     def ended(self, tally: Tally, how: str) -> None:
-        """Count a request that ended; `how` is ok, error or gone."""
+        """Count a request that ended, also in its line of the log; `how` is ok, error or gone."""
         self._observe_gaps(tally)
         self._open.discard(tally)
         self._requests.labels(how).inc()
@@ -43,6 +44,12 @@ class Metrics:
         self._prompt_tokens.inc(sum(tally.prompt_lens))
         self._cached_tokens.inc(sum(tally.num_cached))
         self._answer_tokens.inc(tally.num_tokens)
+        add_facts(
+            prompt_tokens=sum(tally.prompt_lens),
+            cached_tokens=sum(tally.num_cached),
+            output_tokens=tally.num_tokens,
+            end=how,
+        )
 
     def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
         """The page. `gauges` are the engine's counters now: name -> explanation and value."""

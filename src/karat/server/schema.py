@@ -333,3 +333,4 @@ class ErrorDetail(Struct):
 
 class ErrorBody(Struct):
     error: ErrorDetail
+    request_id: str | None = None

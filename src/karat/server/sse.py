@@ -3,6 +3,7 @@
 import msgspec
 
 from karat.server.errors import ApiError
+from karat.server.request_log import request_id
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -24,4 +25,4 @@ def named_event(name: str, value: object) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that ends with an error, in OpenAI's form."""
-    return b"data: " + error.body + b"\n\n"
+    return b"data: " + error.body_for(request_id()) + b"\n\n"

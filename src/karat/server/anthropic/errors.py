@@ -13,7 +13,7 @@ _KINDS: Mapping[int, ErrorKind] = {
 }
 
 
-def error_of(error: ApiError) -> AnthropicError:
+def error_of(error: ApiError, request_id: str | None) -> AnthropicError:
     """The form of Anthropic's protocol, which has no field for the parameter: the message names it."""
     usual: ErrorKind = "api_error" if error.status >= 500 else "invalid_request_error"
-    return AnthropicError(AnthropicErrorDetail(_KINDS.get(error.status, usual), error.message))
+    return AnthropicError(AnthropicErrorDetail(_KINDS.get(error.status, usual), error.message), request_id)

@@ -20,6 +20,7 @@ from karat.server.anthropic.schema import (
 )
 from karat.server.errors import ApiError
 from karat.server.openai.answers import Subject, karat_of
+from karat.server.request_log import request_id
 from karat.server.schema import Explained
 from karat.server.sse import named_event
 
@@ -30,7 +31,7 @@ def _event(value: Event) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """The last event of a stream that ends with an error."""
-    return _event(error_of(error))
+    return _event(error_of(error, request_id()))
 
 
 PING = _event(Ping())

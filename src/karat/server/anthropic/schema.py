@@ -137,6 +137,7 @@ class AnthropicError(Struct):
     """An error, as a body and as an event."""
 
     error: AnthropicErrorDetail
+    request_id: str | None = None
     type: Literal["error"] = "error"
 
 
