@@ -124,3 +124,19 @@ def test_what_is_no_request_is_refused(content: str, model: str, tmp_path: Path,
     done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
     assert done.returncode == 2
     assert "expected the request" in done.stderr or "give it as it was sent" in done.stderr
+
+
+def test_the_reference_judges_too(model: str, tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "receipt.json"
+    karat_here("run", "-m", model, "-p", "Once", "--max-tokens", "6", "--temperature", "0", "--receipt", str(path))
+    done = karat_here("verify", str(path), "-m", model, "--by", "reference")
+    assert done.returncode == 0 and done.stdout.startswith("agrees, 6 tokens, "), done
+    other = karat_here("verify", str(path), "-m", model, "--by", "reference", "--quantize", "q8_0")
+    assert other.returncode == 2 and "another weights (" in other.stderr
+    refused = karat_here("verify", str(path), "-m", model, "--by", "reference", "--threads", "2")
+    assert refused.returncode == 2 and "--threads with --by reference" in refused.stderr
+    receipt = json.loads(path.read_text())
+    receipt["seed"] = "9"
+    path.write_text(json.dumps(receipt))
+    done = karat_here("verify", str(path), "-m", model, "--by", "reference")
+    assert done.returncode == 1 and done.stdout == "differs: the receipt was changed after it was written: seed\n"

@@ -5,6 +5,8 @@ karat.engine.verifying.
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -282,3 +284,13 @@ def test_another_model_is_refused_by_its_parts(receipt: Receipt, tmp_path: Path)
         pytest.raises(ReceiptError, match=r"of another weights \(.*, chat_template \("),
     ):
         other.verify(receipt)
+
+
+@pytest.mark.long
+def test_reading_receipts_leaves_an_interpreter_that_ends_well(receipt: Receipt, tmp_path: Path) -> None:
+    """msgspec's types took part in a crash at the very end in one of five runs."""
+    path = tmp_path / "receipt.json"
+    path.write_bytes(receipt.to_json())
+    code = "import sys, pathlib; from karat.receipts import read_receipts; read_receipts(pathlib.Path(sys.argv[1]))"
+    for _ in range(20):
+        assert subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT / "src", check=False).returncode == 0

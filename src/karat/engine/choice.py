@@ -107,7 +107,28 @@ class Choice:
 
     def read_last(self, row: NDArray[np.floating]) -> bool:
         params = self._request.params
-        circumstances: dict[str, Any] = {
+        token_id = self.chosen(row)
+        logprobs = explanation = None
+        if params.logprobs is not None:
+            logprobs = token_logprobs(row, token_id, params.logprobs, self._decode_one)
+        if params.explain:
+            explanation = explained(row, params, token_id, self._decode_one, **self._circumstances)
+        self._take(_Sampled(token_id, logprobs, explanation))
+        return self.finish_reason is not None
+
+    def chosen(self, row: NDArray[np.floating]) -> int:
+        """The next token of these logits [vocab], by the request's parameters and draw. Nothing changes."""
+        return choose(row, self._request.params, **self._circumstances)
+
+    def take(self, token_id: int) -> None:
+        """Go on with this token, whoever chose it. RequestError if the form has no place for it."""
+        self._take(_Sampled(token_id))
+
+    @property
+    def _circumstances(self) -> dict[str, Any]:
+        """The arguments of `choose` beside logits and parameters."""
+        params = self._request.params
+        return {
             "token_ids": self.sequence.token_ids,
             "prompt_len": self.sequence.prompt_len,
             "seed": self._request.seed,
@@ -115,15 +136,10 @@ class Choice:
             "barred": self._stop_ids if self.num_tokens < params.min_tokens else (),
             "fitting": None if self._form is None else self._form.fitting(self._stop_ids),
         }
-        token_id = choose(row, params, **circumstances)
-        logprobs = explanation = None
-        if params.logprobs is not None:
-            logprobs = token_logprobs(row, token_id, params.logprobs, self._decode_one)
-        if params.explain:
-            explanation = explained(row, params, token_id, self._decode_one, **circumstances)
-        self._sampled.append(_Sampled(token_id, logprobs, explanation))
-        self._follow(token_id)
-        return self.finish_reason is not None
+
+    def _take(self, sampled: _Sampled) -> None:
+        self._sampled.append(sampled)
+        self._follow(sampled.token_id)
 
     def fail(self, error: Exception) -> None:
         what = str(error) if isinstance(error, KaratError) else f"{type(error).__name__}: {error}"

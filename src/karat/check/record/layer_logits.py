@@ -1,0 +1,69 @@
+"""Logits of a text, computed a layer at a time: memory holds one layer's weights, the hidden states, and a few rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.record.executors import one_sequence
+from karat.check.trace.format import Array
+from karat.checkpoint.weights import Weight
+from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.cache import new_cache
+from karat.layers.place import Place
+from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
+from karat.models.cut_units import cut_units
+from karat.models.decoder import embedding, end, layer
+from karat.ops.api import Ops, RopeTable
+from karat.ranks.group import SINGLE
+
+_STEP = 256  # tokens that go through a layer at once
+_ROWS = 16  # rows of logits at once
+
+
+def layer_logits(
+    config: ModelConfig,
+    stored: Mapping[str, Weight],
+    ops: Ops,
+    token_ids: Sequence[int],
+    first: int,
+    *,
+    kv_dtype: FloatName,
+    prepare: Prepare = AS_STORED,
+) -> Iterator[Array]:
+    """Logits [rows, vocab] after the tokens from number `first` on, in order, a few rows at a time.
+
+    The layers are the engine's own, on `ops`; each is loaded through `prepare`, computes all tokens, and is dropped.
+    """
+    units = cut_units(config, stored, prepare.stored_type)
+    total = len(token_ids)
+
+    def place() -> Place:
+        return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
+
+    cache = new_cache(ops, config, kv_dtype, -(-total // BLOCK_SIZE))
+    wanted = set(range(first, total))
+    batches = [
+        one_sequence(token_ids, start, min(start + _STEP, total), wanted, always_last=False)
+        for start in range(0, total, _STEP)
+    ]
+    steps = [ops.begin(batch) for batch in batches]
+    embed = embedding(place(), config)
+    states = [embed(ops, step) for step in steps]
+    del embed
+    ropes: dict[RopeConfig, RopeTable] = {}
+    for index in range(config.num_layers):
+        block = layer(place(), config, index)
+        if (rope := block.self_attn.rope) not in ropes:
+            ropes[rope] = ops.rope_table(rope, head_dim=config.head_dim, num_positions=total)
+        states = [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
+        del block
+    root = place()
+    tied = config.tie_word_embeddings
+    norm, head = end(root, config, embedding(root if tied else replace(root, take=SpecCollector()), config))
+    for x, step, batch in zip(states, steps, batches, strict=True):
+        if len(batch.logit_rows):
+            rows = norm(ops, ops.select_rows(x, step, name="model.selected"))
+            for start in range(0, len(batch.logit_rows), _ROWS):
+                yield np.asarray(ops.read(head(ops, rows[start : start + _ROWS])))
