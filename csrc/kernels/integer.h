@@ -8,13 +8,25 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// Up to this many tokens multiply codes as they are read, without an unpacked copy.
+// Up to kDirectTokens tokens multiply codes as they are read, without an unpacked copy: at most kPassTokens at a time.
+// Measured on Zen 5, Q4_0, 4 to 9 tokens (24 November): a fourth token at a time helps one digit and not two.
 template <int kDigits>
-inline constexpr int kDirectTokens =
-#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+inline constexpr int kPassTokens =
+#if defined(KARAT_AVX512)
+    kDigits == 1   ? 4
+    : kDigits == 2 ? 3
+                   : 1;
+#elif defined(KARAT_AVX2)
     kDigits < 3 ? 3 : 1;
 #else
     1;
+#endif
+template <int kDigits>
+inline constexpr int kDirectTokens =
+#if defined(KARAT_AVX512)
+    kDigits < 3 ? 2 * kPassTokens<kDigits> : 1;
+#else
+    kPassTokens<kDigits>;
 #endif
 
 // Compute panels first … last - 1 of a layer; `few_tokens_of_integers` up to kDirectTokens tokens.

@@ -4,20 +4,20 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Groups that are multiplied at a time: with 16 registers of half the width, fewer.
-template <int kTokens, int G>
+// Groups that are multiplied at a time: as many accumulators as the registers hold.
+template <int kTokens, int kDigits, int G>
 inline constexpr int kGroupsAtOnce =
 #if defined(KARAT_AVX2)
     kTokens == 1 && G > 1 ? 2 : 1;
 #else
-    G;
+    kTokens * kDigits * G <= 24 ? G : G / 2;
 #endif
 
 // A panel of G groups, for T tokens.
 template <class Fmt, int kDigits, int T, int G>
 struct FewTokens {
     static constexpr int kSub = Fmt::kSub, kSteps = kSub / 4, kSubs = Fmt::kColumns / kSub;
-    static constexpr int kAtOnce = kGroupsAtOnce<T, G>;
+    static constexpr int kAtOnce = kGroupsAtOnce<T, kDigits, G>;
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
     using Bytes = CodeBytes<Fmt>;
     using CodesOf = Codes<kClass<Bytes::kLargest>>;
@@ -111,21 +111,31 @@ KARAT_NOINLINE void panel_of_few(const LinearArgs& a, std::size_t panel) {
 struct Run {
     const LinearArgs& a;
     std::size_t first, last;
+
     template <class Fmt, int kDigits>
     void run() const {
-        with_height<kDirectTokens<kDigits>>(a.tokens, Panels<Fmt, kDigits>{*this});
+        constexpr int kMost = kPassTokens<kDigits>;
+        const std::size_t passes = (a.tokens + kMost - 1) / kMost;
+        for (std::size_t panel = first; panel < last; ++panel)  // whose weights stay in the cache
+            for (std::size_t i = 0; i < passes; ++i) {
+                const std::size_t token = i * a.tokens / passes, end = (i + 1) * a.tokens / passes;
+                LinearArgs some = a;
+                some.digits += token * a.digits_stride;
+                some.out += token * a.out_stride;
+                if (a.residual) some.residual += token * a.out_stride;
+                with_height<kMost>(end - token, Panel<Fmt, kDigits>{some, panel});
+            }
     }
 
 private:
     template <class Fmt, int kDigits>
-    struct Panels {
-        const Run& r;
+    struct Panel {
+        const LinearArgs& a;
+        std::size_t panel;
         template <int T>
         KARAT_INLINE void run() const {
-            for (std::size_t panel = r.first; panel < r.last; ++panel)
-                r.a.weight->panel_groups(panel) == kPanelGroups
-                    ? panel_of_few<Fmt, kDigits, T, kPanelGroups>(r.a, panel)
-                    : panel_of_few<Fmt, kDigits, T, 1>(r.a, panel);
+            a.weight->panel_groups(panel) == kPanelGroups ? panel_of_few<Fmt, kDigits, T, kPanelGroups>(a, panel)
+                                                          : panel_of_few<Fmt, kDigits, T, 1>(a, panel);
         }
     };
 };

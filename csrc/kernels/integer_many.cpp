@@ -82,6 +82,10 @@ struct Tile {
         for (std::size_t k = 0; k < end; k += kSub) {
             const int column = static_cast<int>(k % kDigitColumns);
             const auto of = [=](int t) { return XBlock<kDigits>{block + static_cast<std::size_t>(t) * stride}; };
+            for (int t = 0; t < T; ++t) {  // what the next tile reads first
+                prefetch(of(T + t).at);
+                prefetch(of(T + t).at + 64);
+            }
             i32x16 first[T][TG], rest[T][TG];  // of int24: sums of the first digit, and of the other two
             if constexpr (kDigits == 3) {
                 add_digit<0, T>(code, of, column, nullptr, first);

@@ -1,22 +1,18 @@
 // Rows of x as integers (activations.h).
 #include "kernels/integer.h"
+#include "simd/integers.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-constexpr int kColumns = static_cast<int>(kDigitColumns);
 constexpr int kMinExponent = -102, kMaxExponent = 105;  // of powers
 
 constexpr std::int32_t limit_of(int digits) { return digits == 1 ? 127 : digits == 2 ? 32639 : 8355711; }
 
 KARAT_INLINE float two_to_the(int exponent) { return float_of(static_cast<std::uint32_t>(127 + exponent) << 23); }
 
-// To the nearest integer, of even ones in a tie; |x| < 2^23.
-KARAT_INLINE std::int32_t nearest(float x) {
-    const float magnitude = (__builtin_fabsf(x) + 0x1p23f) - 0x1p23f;
-    const std::int32_t q = static_cast<std::int32_t>(magnitude);
-    return x < 0 ? -q : q;
-}
+// To the nearest integer, of even ones in a tie; 0 <= x < 2^23.
+KARAT_INLINE std::int32_t nearest(float x) { return static_cast<std::int32_t>((x + 0x1p23f) - 0x1p23f); }
 
 // The exponent of the smallest power at which `largest` (its bits), rounded, is at most the limit.
 template <int kDigits>
@@ -28,62 +24,60 @@ KARAT_INLINE int exponent_of(std::uint32_t largest) {
     return smallest < kMinExponent ? kMinExponent : smallest;
 }
 
+// Both halves of a block, 16 columns each.
+using Halves = i32x16[2];
+
+KARAT_INLINE void write_sums(std::uint8_t* out, const Halves& of) {
+    const std::int32_t sums[2] = {sum_of_lanes(of[0]), sum_of_lanes(of[1])};
+    std::memcpy(out, sums, sizeof sums);
+}
+
 template <int kDigits>
 KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
-    std::int32_t largest = 0;  // bits; of numbers that are not negative they are in the order of the numbers
-    for (int i = 0; i < kColumns; ++i) {
-        const auto bits = static_cast<std::int32_t>(bits_of(x[i]) & 0x7fffffff);
-        largest = largest < bits ? bits : largest;
-    }
-    float power = 0, factor = 0;
-    bool fits = largest < 0x7f800000;
+    using Layout = DigitBlock<kDigits>;
+    const f32x16 values[2] = {load(x), load(x + kLanes)};
+    // Bits of magnitudes, which are in the order of the magnitudes; infinity and NaN are above all others.
+    const auto bits = static_cast<std::uint32_t>(
+        largest_lane(as_int(values[0]) & iset1(0x7fffffff), as_int(values[1]) & iset1(0x7fffffff)));
+    const float largest = float_of(bits);
+    float power, factor = 1;
+    bool fits = bits < 0x7f800000;
     if constexpr (kDigits == 1) {
-        const float scale = float_of(static_cast<std::uint32_t>(largest)) / 127.0f;
-        power = scale < two_to_the(kMinExponent) ? two_to_the(kMinExponent) : scale;
+        const float scale = fits ? largest / 127.0f : 1.0f, least = two_to_the(kMinExponent);
+        power = scale < least ? least : scale;
         fits = fits && power <= two_to_the(kMaxExponent);
     } else {
-        const int exponent = exponent_of<kDigits>(static_cast<std::uint32_t>(largest));
+        const int exponent = exponent_of<kDigits>(bits);
         fits = fits && exponent <= kMaxExponent;
         power = two_to_the(fits ? exponent : 0);
         factor = two_to_the(fits ? -exponent : 0);
     }
-    std::int32_t q[kColumns] = {};
-    std::int32_t any = 0;
-    if (fits)
-        for (int i = 0; i < kColumns; ++i) {
-            if constexpr (kDigits == 1) q[i] = nearest(x[i] / power);
-            else q[i] = nearest(x[i] * factor);
-            any |= q[i];
-        }
-    if (any == 0) power = 1;
+    Halves q;
+    for (int i = 0; i < 2; ++i) {
+        if (!fits) q[i] = iset1(0);
+        else if constexpr (kDigits == 1) q[i] = to_nearest(values[i] / set1(power));
+        else q[i] = to_nearest(values[i] * set1(factor));
+    }
+    if (fits && nearest(kDigits == 1 ? largest / power : largest * factor) == 0) power = 1;  // all integers are 0
     if (!fits) power = __builtin_nanf("");
     std::memcpy(out, &power, sizeof power);
-
-    const auto write_sums = [&](const std::int32_t (&of)[kColumns], std::size_t at) {
-        std::int32_t sums[2] = {};
-        for (int i = 0; i < 16; ++i) sums[0] += of[i];
-        for (int i = 16; i < 32; ++i) sums[1] += of[i];
-        std::memcpy(out + at, sums, sizeof sums);
-    };
     std::memset(out + 12, 0, 4);
-    write_sums(q, DigitBlock<kDigits>::kSumsAt);
-    auto* const digits = reinterpret_cast<std::int8_t*>(out + DigitBlock<kDigits>::kDigitsAt);
+    write_sums(out + Layout::kSumsAt, q);
+    std::uint8_t* const digits = out + Layout::kDigitsAt;
     if constexpr (kDigits == 3) {
-        std::int32_t first[kColumns], lower[kColumns];
-        for (int i = 0; i < kColumns; ++i) {
-            const std::int32_t last = static_cast<std::int8_t>(q[i]), rest = (q[i] - last) >> 8;
-            const std::int32_t middle = static_cast<std::int8_t>(rest);
-            first[i] = (rest - middle) >> 8;
-            lower[i] = 256 * middle + last;
+        Halves first, lower;
+        for (int i = 0; i < 2; ++i) {
+            const i32x16 rest = shift_signed(q[i] - low_digit(q[i]), 8);
+            first[i] = shift_signed(rest - low_digit(rest), 8);
+            lower[i] = q[i] - (first[i] << 16);
         }
-        write_sums(first, DigitBlock<kDigits>::kFirstSumsAt);
-        write_sums(lower, DigitBlock<kDigits>::kLowerSumsAt);
+        write_sums(out + Layout::kFirstSumsAt, first);
+        write_sums(out + Layout::kLowerSumsAt, lower);
     }
     for (int digit = kDigits - 1; digit >= 0; --digit)
-        for (int i = 0; i < kColumns; ++i) {
-            const auto last = static_cast<std::int8_t>(q[i]);
-            digits[digit * kColumns + i] = last;
-            q[i] = (q[i] - last) >> 8;
+        for (int i = 0; i < 2; ++i) {
+            store_low_bytes(digits + digit * static_cast<int>(kDigitColumns) + i * kLanes, q[i]);
+            q[i] = shift_signed(q[i] - low_digit(q[i]), 8);
         }
 }
 

@@ -6,7 +6,8 @@ namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
-    const std::size_t direct = a.activations == Activations::int24 ? kDirectTokens<3> : kDirectTokens<2>;
+    constexpr std::size_t kDirect[] = {0, kDirectTokens<1>, kDirectTokens<2>, kDirectTokens<3>};  // by Activations
+    const std::size_t direct = kDirect[static_cast<int>(a.activations)];
     a.tokens <= direct ? few_tokens_of_integers(a, first, last) : many_tokens_of_integers(a, first, last, scratch);
 }
 
