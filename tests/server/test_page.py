@@ -35,6 +35,11 @@ def test_the_options_of_the_page_are_there_with_their_defaults() -> None:
         "--no-install-recommends",
         "--from",
         "--shm-size",
+        # of vllm-router
+        "--policy",
+        "--cb-failure-threshold",
+        "--worker-urls",
+        "--cors-allowed-origins",
     }
     limits, settings = Limits(), Settings(model_names=("m",))
     for option, default in {

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.serving import free_port
+from examples.resume_elsewhere import answer
 from karat import LLM, SamplingParams
 from tests.server.conftest import Running, serving
 
@@ -37,6 +38,7 @@ def router(replicas: list[Running]) -> Iterator[Running]:
     port, ports = free_port(), ("--prometheus-port", str(free_port()))
     command = [sys.executable, "-m", "vllm_router.launch_router", "--port", str(port), *ports]
     options = ["--policy", "cache_aware", "--balance-abs-threshold", "1", "--balance-rel-threshold", "1.0"]
+    options += ["--cb-failure-threshold", "1"]  # no second request to one that has died
     urls = ["--worker-urls", *(replica.url for replica in replicas)]
     process = subprocess.Popen(
         [*command, *options, *urls], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
@@ -77,6 +79,21 @@ def num_answered(replica: Running) -> int:
     return 0 if found is None else int(float(found[1]))
 
 
+def kill_in_the_middle_of_a_stream(replicas: list[Running], router: Running) -> Running:
+    """The replica that was killed. The client's stream goes on through the router, as if nothing had happened."""
+    request = {"prompt": "Once upon a time", "temperature": 1, "seed": 3, "max_tokens": 900, "ignore_eos": True}
+    text, killed = "", None
+    for count, piece in enumerate(answer({"model": "m", **request}, [router.url])):
+        text += piece
+        if count == 5:
+            (killed,) = (replica for replica in replicas if replica.gauge("karat_sequences_running"))
+            killed.process.kill()
+    assert killed is not None
+    (other,) = (replica for replica in replicas if replica is not killed)
+    assert text == other.text(**request).json["choices"][0]["text"] and len(text) > 600
+    return killed
+
+
 def test_conversations_survive_their_replica(replicas: list[Running], router: Running) -> None:
     conversations = [opening(name) for name in NAMES]
 
@@ -88,9 +105,7 @@ def test_conversations_survive_their_replica(replicas: list[Running], router: Ru
     assert all(num_answered(replica) for replica in replicas), "both have some"
     found = [turn(router, conversation) for conversation in conversations]
     assert min(found) >= 48, "each goes back to where its beginning is"
-    killed = max(replicas, key=num_answered)
-    killed.process.kill()
-    killed.process.wait(30)
+    replicas.remove(kill_in_the_middle_of_a_stream(replicas, router))
     all_turn()
     found = [turn(router, conversation) for conversation in conversations]
     assert min(found) >= 96, "now they are at home on the other"
