@@ -16,6 +16,7 @@ from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES
 from karat.server.openai.answers import Heading
+from karat.server.request_log import serving
 from karat.server.talk import NO_TALK
 from karat.server.tally import Tally
 from tests.engine.fakes import BYTES
@@ -131,7 +132,7 @@ def test_errors_are_of_the_form(server: Running, given: Any, status: int, kind: 
     for stream in (False, True):
         answer = server.ask(MESSAGES, GIVEN | given | {"stream": stream})
         assert answer.status == status
-        assert answer.json.keys() == {"type", "error"} and answer.json["type"] == "error"
+        assert answer.json.keys() == {"type", "error", "request_id"} and answer.json["type"] == "error"
         assert answer.json["error"]["type"] == kind and words in answer.json["error"]["message"]
     assert server.ask(MESSAGES).status == 405 and server.ask(MESSAGES).json["type"] == "error"
 
@@ -148,10 +149,12 @@ def test_an_error_in_the_middle_is_the_last_event() -> None:
     update: Any = SimpleNamespace(chunks=[bad], output=None, progress=None)
     with pytest.raises(ApiError) as caught:
         events.of(0, update)
-    name, data = error_event(caught.value).decode().strip().split("\n")
+    with serving("mine-46"):
+        name, data = error_event(caught.value).decode().strip().split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {
         "error": {"type": "api_error", "message": "a logit is NaN"},
+        "request_id": "mine-46",
         "type": "error",
     }
     with pytest.raises(ApiError):
