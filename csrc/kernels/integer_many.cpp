@@ -57,6 +57,12 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
     }
 }
 
+// What a tile prefetches of the next chunk as it is packed, a share while it runs over each 32 columns.
+struct NextLines {
+    const std::uint8_t* at;
+    std::size_t bytes, share;
+};
+
 // One chunk of columns, added to sums [tokens, kWide], for TG of the panel's G groups. Formats of a kind share the
 // code.
 template <int kLargest, int kSub, bool kMinimum, int kDigits, int G, int TG>
@@ -70,6 +76,7 @@ struct Tile {
     std::size_t x_stride, count;
     std::int32_t zero;  // that codes are more
     float* sums;
+    NextLines next;
 
     template <int T>
     KARAT_INLINE void run() const {
@@ -79,12 +86,18 @@ struct Tile {
         float* const to = sums;
         const std::size_t stride = x_stride, end = count;
         const std::int32_t code_zero = zero;
+        NextLines lines = next;
         for (std::size_t k = 0; k < end; k += kSub) {
             const int column = static_cast<int>(k % kDigitColumns);
             const auto of = [=](int t) { return XBlock<kDigits>{block + static_cast<std::size_t>(t) * stride}; };
-            for (int t = 0; t < T; ++t) {  // what the next tile reads first
-                prefetch(of(T + t).at);
-                prefetch(of(T + t).at + 64);
+            if (column == 0) {
+                for (int t = 0; t < T; ++t) {  // what the next tile reads first
+                    prefetch(of(T + t).at);
+                    prefetch(of(T + t).at + 64);
+                }
+                for (const std::size_t left = lines.bytes < lines.share ? 0 : lines.bytes - lines.share;
+                     lines.bytes > left; lines.at += 64, lines.bytes -= 64)
+                    prefetch_far(lines.at);
             }
             i32x16 first[T][TG], rest[T][TG];  // of int24: sums of the first digit, and of the other two
             if constexpr (kDigits == 3) {
@@ -163,6 +176,7 @@ struct PanelOfMany {
     static constexpr int kLeast =
         kDirectTokens<kDigits> + 1 < (kTileTokens + 1) / 2 ? kDirectTokens<kDigits> + 1 : (kTileTokens + 1) / 2;
     static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
+    static constexpr std::size_t kLineBytes = kBlockBytes * kDigitColumns / Fmt::kColumns;  // of 32 columns
     const LinearArgs& a;
     std::size_t panel, token, tokens;
     const Scratch& s;
@@ -180,10 +194,13 @@ struct PanelOfMany {
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
                 unpack<Fmt, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
+                // As many bytes of the next chunk.
+                const std::uint8_t* const ahead = w + (start + count) / kDigitColumns * kLineBytes;
+                const std::size_t each = (count / kDigitColumns * kLineBytes / 64 + tiles - 1) / tiles * 64;
                 for (std::size_t i = 0; i < tiles; ++i) {
                     const std::size_t first = i * tokens / tiles, last = (i + 1) * tokens / tiles;
                     if (start == begin) begin_leaf(first, last);
-                    tile(first, last, start, count);
+                    tile(first, last, start, count, ahead + i * each, each);
                     if (start + count == end) end_leaf(leaf, first, last);
                 }
             }
@@ -191,14 +208,21 @@ struct PanelOfMany {
     }
 
 private:
-    void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count) const {
+    void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count, const std::uint8_t* ahead,
+              std::size_t bytes) const {
         const std::uint8_t* const x =
             a.digits + (token + first) * a.digits_stride + start / kDigitColumns * XBlock<kDigits>::kBytes;
         for (int g = 0; g < G; g += TG)
             run_tile<kLeast>(last - first,
-                             TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes, s.scales + g * kLanes,
-                                    s.minima + g * kLanes, x, a.digits_stride, count, Bytes::kZero,
-                                    s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes});
+                             TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes,
+                                    s.scales + g * kLanes,
+                                    s.minima + g * kLanes,
+                                    x,
+                                    a.digits_stride,
+                                    count,
+                                    Bytes::kZero,
+                                    s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
+                                    {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
     }
 
     void begin_leaf(std::size_t first, std::size_t last) const {
