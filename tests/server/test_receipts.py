@@ -14,6 +14,8 @@ import pytest
 
 from karat import LLM
 from karat.receipts import Receipt, read_receipt
+from karat.server.receipt_requests import chats_of
+from karat.text.tools.dialect import Dialect
 from tests.receipts.keys import PUBLIC, SECRET, pem
 from tests.server.conftest import Running
 
@@ -140,6 +142,16 @@ def test_digests_are_verified_beside_the_request(server: Running, route: str) ->
     assert server.ask(VERIFY, {"receipt": made, "request": body}).json["text"].startswith("identical, 12 tokens, ")
     other = server.ask(VERIFY, {"receipt": made, "request": {"prompt": "Another"}}).json
     assert other["verdict"] == "different" and "not that of the request" in other["text"]
+
+
+def test_digests_of_a_request_with_tools_and_effort() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"messages": MESSAGES, "tools": [tool], "reasoning_effort": "high"}
+    dialect = Dialect(knows_tools=True, variables=frozenset({"reasoning_effort"}))
+    (messages, options), _ = chats_of(asked, dialect)
+    assert messages[0]["content"] == MESSAGES[0]["content"]
+    assert options["tools"][0]["function"]["name"] == "look" and options["chat_template_kwargs"]
+    assert options["chat_template_kwargs"]["reasoning_effort"] == "high"
 
 
 @pytest.mark.parametrize(

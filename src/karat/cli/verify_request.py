@@ -34,6 +34,7 @@ def prompt_of(llm: "LLM", asked: Mapping[str, Any], receipt: "Receipt") -> tuple
     """The prompt of a request as the receipt has it. Raises ReceiptError for a request that has none."""
     from karat.server.errors import ApiError
     from karat.server.receipt_requests import chats_of, texts_of
+    from karat.text.tools.dialect import dialect_of
 
     found = []
     try:
@@ -41,7 +42,7 @@ def prompt_of(llm: "LLM", asked: Mapping[str, Any], receipt: "Receipt") -> tuple
             if isinstance(text, str):
                 text = tuple(llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
             found.append(text)
-        for messages, options in chats_of(asked):
+        for messages, options in chats_of(asked, dialect_of(llm.tokenizer)):
             found.append(llm.chat_prompt(messages, **options).token_ids)
     except (ApiError, TokenizerError) as fault:
         raise ReceiptError(f"the request cannot be read: {fault}; give it as it was sent") from None

@@ -32,7 +32,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     """
     dialect, tools = await llm.dialect(), asked.tools
     tools.check(dialect)
-    variables, unheeded = _with_effort(asked.variables, asked.effort, dialect)
+    variables, unheeded = with_effort(asked.variables, asked.effort, dialect)
     prompt = await llm.render(
         asked.messages,
         tools=tools.rendered(),
@@ -64,7 +64,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     return Prepared(prompt, talk, given, (*unheeded, *tools.dropped))
 
 
-def _with_effort(
+def with_effort(
     variables: Mapping[str, Any], effort: Effort | None, dialect: Dialect
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The template's variables, and the name of a field that this model cannot heed. Given variables stay.

@@ -11,6 +11,8 @@ from karat.server.errors import ApiError, invalid
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.openai.requests import ChatRequest, read_chat, read_text
 from karat.server.openai.response_requests import read_response
+from karat.server.preparing import with_effort
+from karat.text.tools.dialect import Dialect
 
 
 def texts_of(asked: Mapping[str, Any]) -> Iterator[tuple[str | tuple[int, ...], bool]]:
@@ -21,7 +23,9 @@ def texts_of(asked: Mapping[str, Any]) -> Iterator[tuple[str | tuple[int, ...], 
             yield prompt, request.add_special_tokens
 
 
-def chats_of(asked: Mapping[str, Any]) -> Iterator[tuple[Sequence[Mapping[str, Any]], dict[str, Any]]]:
+def chats_of(
+    asked: Mapping[str, Any], dialect: Dialect
+) -> Iterator[tuple[Sequence[Mapping[str, Any]], dict[str, Any]]]:
     """The conversations of a request by each protocol, control tokens as text or not, with options of LLM.chat_prompt.
 
     400 for a request that is wrong by all protocols, and for one without a prompt.
@@ -42,13 +46,15 @@ def chats_of(asked: Mapping[str, Any]) -> Iterator[tuple[Sequence[Mapping[str, A
         except ApiError as fault:
             faults.append(fault)
             continue
-        others = {name: value for name, value in chat.variables.items() if name != "add_generation_prompt"}
+        variables, _ = with_effort(chat.variables, chat.effort, dialect)
+        generation = variables.pop("add_generation_prompt")
         for sanitize in (True, False):
             yield (
                 chat.messages,
                 {
-                    "add_generation_prompt": chat.variables["add_generation_prompt"],
-                    "chat_template_kwargs": others or None,
+                    "tools": chat.tools.rendered(),
+                    "add_generation_prompt": generation,
+                    "chat_template_kwargs": variables or None,
                     "sanitize_control_tokens": sanitize,
                 },
             )

@@ -57,7 +57,7 @@ class Receipts:
                 found.append(tuple(await llm.tokenize(text, add_special_tokens=add_special_tokens)))
             else:
                 found.append(text)
-        for messages, options in chats_of(asked):
+        for messages, options in chats_of(asked, await llm.dialect()):
             found.append((await llm.render(messages, **options)).token_ids)
         return receipt.prompt_among(found)
 
