@@ -19,6 +19,7 @@ struct FewTokens {
     static constexpr int kSub = Fmt::kSub, kSteps = kSub / 4, kSubs = Fmt::kColumns / kSub;
     static constexpr int kAtOnce = kGroupsAtOnce<T, kDigits, G>;
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
+    static constexpr std::size_t kLinesAhead = 2048;  // bytes
     using Bytes = CodeBytes<Fmt>;
     using CodesOf = Codes<kClass<Bytes::kLargest>>;
 
@@ -33,7 +34,6 @@ struct FewTokens {
 
     KARAT_INLINE void leaf(std::size_t first, std::size_t last, f32x16 (&sum)[T][G]) {
         for (std::size_t k = first; k < last; w += kStep) {
-            for (std::size_t line = 0; line < kStep; line += 64) prefetch(w + kPrefetch + line);
             typename Fmt::Scales scales[G];
             for (int g = 0; g < G; ++g) scales[g] = Fmt::Scales::of(block_of<Fmt>(w, g, G));
             for (int sub = 0; sub < kSubs; ++sub, k += kSub)
@@ -42,6 +42,18 @@ struct FewTokens {
     }
 
 private:
+    // Prefetches after step `step` of a block: a few lines, or none. All at once they would take the buffers that loads
+    // need. The words of long blocks are read out of order, so whole blocks are prefetched, into the second-level
+    // cache.
+    KARAT_INLINE void fetch(int step) const {
+        constexpr int steps = kSubs * (G / kAtOnce) * kSteps;
+        constexpr int lines = static_cast<int>((kStep + 63) / 64);
+        const std::uint8_t* const from = w + (kSubs > 1 ? 2 * kStep : kLinesAhead);
+        for (int line = step * lines / steps; line < (step + 1) * lines / steps; ++line)
+            kSubs > 1 ? prefetch_far(from + 64 * line) : prefetch(from + 64 * line);
+        __asm__ volatile("");  // compilers gather prefetches otherwise
+    }
+
     // Groups first … first + kAtOnce - 1 of a sub-block that begins at column k.
     KARAT_INLINE void groups(int first, int sub, std::size_t k, const typename Fmt::Scales (&scales)[G],
                              f32x16 (&sum)[T][G]) const {
@@ -59,6 +71,7 @@ private:
                     const i32x16 four = x(t, k).four(digit, column + 4 * c);
                     for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(c, codes[g], four);
                 }
+            fetch((sub * (G / kAtOnce) + first / kAtOnce) * kSteps + c);
         }
         for (int g = 0; g < kAtOnce; ++g) {
             const Block block = block_of<Fmt>(w, first + g, G);
