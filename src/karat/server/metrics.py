@@ -4,16 +4,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from karat.server.request_log import add_facts
 from karat.server.tally import Tally
+from karat.server.vllm_metrics import VllmNames
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The metrics of one server, in a registry of its own, and again under vLLM's names for `model_name`."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
+        self._vllm = CollectorRegistry()
+        self._vllm.register(VllmNames(self._registry, model_name))
         at = self._registry
         self._first = Histogram(
             "karat_time_to_first_token_seconds", "From request to first token", registry=at, buckets=_SECONDS
@@ -59,8 +62,7 @@ class Metrics:
             if name not in self._gauges:
                 self._gauges[name] = Gauge(name, text, registry=self._registry)
             self._gauges[name].set(value)
-        page: bytes = generate_latest(self._registry)
-        return page
+        return bytes(generate_latest(self._registry) + generate_latest(self._vllm))
 
     def _observe_gaps(self, tally: Tally) -> None:
         """Now and not with each token, which this would make a good part dearer."""

@@ -1,0 +1,147 @@
+"""The files of deploy/: valid for what reads them, and of options and metrics that there are.
+
+Each check that needs a program or a package skips visibly where there is none.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from karat.cli.app import command
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FILES = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and path.name != "README.md"]
+METRIC = re.compile(r"\b((?:karat_|vllm:)[a-z0-9_]+)")
+
+
+def metrics_of_a_server() -> set[str]:
+    """Every name that /metrics can have, with endings."""
+    from karat.server.metrics import Metrics
+
+    metrics = Metrics("m")
+    metrics.ended(metrics.tally([1]), "ok")
+    app = (DEPLOY.parent / "src" / "karat" / "server" / "app.py").read_text(encoding="utf-8")
+    gauges = dict.fromkeys(re.findall(r'"(karat_[a-z_]+)"', app), ("", 1.0))
+    page = metrics.page(gauges).decode()
+    return set(re.findall(r"^([a-z_:0-9]+)(?:\{|\s)", page, re.MULTILINE))
+
+
+def test_the_table_lists_every_file() -> None:
+    listed = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    assert len(FILES) >= 8
+    for path in FILES:
+        assert path.name in listed, path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_options_are_those_of_serve(path: Path) -> None:
+    known = {option for parameter in command().commands["serve"].params for option in parameter.opts}
+    found = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", path.read_text(encoding="utf-8")))
+    others = {"--shm-size", "--from", "--no-install-recommends"}
+    assert found - others <= known, path
+
+
+def test_every_metric_of_the_alerts_and_the_dashboard_is_there() -> None:
+    pytest.importorskip("prometheus_client")
+    known = metrics_of_a_server()
+    assert {"karat_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc", "vllm:num_requests_waiting"} <= known
+    for path in (DEPLOY / "prometheus" / "alerts.yaml", DEPLOY / "grafana" / "karat.json"):
+        named = set(METRIC.findall(path.read_text(encoding="utf-8")))
+        assert len(named) > 5 and named <= known, (path, named - known)
+
+
+@pytest.mark.parametrize("words", [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]])
+def test_alerts(words: list[str]) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here; it comes with Prometheus (Debian: apt install prometheus)")
+    done = subprocess.run(
+        [promtool, *words], cwd=DEPLOY / "prometheus", capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_metrics_page_is_what_prometheus_reads() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here; it comes with Prometheus (Debian: apt install prometheus)")
+    from karat.server.metrics import Metrics
+
+    page = Metrics("m").page({"karat_sequences_waiting": ("Waiting", 1.0), "karat_preemptions": ("So far", 2.0)})
+    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, timeout=120, check=False)
+    assert done.returncode in (0, 3), done.stderr  # 3: advice on names, of vLLM's colons among others
+    assert b"error" not in done.stderr.lower()
+
+
+@pytest.mark.parametrize("name", ["karat.yaml", "autoscaling.yaml"])
+def test_manifests(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="install requirements/deploy.txt for it")
+    yaml = pytest.importorskip("yaml")
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text(encoding="utf-8")))
+    assert documents
+    for document in documents:
+        assert validate.validate(document, "1.31", strict=True)
+        broken = json.loads(json.dumps(document))
+        broken["spec"]["replicaz"] = 1
+        with pytest.raises(validate.ValidationError):
+            validate.validate(broken, "1.31", strict=True)
+
+
+def as_written(value: Any) -> Any:
+    """Plain JSON of an object of the SDK."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+    return json.loads(JSONEncoder(sort_keys=True).encode(value))
+
+
+def kept(wanted: Any, found: Any, path: str = "") -> list[str]:
+    """Where `found` lacks something of `wanted`: what Grafana's types do not know is dropped by them."""
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict):
+            return [path]
+        return [line for key, value in wanted.items() for line in kept(value, found.get(key), f"{path}.{key}")]
+    if isinstance(wanted, list):
+        if not isinstance(found, list) or len(found) != len(wanted):
+            return [path]
+        return [line for i, value in enumerate(wanted) for line in kept(value, found[i], f"{path}[{i}]")]
+    return [] if wanted == found or (wanted in ("", False, 0) and found is None) else [path]
+
+
+def test_the_dashboard_is_of_grafanas_types() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="install requirements/deploy.txt for it")
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    wanted = json.loads((DEPLOY / "grafana" / "karat.json").read_text(encoding="utf-8"))
+    assert kept(wanted, as_written(Dashboard.from_json(wanted))) == []
+    wanted["panels"][0]["titel"] = "x"
+    assert kept(wanted, as_written(Dashboard.from_json(wanted))) == [".panels[0].titel"]
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    panels = json.loads((DEPLOY / "grafana" / "karat.json").read_text(encoding="utf-8"))["panels"]
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+
+
+def test_the_unit() -> None:
+    verify = shutil.which("systemd-analyze")
+    unit = DEPLOY / "systemd" / "karat.service"
+    sections = re.findall(r"^\[(\w+)\]$", unit.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sections == ["Unit", "Service", "Install"]
+    if verify is None:
+        pytest.skip("systemd-analyze is not here")
+    done = subprocess.run([verify, "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False)
+    ours = [line for line in done.stderr.splitlines() if "karat" in line and "is not executable" not in line]
+    assert not ours, ours
