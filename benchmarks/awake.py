@@ -9,24 +9,24 @@ has dropped the request, and between two tokens of a stream; and the prompt's to
 import argparse
 import asyncio
 import json
-import os
 import re
 import statistics
-import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.serving import Server, free_port, prompts
+from karat.bench.load.servers import Server, free_port, karat_command
+from karat.machine.cores import num_physical_cores
 
 PING_S = 0.1
 STREAM_TOKENS = 64  # of the prompt of each stream
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {"number": 0}
     return {
         "number": len(values),
         "median": statistics.median(values),
@@ -86,13 +86,17 @@ def body(prompt: list[int], max_tokens: int) -> dict[str, Any]:
 
 async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(options.seed)
+
+    def drawn(num_tokens: int) -> list[int]:
+        return [int(number) for number in rng.integers(options.vocab_size // 10, options.vocab_size, num_tokens)]
+
     streams = []
-    for prompt in prompts(rng, options.streams, STREAM_TOKENS, options.vocab_size):
-        streams.append(Asked(port, "POST", "/v1/completions", body(prompt, 4000)))
+    for _ in range(options.streams):
+        streams.append(Asked(port, "POST", "/v1/completions", body(drawn(STREAM_TOKENS), options.stream_tokens)))
     running = [asyncio.create_task(stream.run()) for stream in streams]
     await asyncio.gather(*(stream.first for stream in streams))
-    (prompt,) = prompts(rng, 1, options.prompt_tokens, options.vocab_size)
-    long, begun = Asked(port, "POST", "/v1/completions", body(prompt, 1)), time.perf_counter()
+    asking, begun = body(drawn(options.prompt_tokens), 1), time.perf_counter()
+    long = Asked(port, "POST", "/v1/completions", asking)
     computing = asyncio.create_task(long.run())
     healths: list[float] = []
     drops: list[float] = []
@@ -105,7 +109,7 @@ async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
     async def leave() -> None:
         while True:
             busy = await num_busy(port)
-            stream = Asked(port, "POST", "/v1/completions", body([1] * STREAM_TOKENS, 4000))
+            stream = Asked(port, "POST", "/v1/completions", body(drawn(STREAM_TOKENS), options.stream_tokens))
             coming = asyncio.create_task(stream.run())
             await asyncio.sleep(0.5)  # queued or computed
             coming.cancel()
@@ -133,22 +137,23 @@ async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a GGUF file")
+    parser.add_argument("model", help="a folder or a GGUF file")
     parser.add_argument("--prompt-tokens", type=int, default=8000)
     parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--stream-tokens", type=int, default=4000, help="of each stream's answer at the most")
     parser.add_argument("--vocab-size", type=int, default=32000, help="prompts have ids below it")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=num_physical_cores())
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     port = free_port()
-    command = [str(Path(sys.executable).with_name("karat")), "serve", options.model, "--port", str(port), "--quiet"]
-    command += ["--threads", str(options.threads), "--ping-s", str(PING_S), "--served-model-name", "any"]
-    server = Server(command, port)
+    command = karat_command(options.model, port, num_seqs=16, threads=options.threads)
+    server = Server("karat", f"http://127.0.0.1:{port}", headers={}, command=[*command, "--ping-s", str(PING_S)])
     try:
-        server.wait()
-        facts = vars(options) | asyncio.run(measure(port, options))
+        server.wait(None)
+        with server.awake():
+            facts = vars(options) | asyncio.run(measure(port, options))
     finally:
-        server.end()
+        server.close()
     print(json.dumps(facts, indent=2))
 
 

@@ -1,7 +1,8 @@
 """What the server adds to `LLM` for one client: python -m benchmarks.serving MODEL
 
 The same answers from `karat serve` and from `LLM` in a process of its own, in turns; the server sleeps while it is not
-its turn. Prints one JSON object: seconds of whole answers, and the median of their ratios. Many clients, llama-server
+its turn. Prints one JSON object: seconds of whole answers, the median of their ratios, and the processor time of the
+client, which has the server's cores: it is in the server's seconds and not in LLM's. Many clients, llama-server
 beside it, and prompts that come again are measured by `karat bench serve`.
 """
 
@@ -11,6 +12,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +50,16 @@ def measure(server: Server, manner: Manner, supply: Supply, options: argparse.Na
     turns = []
     for number in range(options.repeat + 1):
         (conversation,) = supply.take(1)
+        client_s = time.process_time()
         with server.awake():
             (record,) = asyncio.run(asked(server, manner, conversation)).records
+        client_s = time.process_time() - client_s
         assert record.error is None, record.error
         alone.stdin.write(json.dumps([conversation.turns[0].prompt, options.tokens]) + "\n")
         alone.stdin.flush()
         times = json.loads(alone.stdout.readline())
         if number:  # the first warms both
-            turns.append({"server_s": record.ended - record.due, "llm_s": times[-1]})
+            turns.append({"server_s": record.ended - record.due, "llm_s": times[-1], "client_cpu_s": client_s})
     alone.stdin.close()
     alone.wait()
     return {"turns": turns, "server_over_llm": statistics.median(turn["server_s"] / turn["llm_s"] for turn in turns)}
