@@ -51,6 +51,7 @@ std::vector<std::unique_ptr<Op>> Plan::prepared(LinearOp& linear) {
         auto quantise = std::make_unique<QuantiseOp>();
         quantise->x = linear.x;
         quantise->activations = linear.activations;
+        quantise->reader = &linear;
         const std::size_t block = kDigitBlockBytes[static_cast<int>(linear.activations)];
         linear.digits = quantise->out = next(info.width / kDigitColumns * block / sizeof(float));
         ops.push_back(std::move(quantise));

@@ -83,6 +83,8 @@ struct Op {
     virtual bool by_rows() const { return false; }
     // Whether a barrier must come before it: it shows other ranks what all threads computed.
     virtual bool needs_barrier_before() const { return false; }
+    // Whether it has nothing to do in this step. Threads then need no barrier before it.
+    virtual bool is_idle(const StepContext&) const { return false; }
 };
 
 // Calls record one op each. `finish` then runs the passes: `fuse` joins ops that follow one another (fuse.h), `lower`

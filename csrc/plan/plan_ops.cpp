@@ -87,6 +87,8 @@ void SumsOp::run(StepContext& s, int thread) {
                          range.size() * s.width(out));
 }
 
+bool QuantiseOp::is_idle(const StepContext& s) const { return reader->makes_digits(s); }
+
 void QuantiseOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
     const std::size_t width = s.width(x);
@@ -168,7 +170,7 @@ Registers LinearOp::writes() const {
     return found;
 }
 
-LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens) const {
+LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const {
     const Matrix& matrix = weights[which]->matrix;
     float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
     const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
@@ -185,8 +187,10 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .num_leaves = leaf_ends.size(),
         .x_sums = x_sums < 0 ? nullptr : s.data(x_sums) + tokens.first * (matrix.columns / 16),
         .activations = by_integers(matrix) ? activations : Activations::float32,
-        .digits = digits < 0 ? nullptr
-                             : reinterpret_cast<const std::uint8_t*>(s.data(digits) + tokens.first * s.width(digits)),
+        .digits =
+            reinterpret_cast<const std::uint8_t*>(digits < 0        ? nullptr
+                                                  : makes_digits(s) ? s.scratch(thread)
+                                                                    : s.data(digits) + tokens.first * s.width(digits)),
         .digits_stride = digits < 0 ? 0 : s.width(digits) * sizeof(float),
     };
 }
@@ -196,6 +200,8 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
 void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
+    if (makes_digits(s))
+        s.integers.quantise(activations, s.data(x), 1, s.width(x), reinterpret_cast<std::uint8_t*>(s.scratch(thread)));
     // Panels that share a table of products (kernels/linear_nibbles.cpp) are taken together.
     std::size_t panels = 0, least = 1;
     for (const MatrixRef& weight : weights) {
@@ -231,7 +237,7 @@ void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range 
         const std::size_t count = weights[which]->matrix.num_panels();
         const std::size_t first = panels.first > before ? panels.first - before : 0;
         const std::size_t last = panels.last > before ? std::min(panels.last - before, count) : 0;
-        if (first < last) compute(s, args(s, which, rows), first, last, thread);
+        if (first < last) compute(s, args(s, which, rows, thread), first, last, thread);
         before += count;
     }
 }
@@ -248,7 +254,7 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
                              : matrix.info().by_nibbles && !by_integers(matrix) ? kNibblePanels
                                                                                 : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
-    LinearArgs gate = args(s, 0, rows), up = args(s, 1, rows);
+    LinearArgs gate = args(s, 0, rows, thread), up = args(s, 1, rows, thread);
     if (const std::size_t place = most_rows * wide + width;
         only_for_act && s.num_threads * place <= s.rows(x) * width) {
         gate.out = s.data(out[0]) + static_cast<std::size_t>(thread) * place;

@@ -32,6 +32,7 @@ public:
     float* scratch(int thread) const {
         return plan.scratch_.floats() + static_cast<std::size_t>(thread) * plan.scratch_stride_;
     }
+    std::size_t scratch_floats() const { return plan.scratch_stride_; }
     // Where a rank's part of the plan's collective lies.
     float* slot(int rank, std::uint32_t collective) const {
         const Transport& group = *plan.group_;
@@ -160,9 +161,11 @@ struct SumsOp final : RowOp {
 struct QuantiseOp final : RowOp {
     Register x, out;
     Activations activations;
+    const LinearOp* reader;
     const char* name() const override { return "quantise"; }
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {out}; }
+    bool is_idle(const StepContext& s) const override;
     void run(StepContext& s, int thread) override;
 };
 
@@ -247,6 +250,12 @@ struct LinearOp final : Op {
         return std::any_of(weights.begin(), weights.end(),
                            [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
     }
+    // Whether each thread makes the digits for itself, in its scratch: of one row that takes less than a barrier.
+    bool makes_digits(const StepContext& s) const {
+        return needs_digits() && s.rows(x) == 1 && s.width(digits) <= s.scratch_floats() &&
+               std::all_of(weights.begin(), weights.end(),
+                           [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
+    }
     const char* name() const override { return "linear"; }
     Registers reads() const override;
     Registers writes() const override;
@@ -256,7 +265,7 @@ private:
     void one_after_another(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows) const;
     void gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                      std::size_t most_rows) const;
-    LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens) const;
+    LinearArgs args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const;
     void compute(const StepContext& s, const LinearArgs& args, std::size_t first, std::size_t last, int thread) const;
 };
 

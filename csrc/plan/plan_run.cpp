@@ -80,6 +80,7 @@ void Plan::list_items(const BatchView& b) {
 
 void Plan::work(StepContext& step, int thread) {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
+        if (ops_[i]->is_idle(step)) continue;
         if (barrier_before_[i]) pool_->barrier();
         if (!step.stopped.load(std::memory_order_relaxed)) ops_[i]->run(step, thread);
     }
