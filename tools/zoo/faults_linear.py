@@ -43,9 +43,10 @@ class Sharded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind == "column":
-            out = torch.cat([x @ part.T for part in self.parts], dim=-1)
+            out = torch.cat([nn.functional.linear(x, part) for part in self.parts], dim=-1)
         else:
-            sums = [piece @ part.T for piece, part in zip(x.chunk(len(self.parts), -1), self.parts, strict=True)]
+            pieces = zip(x.chunk(len(self.parts), -1), self.parts, strict=True)
+            sums = [nn.functional.linear(piece, part) for piece, part in pieces]
             match self.kind:
                 case "first-only":
                     out = sums[0]

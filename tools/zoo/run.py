@@ -4,7 +4,7 @@ import copy
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ from karat.check.record.hf import record_hf
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
+from karat.quant import FORMATS
+from karat.quant.codes import CODINGS
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache
 from tools.zoo.faults import Row
+from tools.zoo.integers import reading_integers
 from tools.zoo.models import Subject, draw
 
 
@@ -43,24 +46,44 @@ class Case:
         return self.outcome != "unseen"
 
 
-def run_case(rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: float = 10.0) -> Case | None:
-    """Break a model in each of these ways and diagnose it; None if it cannot be broken so."""
+def run_case(
+    rows: Iterable[Row], seed: str, *, kind: str = "full", seconds: float = 10.0, activations: str | None = None
+) -> Case | None:
+    """Break a model in each of these ways and diagnose it; None if it cannot be broken so.
+
+    activations: the width of the integers that its linear layers read; its weights are then in blocks.
+    """
     rows = list(rows)
     options: dict[str, Any] = {}
     for row in rows:
         if any(options.get(key, value) != value for key, value in row.draw.items()):
             return None  # they need different models
         options |= row.draw
+    if activations is not None:
+        options["stored"] = tuple(name for name in options.get("stored", CODINGS) if name in CODINGS)
+        sizes = ("hidden_size", "intermediate_size")
+        if not options["stored"] or "dtype" in options:
+            return None
+        if any(options.get("changes", {}).get(name, 256) % 256 for name in sizes):
+            options["stored"] = tuple(name for name in options["stored"] if FORMATS[name].block_size == 32)
+            if any(options["changes"].get(name, 256) % 32 for name in sizes):
+                return None
     subject = draw(seed, **options)
+
+    def record(hf: Any, **more: Any) -> Trace:
+        with reading_integers(activations):
+            trace = record_hf(hf, subject.steps, **more)
+        return trace if activations is None else replace(trace, info=replace(trace.info, activations=activations))
+
     is_narrow = subject.hf.dtype == torch.float16  # which is the fault: a right run is one in float32
-    healthy = record_hf(copy.deepcopy(subject.hf).float() if is_narrow else subject.hf, subject.steps)
+    healthy = record(copy.deepcopy(subject.hf).float() if is_narrow else subject.hf)
     with ExitStack() as stack:
         if not all(row.fault(subject, stack) is not False for row in rows):
             return None
         cache = None
         if any(row.bug == "kv-stale" for row in rows):
             cache = FaultyCache(subject.rng.choice(CACHE_FAULTS))
-        broken = record_hf(subject.hf, subject.steps, cache=cache)
+        broken = record(subject.hf, cache=cache)
     seen = reduced(broken, kind)
     moved = overflow(reduced(healthy, kind), seen) if is_narrow else how_far(subject, reduced(healthy, kind), seen)
     diagnosis = Diagnoser(subject.graph, subject.weights, seen, seconds=seconds).run()

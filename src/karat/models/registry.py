@@ -23,8 +23,8 @@ from karat.request import shown
 class Model:
     """A decoder on an executor, or a rank's part of one.
 
-    `parts` are the loaded weights by spec, for which `bytes_read` bytes of files were read. `on` runs the same weights
-    under a wrapper of the same executor.
+    `parts` are the loaded weights by spec, for which `bytes_read` bytes of files were read. `types` are those of all
+    matrices, as they are computed with. `on` runs the same weights under a wrapper of the same executor.
     """
 
     def __init__(
@@ -36,12 +36,14 @@ class Model:
         group: Group = SINGLE,
         parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}),
         bytes_read: int = 0,
+        types: frozenset[str] = frozenset(),
     ) -> None:
         self.config = config
         self.ops = ops
         self.group = group
         self.parts = parts
         self.bytes_read = bytes_read
+        self.types = types
         self._decoder = decoder
         self._ropes = ropes
 
@@ -51,7 +53,7 @@ class Model:
 
     def on(self, ops: Ops) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read)
+        return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read, self.types)
 
     @property
     def num_kv_heads(self) -> int:
@@ -124,4 +126,5 @@ def build(
     decoder = Decoder(loader, config, units, group)
     ropes = decoder.rope_tables(ops, num_positions)
     loader.finish(meanwhile)
-    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read)
+    types = frozenset(prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1)
+    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read, types)

@@ -15,12 +15,18 @@ def activations_read(types: Collection[str], activations: Activations) -> Activa
     return activations if has_blocks or activations == "float64" else "float32"
 
 
+def integers_read(types: Collection[str], activations: Activations) -> Activations | None:
+    """The width of the integers that a model with matrices of these stored types reads; None if it reads none."""
+    read = activations_read(types, activations)
+    return read if read.startswith("int") else None
+
+
 def contract_of(types: Collection[str], activations: Activations) -> int:
     """The last version of the numeric contract that changed matrices of these stored types with these activations.
 
     It is at most karat.NUMERIC_CONTRACT: a later version that leaves a model's bits as they are keeps its digests.
     """
-    if activations_read(types, activations).startswith("int"):
+    if integers_read(types, activations) is not None:
         return _INTEGERS
     return max(map(_last_change, types), default=1)
 

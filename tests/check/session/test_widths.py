@@ -22,14 +22,15 @@ def test_wider_integers_are_nearer_to_float64() -> None:
     names = [(row.activations, row.kv_dtype) for row in rows]
     assert names == [
         ("float64", "float64"),
-        ("float32", "float16"),
-        *((name, "float32") for name in CHOICES),
+        *((name, cache) for name in CHOICES for cache in ("float16", "float32")),
     ]
     error = {name: row.rms / row.deviation for name, row in zip(names, rows, strict=True)}
     assert error["float64", "float64"] == 0 and rows[0].agree == rows[0].tokens == 20
     chain, int24, int16, int8 = (error[name, "float32"] for name in ("float32", "int24", "int16", "int8"))
     assert 0 < chain < 2e-6 and 0 < int24 < 2e-6
     assert int24 * 10 < int16 < int8 / 50 and int8 < 0.1
+    assert {row.by for row in rows[1:]} == {"native"}
+    assert error["int16", "float16"] < 1.5 * error["float32", "float16"]  # the cache's rounding is the larger one
     fine = [row for row in rows if row.activations != "int8"]
     assert all(row.kl < 1e-6 and abs(row.perplexity / rows[0].perplexity - 1) < 1e-3 for row in fine)
     assert told[0].startswith("1 of 6: float64") and any("loading" in text for text in told)
@@ -53,5 +54,5 @@ def test_llama_cpp_has_a_row_where_it_is_installed() -> None:
     model = open_model(str(DATA / "qwen2-Q4_0.gguf"))
     ids = [token % model.config.vocab_size for token in IDS]
     rows = list(measure(model, ids, ("int8",), threads=1))
-    assert [row.activations for row in rows] == ["float64", "int8", "llama.cpp"]
+    assert [row.activations for row in rows] == ["float64", "int8", "int8", "llama.cpp"]
     assert 1e-4 < rows[-1].rms / rows[-1].deviation < 0.2

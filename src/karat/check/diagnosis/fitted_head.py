@@ -22,10 +22,11 @@ def fitted_head(replay: Replay, finding: Finding) -> tuple[float, float, int] | 
     num_train = _num_fitted(len(x))
     if recorded.present is not None or num_train < x.shape[1] + _MORE:
         return None
+    expected = evaluate(node, [x], replay.context, F64)
+    x = replay.context.read(x, node.params["weight"])
     inverse = np.linalg.pinv(x[:num_train])
     spread = 1 + np.abs(x[num_train:] @ inverse).sum(axis=1, keepdims=True)
     error = np.abs(x[num_train:] @ (inverse @ recorded.values[:num_train]) - recorded.values[num_train:])
-    expected = evaluate(node, [x], replay.context, F64)
     size = np.abs(recorded.values).max()
     # Another head makes larger or smaller logits, whose rounding is larger or smaller.
     floor = replay.floor(finding.segment, expected) * (size / np.abs(expected).max())

@@ -22,6 +22,7 @@ from karat.errors import TraceError
 _MILESTONES = ("model.embed_tokens", "layer", "lm_head")
 # The RMS of a difference, relative to the RMS of the result, that no healthy run of a type reaches.
 _STRAYS: Mapping[FloatName, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}
+_ROUNDED: Mapping[str | None, float] = {"ggml": 0.1, "int8": 0.1, "int16": 1e-2}  # the same of rounded activations
 _ORDER = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
     "self_attn.q_rope self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention self_attn.o_proj "
@@ -99,7 +100,7 @@ def departure_alone(trace: Trace, reference: Trace) -> Departure:
             f"{trace.info.num_tokens}): record both over the same tokens (karat trace --ids)"
         )
     info = coarser(trace.info, reference.info)
-    stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], 0.1 if info.rounds_activations else 0.0)
+    stray = max(_STRAYS[info.dtype], _STRAYS[info.kv_dtype or info.dtype], _ROUNDED.get(info.activations, 0.0))
     found = []
     for name in sorted((n for n in trace.arrays if n in reference.arrays), key=_place):
         ours, theirs = (np.asarray(t.arrays[name], np.float64) for t in (trace, reference))

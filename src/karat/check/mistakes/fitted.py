@@ -281,7 +281,8 @@ def _element(node: Node, x: Array, got: Array, expected: Array) -> Iterator[tupl
 def _linear(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    yield from _element(node, inputs[0], got, evaluate(node, inputs, context, F64))
+    x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
+    yield from _element(node, x, got, evaluate(node, inputs, context, F64))
     if node.name != "lm_head":
         return
     if (cap := node.mistakes.get("soft_cap")) is not None:  # which comes last

@@ -9,10 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.model.integers import as_integers
 from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.config import FloatName, RopeConfig
 from karat.ops.rope_table import inverse_frequencies
+from karat.quant.codes import CODINGS
 
 Array = NDArray[np.floating]
 DType = np.dtype[np.floating]
@@ -37,37 +39,63 @@ class Context:
 
     logit_rows: the tokens that have logits.
     kv_dtype: the type that the cache stores; None: the type of the computation.
+    integers: the width of the integers that weights in blocks read (karat.ops.integers); None: they read x as it is.
     jitter: RoPE's angles are larger by this relative amount.
-    loose: before the cache rounds a number, the number moves by this part of its row's largest value, up or down by
+    loose: before the cache or integers round a number, it moves by this part of its row's largest value, up or down by
     chance. So half of the numbers near a tie fall to either side; with a negative `loose` they fall to the other one.
     """
 
     def __init__(
-        self, weights: Weights, tokens: Tokens, logit_rows: NDArray[np.int64], kv_dtype: FloatName | None = None
+        self,
+        weights: Weights,
+        tokens: Tokens,
+        logit_rows: NDArray[np.int64],
+        kv_dtype: FloatName | None = None,
+        integers: str | None = None,
     ) -> None:
         self.weights = weights
         self.tokens = tokens
         self.logit_rows = logit_rows
         self.kv_dtype = kv_dtype
+        self.integers = integers
         self.jitter = self.loose = 0.0
         self._frequencies: dict[tuple[RopeConfig, int], NDArray[np.float32]] = {}
 
     def disturbed(self, *, jitter: float = 0.0, loose: float = 0.0) -> "Context":
         """The same context with angles and cached numbers moved."""
-        other = Context(self.weights, self.tokens, self.logit_rows, self.kv_dtype)
+        other = Context(self.weights, self.tokens, self.logit_rows, self.kv_dtype, self.integers)
         other.jitter, other.loose = jitter, loose
+        other._frequencies = self._frequencies
+        return other
+
+    def exact(self) -> "Context":
+        """The same context without integers."""
+        if self.integers is None:
+            return self
+        other = Context(self.weights, self.tokens, self.logit_rows, self.kv_dtype)
         other._frequencies = self._frequencies
         return other
 
     def cached(self, x: Array) -> Array:
         """`x` as the cache gives it back."""
-        if self.kv_dtype is None:
+        return x if self.kv_dtype is None else rounded(self._loosened(x), self.kv_dtype).astype(x.dtype, copy=False)
+
+    def reads_integers(self, weight: str) -> bool:
+        """Whether a product with this weight reads integers."""
+        return self.integers is not None and self.weights.stored_type(weight) in CODINGS
+
+    def read(self, x: Array, weight: str) -> Array:
+        """x [tokens, features] as a product with this weight reads it."""
+        if self.integers is None or not self.reads_integers(weight):
             return x
-        if self.loose:
-            largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
-            signs = np.random.default_rng(x.shape).choice((-1.0, 1.0), x.shape)
-            x = (x + self.loose * largest * signs).astype(x.dtype, copy=False)
-        return rounded(x, self.kv_dtype).astype(x.dtype, copy=False)
+        return as_integers(self._loosened(x), self.integers)
+
+    def _loosened(self, x: Array) -> Array:
+        if not self.loose:
+            return x
+        largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
+        signs = np.random.default_rng(x.shape).choice((-1.0, 1.0), x.shape)
+        return (x + self.loose * largest * signs).astype(x.dtype, copy=False)
 
     def frequencies(self, rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
         if (rope, head_dim) not in self._frequencies:

@@ -52,7 +52,8 @@ def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, r
 
 
 def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    x, weight = inputs[0].reshape(len(inputs[0]), -1), Stored(context.weights, node.params["weight"], dtype)
+    weight = Stored(context.weights, node.params["weight"], dtype)
+    x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
     bias = None if node.params.get("bias") is None else context.weights.array(node.params["bias"], dtype)
     y = replace(ops.biased)(ops.Biased(replace(ops.product)(ops.Product(x, weight)), bias, context.weights, dtype))
     head_dim = node.params.get("head_dim")

@@ -17,6 +17,7 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.models.registry import Model, build, find_weights
 from karat.ops.api import Ops
+from karat.ops.contract import contract_of, integers_read
 from karat.ops.tap import Tap
 
 
@@ -108,6 +109,8 @@ def record_model(
         dtype=inner.dtype,
         kv_dtype=kv_dtype,
         executor=f"karat {inner.executor}",
+        activations=integers_read(model.types, inner.activations),
+        numeric_contract=contract_of(model.types, inner.activations),
         rows=with_rows,
         heads=heads,
         generated=tuple(ids[len(steps.prompt) :]) or None,

@@ -22,6 +22,7 @@ from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import embedding, end, layer
 from karat.ops.api import Cache, Ops, RopeTable, Tensor
+from karat.ops.contract import contract_of, integers_read
 from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE
 
@@ -72,6 +73,7 @@ class LayerwiseRun:
             )
         self._config, self._stored, self._ops, self._steps = config, stored, ops, steps
         kv_dtype = kv_dtype or ops.default_kv_dtype
+        types = {weight.dtype for weight in stored.values() if len(weight.shape) > 1}
         rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)
         self._cache_dtype: FloatName = kv_dtype
@@ -82,6 +84,8 @@ class LayerwiseRun:
             dtype=ops.dtype,
             kv_dtype=kv_dtype,
             executor=f"karat {ops.executor}",
+            activations=integers_read(types, ops.activations),
+            numeric_contract=contract_of(types, ops.activations),
             rows=dict.fromkeys(("model.selected", "model.norm", "lm_head"), rows) if len(rows) < total else {},
         )
 

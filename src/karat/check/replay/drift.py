@@ -104,8 +104,11 @@ def coarser(ours: TraceInfo, theirs: TraceInfo) -> TraceInfo:
     dtype = max(ours.dtype, theirs.dtype, key=PRECISION.__getitem__)
     kv_dtype = max(cache(ours), cache(theirs), key=PRECISION.__getitem__)
     kept = ours.kv_dtype if kv_dtype == cache(ours) else kv_dtype
-    activations = theirs.activations if theirs.rounds_activations else ours.activations
+    activations = max(ours.activations, theirs.activations, key=_COARSENESS.index)
     return replace(ours, dtype=dtype, kv_dtype=kept, activations=activations)
+
+
+_COARSENESS = (None, "none", "int24", "int16", "int8", "ggml")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +144,7 @@ class FreeRun:
                 inputs = replay.noise.as_rounded(node, inputs)
                 if node.kind in ("scores", "mix"):
                     inputs[1] = replay.noise.as_cached(inputs[1])
-            result = evaluate(node, inputs, replay.context, dtype)
+            result = evaluate(node, inputs, replay.exact, dtype)
             kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
                 right = result

@@ -9,10 +9,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.model import integers
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
+from karat.check.replay import ggml_rounding
 from karat.check.replay.accumulation import Accumulation
-from karat.check.replay.ggml_rounding import half_step
 from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
 
@@ -33,7 +34,7 @@ class Noise:
 
     def __init__(self, info: TraceInfo, context: Context, seed: int) -> None:
         self._unit = PRECISION[info.dtype]
-        self._rounds_activations = info.rounds_activations
+        self._activations = info.activations
         self._context = context
         self._rng = np.random.default_rng(seed)
         self._accumulation = Accumulation(context, seed)
@@ -50,10 +51,13 @@ class Noise:
 
     def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
         """The inputs of a matrix product with the noise of rounded activations, if the engine rounds them."""
-        if node.kind != "linear" or not self._rounds_activations:
+        if node.kind != "linear" or self._activations in (None, "none"):
             return inputs
-        x = inputs[0].reshape(len(inputs[0]), -1)
-        step = half_step(x, self._context.weights.stored_type(node.params["weight"]))
+        x, weight = inputs[0].reshape(len(inputs[0]), -1), node.params["weight"]
+        if self._activations == "ggml":
+            step = ggml_rounding.half_step(x, self._context.weights.stored_type(weight))
+        else:
+            step = integers.half_step(x, self._activations) if self._context.reads_integers(weight) else None
         return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
 
     def as_cached(self, x: Array) -> Array:

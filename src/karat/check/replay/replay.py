@@ -31,7 +31,8 @@ _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
 _WIDE = 64  # features, from which on one draw of noise has enough values
-_STRAY = 16  # how far off a number may be when a narrower cache rounds it, in units of its row's largest value
+# How far off a number may be when a narrower cache or an integer rounds it, in units of its row's largest value.
+_STRAY = 16
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
@@ -52,8 +53,9 @@ class Replay:
         head_rows = trace.rows_of("lm_head")
         kv_dtype = trace.info.kv_dtype
         narrow = kv_dtype is not None and PRECISION[kv_dtype] > self.unit
-        self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None)
-        loose = _STRAY * self.unit if narrow else 0.0
+        self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None, trace.info.integers)
+        loose = _STRAY * self.unit if narrow or trace.info.integers else 0.0
+        self.exact = self.context.exact()  # for whole runs, in which rounding to integers is noise
         # One of them rounds every number near a tie up, the other one down.
         self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
@@ -147,7 +149,15 @@ class Replay:
                     assert source not in inside, f"{source} is used before it is computed"
                     local[source] = self.noise.moved(self._input(source).astype(dtype, copy=False), unit)
                 inputs.append(local[source])
-            result = evaluate(node, self.noise.as_rounded(node, inputs) if unit else inputs, context, dtype)
+            here = context
+            if node.kind == "linear" and self.context.reads_integers(node.params["weight"]):
+                (source,) = node.inputs
+                if source not in inside and self.recorded.get(source) is not None:
+                    # The engine made integers of these very numbers.
+                    inputs, here = [self._input(source).astype(dtype, copy=False)], self.context
+            elif unit:
+                inputs = self.noise.as_rounded(node, inputs)
+            result = evaluate(node, inputs, here, dtype)
             if unit:
                 result = self.noise.disturbed(node, inputs, result)
                 if node.mistakes.get("activation") == "gelu (erf)":

@@ -86,7 +86,7 @@ def reference_logits(model: CheckedModel, info: TraceInfo) -> Array:
     last_reader = {source: name for name, node in model.graph.nodes.items() for source in node.inputs}
     values: dict[str, Array] = {}
     for name, node in model.graph.nodes.items():
-        values[name] = evaluate(node, [values[source] for source in node.inputs], replay.context, F64)
+        values[name] = evaluate(node, [values[source] for source in node.inputs], replay.exact, F64)
         for source in node.inputs:
             if last_reader[source] == name:
                 values.pop(source, None)

@@ -1,7 +1,4 @@
-"""What the width of activations costs: logits of one text by several arithmetics, against float64.
-
-The widths are those of numeric contract 5 (karat.ops.integers), which no fast executor computes by yet.
-"""
+"""What the width of activations costs: logits of one text by several arithmetics, against float64."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,22 +11,19 @@ from karat.check.record.executors import Steps, one_sequence
 from karat.check.record.llamacpp import is_installed, reads, record_llamacpp
 from karat.check.session.agreement import logit_facts, text_perplexity
 from karat.check.trace.selection import Selection
-from karat.config import FloatName
+from karat.config import Activations, FloatName
 from karat.engine.loading import Preparation
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.models.registry import Model, build
 from karat.ops.api import Ops
-from karat.ops.integer_reference import IntegerOps
-from karat.ops.integers import WIDTHS
 from karat.ops.reference import ReferenceOps
 from karat.ops.registry import create
 from karat.quant.codes import CODINGS
 
 Array = NDArray[np.floating]
 
-ROUNDING_NOTHING = "float32"
-CHOICES = (ROUNDING_NOTHING, "int24", "int16", "int8")
+CHOICES: tuple[Activations, ...] = ("float32", "int24", "int16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +56,7 @@ def coded_matrices(model: CheckedModel, quantize: str | None = None) -> tuple[in
 def measure(
     model: CheckedModel,
     ids: Sequence[int],
-    activations: Sequence[str] = CHOICES,
+    activations: Sequence[Activations] = CHOICES,
     *,
     kv_dtype: FloatName | None = None,
     quantize: str | None = None,
@@ -71,8 +65,8 @@ def measure(
 ) -> Iterator[Row]:
     """float64's own row, then one for each of `activations` (of CHOICES), then llama.cpp's where it is installed.
 
-    "float32" is the executor that "auto" takes, with its default cache and a float32 one, the others IntegerOps with a
-    float32 cache; with `kv_dtype` all have that. llama.cpp has a float32 cache, and reads GGUF files as they are.
+    Karat's rows are those of the executor that "auto" takes, with its default cache and with one that rounds nothing;
+    with `kv_dtype` all have that. llama.cpp has a float32 cache, and reads GGUF files as they are.
     """
     prepare = Preparation(quantize)
     steps = len(activations) + 2
@@ -101,18 +95,14 @@ def measure(
     progress(f"1 of {steps}: float64")
     right = _logits(built(ReferenceOps("float64"), 1, "float64"), ids, "float64")
     yield row("float64", "float64", "reference", right)
-    loaded: Model | None = None  # shared by all widths
+    loaded: dict[type, Model] = {}  # weights do not depend on the width
     for number, name in enumerate(activations, 2):
         progress(f"{number} of {steps}: {name}")
-        if name == ROUNDING_NOTHING:
-            ops = create("auto", "float32", threads, activations="float32")
-            chains = built(ops, number, name)
-            for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (ops.default_kv_dtype, "float32")):
-                yield row(name, cache, ops.executor, _logits(chains, ids, cache))
-            continue
-        integers = IntegerOps(WIDTHS[name])
-        loaded = built(integers, number, name) if loaded is None else loaded.on(integers)
-        yield row(name, kv_dtype or "float32", "definition", _logits(loaded, ids, kv_dtype or "float32"))
+        ops = create("auto", "float32", threads, activations=name)
+        if type(ops) not in loaded:
+            loaded[type(ops)] = built(ops, number, name)
+        for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (ops.default_kv_dtype, "float32")):
+            yield row(name, cache, ops.executor, _logits(loaded[type(ops)].on(ops), ids, cache))
     if quantize is None and reads(model) and is_installed():
         progress(f"{steps} of {steps}: llama.cpp")
         only_logits = Selection(layers=frozenset(), logit_rows=len(ids), attention=False)

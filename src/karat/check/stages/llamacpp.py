@@ -13,5 +13,6 @@ def run(session: Session) -> Stage:
     stage = judged(session, "llama.cpp", trace)
     if not trace.info.rounds_activations:
         return stage
-    note = "llama.cpp rounds activations to fit the weights' type, Karat does not: hence the distance of its logits"
+    ours = "does not" if session.activations == session.dtype else f"takes {session.activations}"
+    note = f"llama.cpp rounds activations to fit the weights' type, Karat {ours}: hence the distance of its logits"
     return replace(stage, lines=[*stage.lines, note])

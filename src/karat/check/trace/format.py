@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.config import FloatName
+from karat.ops.integers import WIDTHS
 
 Array = NDArray[np.floating]
 
@@ -38,7 +39,9 @@ class TraceInfo:
     heads       {array name: heads} where scores or weights do not have all query heads
     dtype       what the engine computes in; kv_dtype what its cache stores
     activations "ggml" if inputs of matrix products are rounded as ggml does it for the stored type of the weight;
-                "none" if they are not; None if the trace does not state it
+                "int8", "int16" or "int24" if weights in blocks read integers of numeric contract 5; "none" if inputs
+                are not rounded; None if the trace does not state it
+    numeric_contract   the last version of the contract that changed the model's bits, of Karat's own traces
     prompt, messages, generated   the text or conversation, and the chosen ids, where they are known
     sampling    {"temperature": …}: the parameters by which `generated` was chosen
     model       path or name, for people
@@ -54,6 +57,7 @@ class TraceInfo:
     dtype: FloatName = "float32"
     kv_dtype: FloatName | None = None
     activations: str | None = None
+    numeric_contract: int | None = None
     executor: str = "unknown"
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -69,7 +73,12 @@ class TraceInfo:
     @property
     def rounds_activations(self) -> bool:
         """Whether the trace states that inputs of products are rounded."""
-        return self.activations == "ggml"
+        return self.activations not in (None, "none")
+
+    @property
+    def integers(self) -> str | None:
+        """The width of the integers that weights in blocks read; None if they read none."""
+        return self.activations if self.activations in WIDTHS else None
 
     @property
     def num_tokens(self) -> int:

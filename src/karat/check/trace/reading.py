@@ -15,12 +15,14 @@ from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.config import FloatName
 from karat.errors import CheckpointError, TraceError
+from karat.ops.integers import WIDTHS
 
 LARGEST_TOKENS = 1 << 20
 _STORED = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 _FLOATS = get_args(FloatName)
 _KINDS: dict[str, type] = dict.fromkeys(("prompt", "executor", "model", "digest"), str)
-_KINDS |= {"config": dict, "messages": list, "sampling": dict, "ranks": int}
+_KINDS |= {"config": dict, "messages": list, "sampling": dict, "ranks": int, "numeric_contract": int}
+_ACTIVATIONS = ("ggml", "none", *WIDTHS)
 
 
 def read_trace(path: Path) -> Trace:
@@ -109,8 +111,11 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
     for key in ("dtype", "kv_dtype"):
         if key in fields and fields[key] not in _FLOATS:
             raise fail(f"{key}={shown(fields[key])}; expected one of {', '.join(_FLOATS)}")
-    if fields.get("activations", "none") not in ("ggml", "none"):
-        raise fail(f"activations={shown(fields['activations'])}; expected 'ggml' or 'none', or nothing")
+    if fields.get("activations", "none") not in _ACTIVATIONS:
+        expected = ", ".join(map(repr, _ACTIVATIONS))
+        raise fail(f"activations={shown(fields['activations'])}; expected one of {expected}, or nothing")
+    if fields.get("activations") in WIDTHS and fields.get("dtype", "float32") != "float32":
+        raise fail(f"activations={shown(fields['activations'])} with dtype {shown(fields['dtype'])}; expected float32")
     for key, kind in _KINDS.items():
         if key in fields and (not isinstance(fields[key], kind) or isinstance(fields[key], bool)):
             raise fail(f"{key}={shown(fields[key])}; expected {kind.__name__}")

@@ -1,0 +1,26 @@
+"""Activations as integers, by numeric contract 5 (karat.ops.integers): the numbers that a product multiplies.
+
+Integers times their power are exact in float64. So a product of them in float64 differs from the engine's by the
+engine's float roundings alone.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.ops.integers import BLOCK, WIDTHS, quantise
+
+Array = NDArray[np.floating]
+
+
+def as_integers(x: Array, activations: str) -> Array:
+    """x [tokens, features] rounded to integers times powers; NaN where a block has no power."""
+    found = quantise(x.astype(np.float32), WIDTHS[activations])
+    powers = found.powers.astype(np.float64).repeat(BLOCK, axis=1)
+    values: Array = (found.integers * powers).astype(x.dtype, copy=False)
+    return values
+
+
+def half_step(x: Array, activations: str) -> Array:
+    """The largest error of that rounding for each value of x [tokens, features]."""
+    powers = quantise(x.astype(np.float32), WIDTHS[activations]).powers.astype(np.float64)
+    return np.nan_to_num(powers / 2).repeat(BLOCK, axis=1)

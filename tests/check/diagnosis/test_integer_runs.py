@@ -1,0 +1,93 @@
+"""Runs whose weights in blocks read integers: right ones within the floor, broken ones named, as sharply as in float32.
+
+Covers: karat.check.model.context, karat.check.model.integers.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the zoo breaks models of transformers")
+from karat.check.record.executors import record_model  # noqa: E402
+from karat.check.record.hf import record_hf  # noqa: E402
+from karat.check.replay.drift import DRIFT_LIMIT, compare  # noqa: E402
+from karat.check.replay.finding import LIMIT  # noqa: E402
+from karat.check.replay.replay import Replay  # noqa: E402
+from karat.check.trace.format import Trace  # noqa: E402
+from karat.models.registry import build  # noqa: E402
+from karat.ops.integer_reference import IntegerOps  # noqa: E402
+from karat.ops.integers import WIDTHS  # noqa: E402
+from karat.quant.codes import CODINGS  # noqa: E402
+from tests.support.seed import SEED  # noqa: E402
+from tools.zoo.faults import ROWS  # noqa: E402
+from tools.zoo.integers import reading_integers, rounded  # noqa: E402
+from tools.zoo.models import Subject, draw  # noqa: E402
+from tools.zoo.run import reduced, run_case  # noqa: E402
+
+
+def by_karat(subject: Subject, width: str) -> Trace:
+    model = build(subject.graph.config, IntegerOps(WIDTHS[width]), subject.checkpoint, num_positions=128)
+    return record_model(model, subject.steps)
+
+
+def chances(names: list[str], widths: tuple[str, ...]) -> list[object]:
+    """Each name with each width; one width of each, by chance, belongs to the quick tests."""
+    quick = {name: widths[(number + int(SEED, 36)) % len(widths)] for number, name in enumerate(names)}
+    return [
+        pytest.param(name, width, marks=() if width == quick[name] else pytest.mark.long, id=f"{name}-{width}")
+        for name in names
+        for width in widths
+    ]
+
+
+@pytest.mark.parametrize(("stored", "width"), chances(list(CODINGS), tuple(WIDTHS)))
+def test_right_runs_stay_within_the_floor(stored: str, width: str) -> None:
+    """Of two engines, Karat and transformers; whole traces, and those of layer outputs, whose products' inputs are
+    unknown."""
+    subject = draw(f"{SEED}-{stored}-{width}", stored=stored, lengths=(12, 20))
+    trace = by_karat(subject, width)
+    assert (trace.info.activations, trace.info.numeric_contract) == (width, 5)
+    with reading_integers(width):
+        theirs = record_hf(subject.hf, subject.steps)
+    theirs = replace(theirs, info=replace(theirs.info, activations=width))
+    for run in (trace, theirs):
+        for kind in ("full", "layers", "logits"):
+            replay = Replay(subject.graph, subject.weights, reduced(run, kind))
+            findings = replay.findings()
+            assert findings and not replay.beyond_judging
+            assert max(finding.ratio for finding in findings) < LIMIT / 2, f"KARAT_SEED={SEED} {kind}"
+        drifts = compare(Replay(subject.graph, subject.weights, run)).drift
+        assert max(drift.ratio for drift in drifts) < DRIFT_LIMIT, f"KARAT_SEED={SEED}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_replay_is_sharp_only_with_the_right_width(width: str) -> None:
+    """A run of another width, or of none, is no run of this one; int24 and none are as far apart as roundings."""
+    subject = draw(f"{SEED}-{width}", stored="Q8_0", lengths=(12, 20))
+    trace = by_karat(subject, width)
+    for other in (*WIDTHS, "none"):
+        told = Trace(replace(trace.info, activations=other), trace.arrays)
+        (finding,) = Replay(subject.graph, subject.weights, told).findings(["model.layers.0.self_attn.q_proj"])
+        assert finding.is_wrong == (other != width and {other, width} != {"int24", "none"}), other
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_zoo_rounds_as_the_definition(width: str) -> None:
+    from karat.check.model.integers import as_integers
+
+    x = np.random.default_rng(int(SEED, 36)).standard_normal((50, 256)).astype(np.float32)
+    x[3, :64], x[4] = 0, np.ldexp(x[4], -120)
+    np.testing.assert_array_equal(rounded(torch.from_numpy(x), width).numpy(), as_integers(x.astype(np.float64), width))
+
+
+@pytest.mark.parametrize(("bug", "width"), chances([row.bug for row in ROWS], ("int8", "int16")))
+def test_each_bug_is_named(bug: str, width: str) -> None:
+    row = next(row for row in ROWS if row.bug == bug)
+    cases = [run_case([row], f"{SEED}-{row.bug}-{width}-0", activations=width)]
+    if cases[0] is None or not cases[0].counts:
+        cases = [run_case([row], f"{SEED}-{row.bug}-{width}-{index}", activations=width) for index in range(1, 12)]
+    case = next((case for case in cases if case is not None and case.counts), None)
+    if case is None:
+        pytest.skip("no model with weights in blocks can have this bug, or none of 12 shows it")
+    assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
