@@ -17,6 +17,7 @@ NAMES = {
     "engine/updates.py": ["RequestUpdate", "PromptProgress"],
     "engine/stats.py": ["EngineStats"],
     "text/chat_prompt.py": ["ChatPrompt"],
+    "text/tools/events.py": ["ParsedAnswer", "ToolCall"],
     "request.py": [
         "SamplingParams",
         "StructuredOutputs",

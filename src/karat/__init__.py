@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from karat.engine.stats import EngineStats
     from karat.engine.updates import PromptProgress, RequestUpdate
     from karat.text.chat_prompt import ChatPrompt
+    from karat.text.tools.events import ParsedAnswer, ToolCall
 
 __version__ = VERSION
 
@@ -30,6 +31,8 @@ _LAZY = {
     "LLM": "karat.engine.llm",
     "AsyncLLM": "karat.engine.async_llm",
     "ChatPrompt": "karat.text.chat_prompt",
+    "ParsedAnswer": "karat.text.tools.events",
+    "ToolCall": "karat.text.tools.events",
     "EngineStats": "karat.engine.stats",
     "PromptProgress": "karat.engine.updates",
     "RequestUpdate": "karat.engine.updates",
@@ -47,6 +50,7 @@ __all__ = [
     "KaratError",
     "Kept",
     "Logprob",
+    "ParsedAnswer",
     "PromptProgress",
     "RequestOutput",
     "RequestUpdate",
@@ -54,6 +58,7 @@ __all__ = [
     "StreamChunk",
     "StructuredOutputs",
     "TokenLogprobs",
+    "ToolCall",
     "__version__",
 ]
 

@@ -53,6 +53,8 @@ class Scripted:
         self._usual = np.linspace(0, 0.5, self._vocab_size, dtype=np.float32)
         for rank, char in enumerate(_CLOSING):
             self._usual[self._tokenizer.encode(char, add_special_tokens=False)] = 20 - rank
+        for token_id, token in self._tokenizer.added_tokens.items():
+            self._usual[token_id] = 25 if token.startswith("</") else 1 - token_id / self._vocab_size
         self._end_ids = sorted(llm.chat_end_token_ids)
         self._usual[self._end_ids] = 30
         add = llm.engine.add_request

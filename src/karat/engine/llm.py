@@ -21,6 +21,7 @@ from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
 from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.text_side import TextSide
+from karat.engine.tool_use import calling, parsed
 from karat.engine.turns import Turns
 from karat.engine.updates import PromptProgress
 from karat.engine.verifying import (
@@ -43,6 +44,7 @@ from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
 from karat.request import CompletionOutput, Request, RequestOutput, Resume, SamplingParams, StreamChunk, shown
 from karat.text import ChatPrompt, Tokenizer
+from karat.text.tools.events import ParsedAnswer
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
@@ -357,6 +359,29 @@ class LLM:
         refuse("chat_prompt", others, LLM.chat_prompt)
         options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
         return self._intake.chat_prompt(messages, options)
+
+    def tool_params(
+        self,
+        prompt: ChatPrompt,
+        tools: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tool_choice: str = "required",
+        parallel_tool_calls: bool = True,
+    ) -> SamplingParams:
+        """Sampling under which the answer to `prompt` (of `chat_prompt`) calls tools, in the model's own format.
+
+        tool_choice: "required", the name of a tool, or "auto", for text that may have calls. Arguments keep to the
+        schemas of `tools`, which are in OpenAI's form. Without parallel_tool_calls there is one call at most. Raises
+        RequestError.
+        """
+        params = sampling_params or self.default_params_after(len(prompt.token_ids))
+        how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        return calling(params, self._intake.dialect, prompt, tools, **how)
+
+    def parse_chat(self, output: RequestOutput, tools: Sequence[Message] | None = None) -> list[ParsedAnswer]:
+        """The answer to a conversation, taken apart: reasoning, text and calls of `tools`, for each choice."""
+        return parsed(output, self._intake.dialect, self.tokenizer, tools)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, which encodes and decodes, and renders conversations."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from karat.request import CompletionOutput, Resume, StreamChunk
 from karat.text import Tokenizer
-from karat.text.tools.events import CallBegin, Event, Parsed, Reasoning, Text, gathered
+from karat.text.tools.events import CallBegin, Event, ParsedAnswer, Reasoning, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 
@@ -71,7 +71,7 @@ class Reader:
         """The parts of a whole choice, in order."""
         return self._events(choice.text, choice.token_ids, is_last=True)
 
-    def whole(self, choice: CompletionOutput) -> Parsed:
+    def whole(self, choice: CompletionOutput) -> ParsedAnswer:
         """The parts of a whole choice, those of a kind together."""
         return gathered(self.parts(choice))
 

@@ -68,19 +68,11 @@ class Tools:
         is_strict = any(function.strict for function in self.functions)
         if not self.functions or not (self.required or not self.parallel or is_strict):
             return None
-        assert dialect.form is not None
-        tools = tuple(
+        tools = [
             Tool(each.name, dict(each.parameters or {"properties": {}}) if self.required or each.strict else None)
             for each in self.functions
-        )
-        asked = CallGrammar(
-            form=dialect.form.name,
-            tools=tools,
-            must_call=self.required,
-            single=not self.parallel,
-            reasoning="none" if dialect.tags is None else "open" if is_open else "may",
-            tags=dialect.tags or ("", ""),
-        )
+        ]
+        asked = CallGrammar.of(dialect, tools, must_call=self.required, single=not self.parallel, is_open=is_open)
         try:
             return StructuredOutputs(tool_calls=asked.encoded())
         except RequestError as error:

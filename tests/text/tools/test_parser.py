@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.text.tools.events import Call, CallArguments, CallBegin, CallEnd, Event, Parsed, Text, gathered
+from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Event, ParsedAnswer, Text, ToolCall, gathered
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
@@ -84,7 +84,7 @@ def test_what_is_no_call_is_unchanged(form: str, text: str) -> None:
     for call in found.calls:
         assert call.name in TOOLS and isinstance(json.loads(call.arguments), dict)
     if not found.calls:
-        assert found == Parsed(text, "", ())
+        assert found == ParsedAnswer(text, "", ())
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_call_is_unchanged(form: str, text: str) -> None:
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {}, "parameters": {}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": "line\nend"}}\n</tool_call>'),
         ("smollm", "<tool_call>[]</tool_call>"),
-        ("llama", 'Call {"name": "f", "parameters": {}}'),
+        ("llama", 'ToolCall {"name": "f", "parameters": {}}'),
         ("llama", '{"name": "f", "values": {}}'),
         ("mistral", "[TOOL_CALLS]"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}'),
@@ -110,12 +110,14 @@ def test_what_is_no_call_is_unchanged(form: str, text: str) -> None:
     ],
 )
 def test_malformed_calls_are_text(form: str, text: str) -> None:
-    assert parser(form).parse(text) == Parsed(text, "", ())
+    assert parser(form).parse(text) == ParsedAnswer(text, "", ())
 
 
 def test_one_malformed_call_of_several() -> None:
     good, bad = '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>{x}</tool_call>"
-    assert parser("hermes").parse(f"A\n{good}\n{bad} \n{good}\n") == Parsed(f"A\n{bad}", "", (Call("f", "{}"),) * 2)
+    assert parser("hermes").parse(f"A\n{good}\n{bad} \n{good}\n") == ParsedAnswer(
+        f"A\n{bad}", "", (ToolCall("f", "{}"),) * 2
+    )
 
 
 def test_white_space_around_calls_is_dropped_and_elsewhere_kept() -> None:
@@ -137,7 +139,7 @@ def test_a_call_is_told_when_it_is_whole_and_with_a_grammar_as_it_comes() -> Non
 def test_a_forced_call_that_is_cut_keeps_its_part() -> None:
     found = parser("hermes", is_forced=True)
     events = found.feed('<tool_call>\n{"name": "f", "arguments": {"a": [1') + found.finish()
-    assert gathered(events) == Parsed("", "", (Call("f", '{"a": [1'),)) and CallEnd(0) not in events
+    assert gathered(events) == ParsedAnswer("", "", (ToolCall("f", '{"a": [1'),)) and CallEnd(0) not in events
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_reasoning_is_parted_from_the_answer(text: str, is_open: bool, reasoning
 
 def test_without_tags_nothing_is_reasoning() -> None:
     text = "<think>\nHm.\n</think>\n\nYes."
-    assert AnswerParser().parse(text) == Parsed(text, "", ())
+    assert AnswerParser().parse(text) == ParsedAnswer(text, "", ())
 
 
 def lines_run(form: str, text: str) -> int:

@@ -17,7 +17,7 @@ from karat.server.schema import FinishReason
 from karat.server.talk import NO_TALK, Reader, Talk
 from karat.server.tally import Tally
 from karat.text import Tokenizer
-from karat.text.tools.events import Parsed
+from karat.text.tools.events import ParsedAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
     )
 
 
-def _message(parsed: Parsed, reader: Reader) -> schema.Message:
+def _message(parsed: ParsedAnswer, reader: Reader) -> schema.Message:
     message = schema.Message("assistant", parsed.text if parsed.text or not parsed.calls else None)
     if parsed.reasoning:
         message.reasoning_content = message.reasoning = parsed.reasoning

@@ -44,7 +44,7 @@ Event = Text | Reasoning | CallBegin | CallArguments | CallEnd
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call of the tool `name`; `arguments` is a JSON object as the model wrote it."""
 
     name: str
@@ -52,15 +52,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedAnswer:
     """An answer in parts. Each text is empty where there is none."""
 
     text: str
     reasoning: str
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
 
 
-def gathered(events: list[Event]) -> Parsed:
+def gathered(events: list[Event]) -> ParsedAnswer:
     """All events of an answer, or of its later part, in one."""
     calls: dict[int, tuple[str, list[str]]] = {}
     texts: list[str] = []
@@ -77,5 +77,5 @@ def gathered(events: list[Event]) -> Parsed:
                 calls[index][1].append(text)
             case CallEnd():
                 pass
-    made = tuple(Call(name, "".join(parts)) for name, parts in calls.values())
-    return Parsed("".join(texts), "".join(reasoning), made)
+    made = tuple(ToolCall(name, "".join(parts)) for name, parts in calls.values())
+    return ParsedAnswer("".join(texts), "".join(reasoning), made)

@@ -5,14 +5,15 @@ A token that a tokenizer has as a special one, such as [TOOL_CALLS], is asked fo
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import msgspec
 
 from karat.errors import RequestError
 from karat.request import shown
 from karat.text.tokenizer import Tokenizer
+from karat.text.tools.dialect import Dialect
 from karat.text.tools.format import Shape, ToolFormat
 from karat.text.tools.registry import FORMATS
 
@@ -46,6 +47,19 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     single: bool
     reasoning: Literal["none", "may", "open"] = "none"
     tags: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, dialect: Dialect, tools: Sequence[Tool], *, must_call: bool, single: bool, is_open: bool) -> Self:
+        """For a model of this dialect, which has a format of calls. `is_open`: the prompt has opened the reasoning."""
+        assert dialect.form is not None
+        return cls(
+            form=dialect.form.name,
+            tools=tuple(tools),
+            must_call=must_call,
+            single=single,
+            reasoning="none" if dialect.tags is None else "open" if is_open else "may",
+            tags=dialect.tags or ("", ""),
+        )
 
     def encoded(self) -> str:
         """As the text for StructuredOutputs(tool_calls=…)."""

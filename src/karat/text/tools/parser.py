@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from karat.text.tools.calls import CallFinder
-from karat.text.tools.events import Event, Parsed, Text, gathered
+from karat.text.tools.events import Event, ParsedAnswer, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.reasoning import ReasoningSplitter
 
@@ -37,7 +37,7 @@ class AnswerParser:
         events = self._with_calls([] if self._splitter is None else self._splitter.finish())
         return events if self._finder is None else events + self._finder.finish()
 
-    def parse(self, text: str) -> Parsed:
+    def parse(self, text: str) -> ParsedAnswer:
         """A whole answer. Nothing else may have been fed."""
         return gathered(self.feed(text) + self.finish())
 

@@ -1,0 +1,108 @@
+"""Tools for callers of LLM, on scripted models: the marks of calls are text, or special tokens."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from karat import LLM, SamplingParams
+from karat.errors import RequestError
+from karat.text.tools.events import ParsedAnswer, ToolCall
+from tests.engine.tiny import write_model
+from tests.support.scripted import Scripted, script, write_scripted
+from tests.text.tools.models import HERMES
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                "required": ["days"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"name": "clock"},
+]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"days": 3}}\n</tool_call>'
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+@pytest.fixture(scope="module", params=["text", "special"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    special = MARKS if request.param == "special" else ()
+    folder = write_scripted(tmp_path_factory.mktemp("scripted"), HERMES, special=special)
+    with LLM(folder, max_model_len=4096) as made:
+        Scripted(made)
+        yield made
+
+
+def said(text: str) -> Any:
+    return [{"role": "user", "content": script(text)}]
+
+
+def test_answers_are_taken_apart(llm: LLM) -> None:
+    text = f"<think>Hm.</think>\n\nLet me see.\n{CALL}"
+    expected = ParsedAnswer("Let me see.", "Hm.", (ToolCall("get_weather", '{"days": 3}'),))
+    outputs = llm.chat([said(text), said("Hello.")], SamplingParams(temperature=0), tools=TOOLS)
+    assert [llm.parse_chat(output, TOOLS) for output in outputs] == [[expected], [ParsedAnswer("Hello.", "", ())]]
+    (without,) = llm.parse_chat(outputs[0])
+    assert without.reasoning == "Hm." and CALL in without.text and without.calls == ()
+    variables = {"enable_thinking": True}
+    (opened,) = llm.chat(said("Hm.</think>Yes."), chat_template_kwargs=variables)
+    assert llm.parse_chat(opened) == [ParsedAnswer("Yes.", "Hm.", ())]
+    cut = llm.chat(said(text), SamplingParams(temperature=0, max_tokens=2))
+    assert llm.parse_chat(cut[0], TOOLS)[0].calls == ()
+
+
+@pytest.mark.parametrize("text", ["No.", CALL.replace("3", "30"), f"{CALL}\n{CALL}"])
+def test_calls_that_must_come(llm: LLM, text: str) -> None:
+    prompt = llm.chat_prompt(said(text), tools=TOOLS)
+    for choice in ("required", "get_weather", "clock"):
+        params = llm.tool_params(prompt, TOOLS, SamplingParams(temperature=0), tool_choice=choice)
+        (answer,) = llm.parse_chat(llm.generate(prompt, params)[0], TOOLS)
+        assert answer.text == "" and answer.calls
+        assert choice == "required" or {call.name for call in answer.calls} == {choice}
+        for call in answer.calls:
+            assert call.name == "clock" or 1 <= json.loads(call.arguments)["days"] <= 9
+    single = llm.tool_params(prompt, TOOLS, parallel_tool_calls=False)
+    assert len(llm.parse_chat(llm.generate(prompt, single)[0], TOOLS)[0].calls) == 1
+
+
+def test_calls_that_may_come_keep_to_their_schema(llm: LLM) -> None:
+    for text, num in (("Hello.", 0), (CALL.replace("3", "0"), 1)):
+        prompt = llm.chat_prompt(said(text), tools=TOOLS)
+        (answer,) = llm.parse_chat(llm.generate(prompt, llm.tool_params(prompt, TOOLS, tool_choice="auto"))[0], TOOLS)
+        assert len(answer.calls) == num and (num == 0 or json.loads(answer.calls[0].arguments)["days"] >= 1)
+
+
+def test_what_is_refused(llm: LLM, tmp_path: Path) -> None:
+    prompt = llm.chat_prompt(said("Hello."), tools=TOOLS)
+    for wrong, words in (
+        ({"tools": [{"type": "web_search"}]}, "a tool="),
+        ({"tools": ["clock"]}, "a tool="),
+        ({"tools": TOOLS, "tool_choice": "other"}, "tool_choice='other'"),
+        ({"tools": []}, "with 0 tools"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            llm.tool_params(prompt, **wrong)
+    with pytest.raises(RequestError, match="structured_outputs"):
+        llm.tool_params(prompt, TOOLS, SamplingParams(structured_outputs={"regex": "a"}))
+    with LLM(write_model(tmp_path)) as other, pytest.raises(RequestError, match="chat template"):
+        other.tool_params(other.chat_prompt([{"role": "user", "content": "a"}]), TOOLS)
+
+
+def test_calls_and_results_go_back(llm: LLM) -> None:
+    function = {"name": "clock", "arguments": '{"zone": "a"}'}
+    turns = [
+        *said("Hello."),
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    text = llm.chat_prompt(turns, tools=TOOLS).text
+    assert '{"name": "clock", "arguments": {"zone": "a"}}' in text and "noon" in text
