@@ -1,5 +1,7 @@
 """Metrics: the contents of /metrics, in Prometheus' form."""
 
+from weakref import WeakSet
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from karat.server.request_log import add_facts
@@ -30,7 +32,7 @@ class Metrics:
         self._cached_tokens = Counter("karat_prompt_tokens_cached", "Of these, those found in the cache", registry=at)
         self._answer_tokens = Counter("karat_generation_tokens", "Tokens of answers", registry=at)
         self._gauges: dict[str, Gauge] = {}
-        self._open: set[Tally] = set()
+        self._open: WeakSet[Tally] = WeakSet()  # none is kept by this alone
 
     def tally(self, prompt_lens: list[int]) -> Tally:
         """The tally of a new request, whose times these metrics observe."""
@@ -56,7 +58,7 @@ class Metrics:
 
     def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
         """The page. `gauges` are the engine's counters now: name -> explanation and value."""
-        for tally in self._open:
+        for tally in list(self._open):
             self._observe_gaps(tally)
         for name, (text, value) in gauges.items():
             if name not in self._gauges:
