@@ -2,8 +2,8 @@
 
 Use: python -m tools.record_requests
 
-Of a request stay the names of fields, their types and their structure; every text that is no word of the protocol
-becomes PLACEHOLDER. Needs requirements/clients.txt.
+Of a request stay the names of fields, their types and their structure (tools/anonymiser.py). Needs
+requirements/clients.txt; livekit-plugins-openai is recorded where it is installed.
 """
 
 import json
@@ -11,51 +11,44 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tools.anonymiser import Anonymiser
+
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "server" / "requests"
-WORDS = {"system", "user", "assistant", "developer", "text", "auto", "none", "default"}
 TURNS = [("system", "A system message"), ("human", "A message"), ("ai", "An answer"), ("human", "Another")]
 MESSAGES: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
 
 
 class Recorder(HTTPServer):
-    """Keeps bodies, and answers each with an error, which ends the client's call."""
+    """Keeps requests, as route and body, and answers each with an error, which ends the client's call."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.bodies: list[Any] = []
+        self.requests: list[tuple[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def body_of(self, act: Callable[[str], object]) -> Any:
         """What `act`, which gets the address, sends."""
-        self.bodies.clear()
+        self.requests.clear()
         try:
-            act(f"http://127.0.0.1:{self.server_address[1]}/v1")
+            act(f"{self.url}/v1")
         except Exception:  # noqa: BLE001 - the recorder's own error, in each client's own class
-            return anonymous(self.bodies[0])
+            return Anonymiser().of(self.requests[0][1])
         raise AssertionError("no request came")
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Recorder)
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.server.requests.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
         self.send_error(400)
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-def anonymous(value: Any, name: str = "") -> Any:
-    """`value` with every text replaced but the protocol's own words."""
-    if isinstance(value, dict):
-        return {key: anonymous(item, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [anonymous(item, name) for item in value]
-    is_word = name in ("role", "type", "service_tier", "tool_choice") and value in WORDS
-    return value if is_word or not isinstance(value, str) else "PLACEHOLDER"
 
 
 def record() -> dict[str, dict[str, Any]]:
@@ -99,9 +92,38 @@ def record() -> dict[str, dict[str, Any]]:
             lambda url: list(chain(url, max_tokens=4, temperature=0, stream_usage=True).stream(TURNS)),
         ),
     }
+    if find_spec("livekit") is not None and find_spec("livekit.plugins.openai") is not None:
+        origin = f"livekit-plugins-openai {version('livekit-plugins-openai')}, LLM.chat"
+        calls["livekit"] = (origin, _livekit)
     return {
         name: {"from": f"recorded: {origin}", "body": recorder.body_of(act)} for name, (origin, act) in calls.items()
     }
+
+
+def _livekit(url: str) -> None:
+    """With a tool, and every option that its plugin has a name for and Karat takes."""
+    import asyncio
+
+    from livekit.agents import APIConnectOptions, function_tool, llm
+    from livekit.plugins import openai
+
+    @function_tool
+    async def weather(city: str) -> str:
+        """A tool."""
+        return city
+
+    async def ask() -> None:
+        options: Any = {"user": "a", "store": False, "metadata": {"a": "b"}, "parallel_tool_calls": True}
+        options |= {"prompt_cache_key": "a", "safety_identifier": "a", "max_completion_tokens": 4, "temperature": 0.8}
+        model = openai.LLM(model="a", api_key="dummy", base_url=url, tool_choice="auto", **options)
+        context = llm.ChatContext.empty()
+        for role in ("system", "user"):
+            context.add_message(role=role, content="a")
+        async with model.chat(chat_ctx=context, tools=[weather], conn_options=APIConnectOptions(max_retry=0)) as stream:
+            async for _ in stream:
+                pass
+
+    asyncio.run(ask())
 
 
 def main() -> None:
