@@ -25,8 +25,9 @@ def data(answer: Answer) -> list[Any]:
 
 
 def entries_of(bodies: list[Any], route: str) -> list[Any]:
-    """The entries of the only choice, in order."""
+    """The entries of the only choice, in order. Where text was cut the last event of all has what is left."""
     holders = [choice for body in bodies for choice in body["choices"]] if route in HAS_CHOICES else bodies
+    holders = [holder.get("response", holder) for holder in holders]
     return [entry for holder in holders for entry in (holder.get("karat") or {}).get("explain", [])]
 
 
