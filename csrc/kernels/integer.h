@@ -9,7 +9,8 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // Up to kDirectTokens tokens multiply codes as they are read, without an unpacked copy: at most kPassTokens at a time.
-// Measured on Zen 5, Q4_0, 4 to 9 tokens (24 November): a fourth token at a time helps one digit and not two.
+// Measured on Zen 5, Q4_0, 4 to 9 tokens (24 November): a fourth token at a time helps one digit and not two. Loops
+// have no such kernel: it is compiled for half a minute.
 template <int kDigits>
 inline constexpr int kPassTokens =
 #if defined(KARAT_AVX512)
@@ -19,7 +20,7 @@ inline constexpr int kPassTokens =
 #elif defined(KARAT_AVX2)
     kDigits < 3 ? 3 : 1;
 #else
-    1;
+    0;
 #endif
 template <int kDigits>
 inline constexpr int kDirectTokens =

@@ -1,6 +1,7 @@
 // Linear layers of integers for a few tokens: codes are multiplied as they are read.
 #include "kernels/integer.h"
 
+#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
@@ -127,30 +128,43 @@ struct Run {
 
     template <class Fmt, int kDigits>
     void run() const {
-        constexpr int kMost = kPassTokens<kDigits>;
-        const std::size_t passes = (a.tokens + kMost - 1) / kMost;
-        for (std::size_t panel = first; panel < last; ++panel)  // whose weights stay in the cache
-            for (std::size_t i = 0; i < passes; ++i) {
-                const std::size_t token = i * a.tokens / passes, end = (i + 1) * a.tokens / passes;
-                LinearArgs some = a;
-                some.digits += token * a.digits_stride;
-                some.out += token * a.out_stride;
-                if (a.residual) some.residual += token * a.out_stride;
-                with_height<kMost>(end - token, Panel<Fmt, kDigits>{some, panel});
-            }
+        for (std::size_t panel = first; panel < last; ++panel)
+            a.weight->panel_groups(panel) == kPanelGroups
+                ? passes<kPassTokens<kDigits>>(panel, Panel<Fmt, kDigits, kPanelGroups>())
+                : passes<1>(panel, Panel<Fmt, kDigits, 1>());  // few rows of a model: less code
     }
 
 private:
-    template <class Fmt, int kDigits>
+    template <class Fmt, int kDigits, int G>
     struct Panel {
+        template <int T>
+        static KARAT_INLINE void run(const LinearArgs& a, std::size_t panel) {
+            panel_of_few<Fmt, kDigits, T, G>(a, panel);
+        }
+    };
+    template <class P>
+    struct Pass {
         const LinearArgs& a;
         std::size_t panel;
         template <int T>
         KARAT_INLINE void run() const {
-            a.weight->panel_groups(panel) == kPanelGroups ? panel_of_few<Fmt, kDigits, T, kPanelGroups>(a, panel)
-                                                          : panel_of_few<Fmt, kDigits, T, 1>(a, panel);
+            P::template run<T>(a, panel);
         }
     };
+
+    // Computes a panel for kMost tokens at a time; its weights stay in the cache.
+    template <int kMost, class P>
+    KARAT_INLINE void passes(std::size_t panel, P) const {
+        const std::size_t count = (a.tokens + kMost - 1) / kMost;
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t token = i * a.tokens / count, end = (i + 1) * a.tokens / count;
+            LinearArgs some = a;
+            some.digits += token * a.digits_stride;
+            some.out += token * a.out_stride;
+            if (a.residual) some.residual += token * a.out_stride;
+            with_height<kMost>(end - token, Pass<P>{some, panel});
+        }
+    }
 };
 
 }  // namespace
@@ -160,3 +174,4 @@ void few_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t 
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
+#endif

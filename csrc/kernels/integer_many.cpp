@@ -12,8 +12,11 @@ inline constexpr int kTileTokens = 6, kTileGroups = 4;
 #elif defined(KARAT_AVX2)
 inline constexpr int kTileTokens = 5, kTileGroups = 1;
 #else
-inline constexpr int kTileTokens = 4, kTileGroups = 1;
+inline constexpr int kTileTokens = 1, kTileGroups = 1;
 #endif
+// Panels of one group are few rows of a model: lower tiles, for less code.
+template <int G>
+inline constexpr int kTokensOfTile = G % kTileGroups ? 3 : kTileTokens;
 
 inline constexpr std::size_t kColumnsOfChunk = 256;
 inline constexpr std::size_t kMostParts = 2;  // of codes (dot.h)
@@ -161,9 +164,9 @@ private:
 };
 
 // Not inline: all formats of a kind share one function.
-template <int kLeast, class T>
+template <int kMost, int kLeast, class T>
 KARAT_NOINLINE void run_tile(std::size_t height, const T& tile) {
-    with_height<kTileTokens, kLeast>(height, tile);
+    with_height<kMost, kLeast>(height, tile);
 }
 
 // One panel and up to kTokenBlock tokens from `token` on.
@@ -173,8 +176,8 @@ struct PanelOfMany {
     using Bytes = CodeBytes<Fmt>;
     using TileOf = Tile<kClass<Bytes::kLargest>, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
     // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
-    static constexpr int kLeast =
-        kDirectTokens<kDigits> + 1 < (kTileTokens + 1) / 2 ? kDirectTokens<kDigits> + 1 : (kTileTokens + 1) / 2;
+    static constexpr int kMost = kTokensOfTile<G>, kHalf = (kMost + 1) / 2;
+    static constexpr int kLeast = kDirectTokens<kDigits> + 1 < kHalf ? kDirectTokens<kDigits> + 1 : kHalf;
     static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
     static constexpr std::size_t kLineBytes = kBlockBytes * kDigitColumns / Fmt::kColumns;  // of 32 columns
     const LinearArgs& a;
@@ -183,7 +186,7 @@ struct PanelOfMany {
 
     void run() const {
         const std::uint8_t* const w = a.weight->panel(panel);
-        const std::size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+        const std::size_t tiles = (tokens + kMost - 1) / kMost;
         std::size_t start = 0;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
@@ -213,16 +216,16 @@ private:
         const std::uint8_t* const x =
             a.digits + (token + first) * a.digits_stride + start / kDigitColumns * XBlock<kDigits>::kBytes;
         for (int g = 0; g < G; g += TG)
-            run_tile<kLeast>(last - first,
-                             TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes,
-                                    s.scales + g * kLanes,
-                                    s.minima + g * kLanes,
-                                    x,
-                                    a.digits_stride,
-                                    count,
-                                    Bytes::kZero,
-                                    s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
-                                    {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
+            run_tile<kMost, kLeast>(
+                last - first, TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes,
+                                     s.scales + g * kLanes,
+                                     s.minima + g * kLanes,
+                                     x,
+                                     a.digits_stride,
+                                     count,
+                                     Bytes::kZero,
+                                     s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
+                                     {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
     }
 
     void begin_leaf(std::size_t first, std::size_t last) const {

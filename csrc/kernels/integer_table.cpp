@@ -6,9 +6,11 @@ namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
+#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
     constexpr std::size_t kDirect[] = {0, kDirectTokens<1>, kDirectTokens<2>, kDirectTokens<3>};  // by Activations
-    const std::size_t direct = kDirect[static_cast<int>(a.activations)];
-    a.tokens <= direct ? few_tokens_of_integers(a, first, last) : many_tokens_of_integers(a, first, last, scratch);
+    if (a.tokens <= kDirect[static_cast<int>(a.activations)]) return few_tokens_of_integers(a, first, last);
+#endif
+    many_tokens_of_integers(a, first, last, scratch);
 }
 
 std::size_t scratch_bytes() { return integer_scratch_floats() * sizeof(float); }

@@ -120,11 +120,16 @@ void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std
     arena_ = Memory((total + kAlign) * sizeof(float));
 }
 
-// Scratch memory for each thread, parts of attention, counters of items.
+// Scratch memory for each thread, with room for the digits of one row behind it; parts of attention, counters of items.
 void Plan::allocate() {
     const std::size_t most =
         std::max(kernels_.scratch_bytes(std::max<std::size_t>(head_dim_, 1)), integers_.scratch_bytes());
-    const std::size_t bytes = (most + 4095) / 4096 * 4096;
+    own_digits_ = (most + 63) / 64 * 16;
+    std::size_t digits = 0;
+    for (const auto& op : ops_)
+        if (const auto* const linear = dynamic_cast<const LinearOp*>(op.get()); linear && linear->digits >= 0)
+            digits = std::max(digits, width(linear->digits));
+    const std::size_t bytes = ((own_digits_ + digits) * sizeof(float) + 4095) / 4096 * 4096;
     scratch_stride_ = bytes / sizeof(float);
     scratch_ = Memory(bytes * static_cast<std::size_t>(pool_->size()));
     if (num_heads_ > 0) {

@@ -200,7 +200,7 @@ private:
     std::vector<std::size_t> offsets_;
     std::unique_ptr<std::atomic<std::uint64_t>[]> counters_;  // [threads, ops]: taken (StepContext::take)
     Memory arena_, scratch_, parts_;
-    std::size_t scratch_stride_ = 0, part_floats_ = 0;
+    std::size_t scratch_stride_ = 0, own_digits_ = 0, part_floats_ = 0;
     std::vector<Item> items_;
     std::atomic_flag running_;
     bool recording_ = true, finished_ = false;

@@ -172,6 +172,10 @@ Registers LinearOp::writes() const {
 
 LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const {
     const Matrix& matrix = weights[which]->matrix;
+    const std::uint8_t* row_digits = nullptr;
+    if (makes_digits(s)) row_digits = s.own_digits(thread);
+    else if (digits >= 0)
+        row_digits = reinterpret_cast<const std::uint8_t*>(s.data(digits) + tokens.first * s.width(digits));
     float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
     const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
     return {
@@ -187,10 +191,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .num_leaves = leaf_ends.size(),
         .x_sums = x_sums < 0 ? nullptr : s.data(x_sums) + tokens.first * (matrix.columns / 16),
         .activations = by_integers(matrix) ? activations : Activations::float32,
-        .digits =
-            reinterpret_cast<const std::uint8_t*>(digits < 0        ? nullptr
-                                                  : makes_digits(s) ? s.scratch(thread)
-                                                                    : s.data(digits) + tokens.first * s.width(digits)),
+        .digits = row_digits,
         .digits_stride = digits < 0 ? 0 : s.width(digits) * sizeof(float),
     };
 }
@@ -200,8 +201,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
 void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
-    if (makes_digits(s))
-        s.integers.quantise(activations, s.data(x), 1, s.width(x), reinterpret_cast<std::uint8_t*>(s.scratch(thread)));
+    if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), s.own_digits(thread));
     // Panels that share a table of products (kernels/linear_nibbles.cpp) are taken together.
     std::size_t panels = 0, least = 1;
     for (const MatrixRef& weight : weights) {

@@ -32,7 +32,10 @@ public:
     float* scratch(int thread) const {
         return plan.scratch_.floats() + static_cast<std::size_t>(thread) * plan.scratch_stride_;
     }
-    std::size_t scratch_floats() const { return plan.scratch_stride_; }
+    // Room for the digits of one row, behind the scratch of a thread's kernels.
+    std::uint8_t* own_digits(int thread) const {
+        return reinterpret_cast<std::uint8_t*>(scratch(thread) + plan.own_digits_);
+    }
     // Where a rank's part of the plan's collective lies.
     float* slot(int rank, std::uint32_t collective) const {
         const Transport& group = *plan.group_;
@@ -250,12 +253,8 @@ struct LinearOp final : Op {
         return std::any_of(weights.begin(), weights.end(),
                            [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
     }
-    // Whether each thread makes the digits for itself, in its scratch: of one row that takes less than a barrier.
-    bool makes_digits(const StepContext& s) const {
-        return needs_digits() && s.rows(x) == 1 && s.width(digits) <= s.scratch_floats() &&
-               std::all_of(weights.begin(), weights.end(),
-                           [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
-    }
+    // Whether each thread makes the digits for itself: of one row that takes less than a barrier.
+    bool makes_digits(const StepContext& s) const { return needs_digits() && s.rows(x) == 1; }
     const char* name() const override { return "linear"; }
     Registers reads() const override;
     Registers writes() const override;

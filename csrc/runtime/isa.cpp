@@ -30,6 +30,12 @@ struct Build {
 [[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
 #endif
 
+#if defined(KARAT_NO_AVX512_INTEGERS)
+constexpr const IntegerKernels& kAvx512Integers = generic::integer_kernels;  // the same bits
+#elif defined(KARAT_WITH_AVX512)
+constexpr const IntegerKernels& kAvx512Integers = avx512::integer_kernels;
+#endif
+
 // The builds in this extension (KARAT_WITH_…), from the slowest to the fastest.
 constexpr Build kBuilds[] = {
     {"generic", &generic::kernels, &generic::integer_kernels, &generic::fit_kernels, &generic::limit_kernels,
@@ -48,7 +54,7 @@ constexpr Build kBuilds[] = {
      [] { return has_avx512_vnni() && !is_intel(); }},
 #endif
 #ifdef KARAT_WITH_AVX512
-    {"avx512", &avx512::kernels, &avx512::integer_kernels, &avx512::fit_kernels, &avx512::limit_kernels,
+    {"avx512", &avx512::kernels, &kAvx512Integers, &avx512::fit_kernels, &avx512::limit_kernels,
      [] { return has_avx512(); }},
 #endif
 #ifdef KARAT_WITH_AVX512_VNNI
