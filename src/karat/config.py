@@ -114,7 +114,8 @@ class ModelConfig:
 class Settings:
     """Settings from the environment.
 
-    `isa` (`KARAT_ISA`) forces a kernel build: generic, avx2, avx512 or avx512-intel (generic or neon on Arm). `debug`
+    `isa` (`KARAT_ISA`) forces a kernel build: generic, avx2, avx2-vnni, avx512, avx512-vnni or
+    avx512-intel (generic or neon on Arm). `debug`
     (`KARAT_DEBUG`) is on unless empty or 0. `variables` holds every set variable of Karat and huggingface_hub by name;
     `karat env` shows them.
     """

@@ -32,6 +32,7 @@ BUILDS = {
         "avx2": ["-DKARAT_X86", "-mavx2", "-mfma", "-mf16c"],
         "avx512": ["-DKARAT_X86", *AVX512],
         "avx512_intel": ["-DKARAT_X86", "-DKARAT_TWO_PORTS", *AVX512],
+        "avx512_vnni": ["-DKARAT_X86", "-mavx512vnni", *AVX512],
     },
     "aarch64": {"neon": ["-DKARAT_ARM"]},
 }.get(platform.machine(), {})
@@ -39,6 +40,8 @@ BUILDS = {
 SOURCES = (
     "kernels/attention.cpp",
     "kernels/embedding.cpp",
+    "kernels/integer_many.cpp",
+    "kernels/integer_rows.cpp",
     "kernels/linear_nibbles.cpp",
     "kernels/linear_one.cpp",
     "search/k_fit.cpp",
