@@ -11,7 +11,7 @@ import pytest
 from karat.check.session.same_bits import invariance, settings_for
 from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
-from karat.config import embedded_model_path
+from karat.config import Activations, embedded_model_path
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
@@ -91,13 +91,14 @@ def test_every_native_format(stored: str) -> None:
     check(model, (70, 1, 9))
 
 
+@pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
 @pytest.mark.parametrize("file", [f"{family}-{name}.gguf" for family, names in STORED.items() for name in names[:1]])
-def test_files_of_llama_cpp(file: str) -> None:
-    """With the mixes that it makes."""
+def test_files_of_llama_cpp(file: str, activations: Activations) -> None:
+    """With the mixes that it makes, and every width of activations."""
     checkpoint = open_model(DATA / file)
     config = read_config(checkpoint.config)
     assert len({weight.dtype for weight in find_weights(config, checkpoint).values()}) > 1
-    check(build(config, NativeOps(), checkpoint, num_positions=512), (20, 70))
+    check(build(config, NativeOps(activations=activations), checkpoint, num_positions=512), (20, 70))
 
 
 def test_every_family_has_a_file() -> None:
