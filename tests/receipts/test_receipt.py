@@ -1,6 +1,6 @@
 """Receipts are made, verified, and refuted, whichever of their members is changed.
 
-Covers: karat.receipts.receipt, karat.receipts.making, karat.receipts.verdict, karat.engine.replay,
+Covers: karat.receipts.receipt, karat.receipts.making, karat.receipts.verdict,
 karat.engine.verifying.
 """
 
