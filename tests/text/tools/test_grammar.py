@@ -149,6 +149,18 @@ def test_arguments_without_a_schema_are_any_object() -> None:
     assert not takes('<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>', "hermes", tools=free)
 
 
+def test_names_beside_the_properties_come_if_the_schema_speaks_of_them() -> None:
+    def may_have_more(**schema: Any) -> bool:
+        text = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+        return takes(text, "hermes", tools=(Tool("f", {"properties": {"a": {}}, **schema}),))
+
+    assert not may_have_more() and not may_have_more(required=["a"]) and not may_have_more(additionalProperties=False)
+    assert may_have_more(additionalProperties=True) and may_have_more(required=["b"])
+    none = (Tool("f", {"type": "object", "properties": {}}),)
+    assert takes('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "hermes", tools=none)
+    assert not takes('<tool_call>\n{"name": "f", "arguments": {"": 1}}\n</tool_call>', "hermes", tools=none)
+
+
 @pytest.mark.parametrize(
     ("form", "parameters", "words"),
     [

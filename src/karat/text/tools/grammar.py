@@ -23,6 +23,11 @@ _OF_KEYWORDS = frozenset(
     "type properties required additionalProperties $defs definitions title description $schema $id default examples "
     "strict".split()
 )
+# Keywords by which a schema says itself which names there may be beside its properties.
+_OF_NAMES = frozenset(
+    "additionalProperties unevaluatedProperties patternProperties propertyNames minProperties allOf anyOf oneOf $ref "
+    "if then else not dependentSchemas dependentRequired".split()
+)
 _ANY_TEXT = r"/(?s:.*)/"
 
 
@@ -166,11 +171,16 @@ def _reasoning(asked: CallGrammar, terms: _Terms) -> dict[str, str]:
 
 
 def _object_schema(tool: Tool) -> Schema:
+    """The schema of the arguments: an object, with no names that it does not know unless it says something of them."""
     schema = tool.parameters or {}
     if schema.get("type", "object") != "object":
         raise RequestError(
             f"the parameters of the tool {tool.name} have type {shown(schema['type'])}; expected object; change it"
         )
+    properties, required = schema.get("properties"), schema.get("required", ())
+    if isinstance(properties, Mapping) and isinstance(required, Sequence) and schema.keys().isdisjoint(_OF_NAMES):
+        is_closed = all(name in properties for name in required)
+        return {"type": "object", **schema, **({"additionalProperties": False} if is_closed else {})}
     return {"type": "object", **schema}
 
 
