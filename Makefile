@@ -35,6 +35,7 @@ help:
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
+	@echo "make screenshots make the pictures of the page in docs/images anew (needs Chromium)"
 	@echo "make wheel   build a wheel into dist/, and try it in an empty environment"
 	@echo "make lock    resolve all dependencies anew into constraints.txt"
 	@echo "make clean   remove everything that make made, the environment included"
@@ -143,6 +144,12 @@ sanitize: $(STAMPS)/dev peers
 .PHONY: cross
 cross:
 	tools/cross
+
+# The pictures of the page in docs/images, by the system's Chromium. Look at them before they are committed.
+.PHONY: screenshots
+screenshots: TOTAL := 4
+screenshots: peers
+	$(BIN)/python -m tools.screenshots
 
 .PHONY: wheel
 wheel: $(STAMPS)/wheel-tools

@@ -193,6 +193,7 @@ async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]
             "karat_prefix_cache_queries": ("Tokens looked for in the prefix cache, so far", stats.prefix_queries),
             "karat_prefix_cache_hits": ("Tokens found there, so far", stats.prefix_hits),
             "karat_steps": ("Steps, so far", stats.num_steps),
+            "karat_tokens_generated": ("Tokens generated, so far", stats.num_generated_tokens),
         }
     return gauges
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import Running
+from tests.server.conftest import Running, serving
 
 try:
     from playwright import sync_api
@@ -29,6 +29,13 @@ addEventListener("securitypolicyviolation", (event) => {
   window.violations.push(`${event.violatedDirective} ${event.sample}`);
 });
 """
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    """One for all tests of the page. One thread: on a busy machine two would wait for each other, and people too."""
+    with serving("--threads", "1") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")  # not for the session: Playwright's event loop is in the way of tests with their own

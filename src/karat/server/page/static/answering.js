@@ -11,10 +11,11 @@ export function messagesTo(conversation, node) {
   return system.trim() ? [{ role: "system", content: system }, ...said] : said;
 }
 
-function messageOf({ role, content, toolCalls, toolCallId }) {
+function messageOf({ role, content, reasoning, toolCalls, toolCallId }) {
   if (role === "tool") return { role, content, tool_call_id: toolCallId };
-  if (role === "assistant" && toolCalls?.length) return { role, content, tool_calls: toolCalls };
-  return role === "assistant" && !content ? null : { role, content };
+  if (role !== "assistant") return { role, content };
+  const said = { role, content, ...(reasoning ? { reasoning_content: reasoning } : {}), ...(toolCalls?.length ? { tool_calls: toolCalls } : {}) };
+  return content || toolCalls?.length ? said : null;
 }
 
 /** The request for an answer below `parent`. */
@@ -28,7 +29,7 @@ export function bodyOf(app, conversation, parent) {
 
 /**
  * Ask for an answer below `parent`, and let it grow. `from` goes on from given tokens:
- * {tokens, text, explain, seed, settings of the answer that it branches from}.
+ * {tokens, text, reasoning, explain, seed, choice}: seed and choice of the answer that it branches from.
  */
 export async function answer(app, parent, from = null) {
   const { conversation } = app;
@@ -42,7 +43,7 @@ export async function answer(app, parent, from = null) {
   }
   if (from) {
     body.n = 1;
-    body.karat = { ...body.karat, resume: { tokens: from.tokens, seed: from.seed } };
+    body.karat = { resume: { tokens: from.tokens, seed: from.seed, choice: from.choice } }; // a receipt is of a whole answer
     delete body.seed;
   }
   const stream = new Answering(app, conversation, parent, body, from);
@@ -76,7 +77,7 @@ class Answering {
     this.savedAt = performance.now();
     const n = body.n ?? 1;
     const group = n > 1 ? newId() : null;
-    this.nodes = Array.from({ length: n }, () => conversation.add(parent?.id ?? null, { role: "assistant", group, content: from?.text ?? "", model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
+    this.nodes = Array.from({ length: n }, (_, i) => conversation.add(parent?.id ?? null, { role: "assistant", group, choice: from?.choice ?? i, content: from?.text ?? "", reasoning: from?.reasoning, model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
     conversation.choose(this.nodes[0]);
     for (const node of this.nodes) app.details.set(node.id, { tokens: [...(from?.tokens ?? [])], explain: [...(from?.explain ?? [])], promptTokens: null, receipt: null });
   }
@@ -121,6 +122,7 @@ class Answering {
 
   #takeChoice(event, choice) {
     const node = this.nodes[choice.index];
+    if (!node) return;
     const details = this.app.details.get(node.id);
     const { delta } = choice;
     if (event.prompt_token_ids) for (const other of this.nodes) this.app.details.get(other.id).promptTokens = event.prompt_token_ids;

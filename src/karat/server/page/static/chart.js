@@ -1,7 +1,7 @@
-// A small chart of the last two minutes, as inline SVG.
+// A small chart of the last minute, as inline SVG.
 import { h, svg } from "./dom.js";
 
-const NUM = 120;
+const NUM = 60;
 const WIDTH = 240;
 const HEIGHT = 44;
 

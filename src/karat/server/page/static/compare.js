@@ -9,7 +9,7 @@ export function compared(here, there) {
   if (index === num && here.tokens.length === there.tokens.length) return h("p", { class: "good" }, `✓ identical, ${number(num)} tokens`);
   const a = here.explain[index];
   const b = there.explain[index];
-  const lines = [h("p", {}, index === 0 ? "They differ from the first token on." : `The first ${number(index)} tokens are the same. They part at token ${number(index + 1)}:`)];
+  const lines = [h("p", {}, index === 0 ? "They differ from the first token on." : `The same up to token ${number(index)}. They part at token ${number(index + 1)}:`)];
   if (index > 0 && here.explain.length) lines.push(h("p", { class: "context" }, "…", here.explain.slice(Math.max(0, index - 12), index).map((entry) => entry.text).join("")));
   if (a && b) lines.push(h("dl", { class: "facts-list two" }, side(here, a, b), side(there, b, a)));
   else lines.push(h("p", {}, index >= num ? "One of them ends there." : `token ${here.tokens[index]} and token ${there.tokens[index]}`));
@@ -21,13 +21,9 @@ function side({ seed }, own, other) {
   return h("div", {}, h("dt", {}, h("span", { class: "word" }, shown(own.text)), ` seed ${seed}`), h("dd", {}, text));
 }
 
-/** By how much the logit of its own token is above that of the other's, in the run itself. */
+/** By how much the logit of its own token is above that of the other's. Where they part, both saw the same tokens. */
 export function marginOf(own, other) {
-  const rival = own.alternatives.find(({ token }) => token === other.token);
-  if (!rival || !(rival.probability > 0)) {
-    const least = Math.min(...own.alternatives.map(({ probability }) => probability).filter((p) => p > 0));
-    return `margin more than ${signed(Math.log(own.probability / least))}`;
-  }
+  const rival = own.alternatives.find(({ token }) => token === other.token) ?? other;
   return `margin ${signed(Math.log(own.probability / rival.probability))}`;
 }
 

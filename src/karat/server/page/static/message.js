@@ -5,6 +5,7 @@ import { copyButton } from "./copy.js";
 import { button, h, iconButton, number } from "./dom.js";
 import { renderInto } from "./markdown.js";
 import { makeTokens } from "./tokens.js";
+import { fitsBeside } from "./width.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -76,8 +77,8 @@ export function makeMessage(app, node) {
       node.role === "assistant" && app.abilities.explain && !node.edited && iconButton("why", "Why this token", unfold, { "aria-pressed": String(app.unfolded.has(node.id)), class: "strong" }),
       node.role === "assistant" && app.abilities.receipt && !busy && iconButton("proof", "Proof", () => { app.about(node); app.emit("panel", "proof"); }),
       !busy && copyButton(() => node.content, "Copy message"),
-      !busy && idle && node.role !== "tool" && iconButton("edit", "Edit message", startEditing),
-      !busy && idle && node.role === "assistant" && iconButton("retry", "Another answer", () => retry(app, node)),
+      !busy && idle && node.role !== "tool" && !grouped && iconButton("edit", "Edit message", startEditing),
+      !busy && idle && node.role === "assistant" && !grouped && iconButton("retry", "Another answer", () => retry(app, node)),
     ].filter(Boolean);
   }
 
@@ -87,7 +88,7 @@ export function makeMessage(app, node) {
     app.unfolded.add(node.id);
     app.about(node);
     app.emit("unfolded");
-    app.emit("panel", "why");
+    if (fitsBeside()) app.emit("panel", "why");
   }
 
   function failure() {
@@ -140,5 +141,5 @@ function factsOf(app, node) {
   if (ENDS[node.finish]) facts.push(ENDS[node.finish]);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const prompt = usage && button(`${number(cached ?? 0)} of ${number(usage.prompt_tokens)} prompt tokens from the cache`, () => { app.about(node); app.emit("panel", "prompt"); }, { class: "link" });
-  return [h("span", { title: node.seed === undefined ? null : `Seed ${node.seed}` }, facts.join(" · ")), ...(prompt ? [" · ", prompt] : [])];
+  return [...facts.map((fact) => h("span", { title: fact.startsWith("seed") ? `Seed ${node.seed}` : null }, fact)), prompt].filter(Boolean);
 }

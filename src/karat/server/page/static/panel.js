@@ -66,7 +66,8 @@ export function makePanel(app) {
   }
 
   app.on("panel", (name) => {
-    if (name === "why-focus") open("why", true);
+    if (name === null) close();
+    else if (name === "why-focus") open("why", true);
     else if (name === "prompt") open("why");
     else open(name);
   });

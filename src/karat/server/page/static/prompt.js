@@ -32,11 +32,10 @@ export function makePrompt(app) {
   }
 
   async function coloured(node, cached) {
-    const { promptTokens, tokens = [] } = await app.detailsOf(node);
+    const { promptTokens } = await app.detailsOf(node);
     if (!promptTokens) return h("p", { class: "note" }, "The tokens of this prompt were not kept.");
-    const ids = node.resumed ? [...promptTokens, ...tokens.slice(0, node.resumed)].slice(0, Math.max(cached, promptTokens.length)) : promptTokens;
     const text = async (part) => (part.length ? (await app.api.json("/detokenize", { tokens: part, skip_special_tokens: false })).prompt : "");
-    const [found, computed] = await Promise.all([text(ids.slice(0, cached)), text(ids.slice(cached))]);
+    const [found, computed] = await Promise.all([text(promptTokens.slice(0, cached)), text(promptTokens.slice(cached))]);
     return h("pre", { class: "whole-prompt", tabindex: "0", role: "group", "aria-label": "The prompt" }, found && h("mark", { class: "cached" }, h("span", { class: "hidden" }, "From the cache: "), found), computed && h("span", { class: "computed" }, h("span", { class: "hidden" }, "Computed: "), computed));
   }
 

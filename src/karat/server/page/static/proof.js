@@ -19,7 +19,7 @@ export function makeProof(app) {
     if (app.stream?.nodes.includes(node)) { element.replaceChildren(h("p", { class: "note" }, "The answer is not at its end yet.")); return; }
     const { receipt, tokens = [] } = await app.detailsOf(node);
     if (key !== shown) return;
-    element.replaceChildren(...(receipt ? proofOf(receipt, tokens) : [h("p", { class: "note" }, "This answer has no receipt: it was stopped, or receipts were turned off.")]), ...comparing(node, tokens));
+    element.replaceChildren(...(receipt ? proofOf(receipt, tokens) : [h("h2", {}, "Receipt"), h("p", { class: "note" }, node.resumed ? "A branch from a token has no receipt: a receipt is of an answer that was drawn whole." : "This answer has no receipt: it was stopped, or receipts were turned off.")]), ...comparing(node, tokens));
   }
 
   function proofOf(receipt, tokens) {
@@ -80,22 +80,14 @@ export function makeProof(app) {
 }
 
 function verdictOf(verdict) {
-  const same = verdict.verdict === "identical";
-  const lines = [h("p", { class: same ? "good" : "bad" }, same ? "✓ " : "✗ ", verdict.text ?? `${verdict.verdict}, ${number(verdict.tokens)} tokens, ${verdict.seconds.toFixed(1)} s`)];
-  const first = verdict.first_difference;
-  if (first) lines.push(h("p", {}, `First difference at token ${number(first.index + 1)}: the receipt has ${first.receipt_token}, computed was ${first.replayed_token}; margin of their logits ${first.margin}.`));
-  return lines;
+  const confirmed = ["identical", "agrees"].includes(verdict.verdict);
+  return h("p", { class: confirmed ? "good" : "bad" }, confirmed ? "✓ " : "✗ ", verdict.text);
 }
 
 function factsOf(receipt, tokens) {
-  const flat = [];
-  const walk = (value, name) => {
-    if (flat.length >= 9) return;
-    if (value && typeof value === "object" && !Array.isArray(value)) for (const [key, inner] of Object.entries(value)) walk(inner, key);
-    else if (["string", "number"].includes(typeof value) && /contract|fingerprint|weights|seed|model|version|activations/.test(name)) flat.push([name.replaceAll("_", " "), shorten(String(value))]);
-  };
-  walk(receipt, "");
-  return [...flat, ["tokens", number(tokens.length)]];
+  const { weights, numeric_contract, executor, dtype, activations } = receipt.fingerprint ?? {};
+  const facts = [["Weights", weights], ["Numeric contract", numeric_contract], ["Executor", executor], ["Numbers", dtype], ["Activations", activations], ["Seed", receipt.seed], ["Tokens", number(tokens.length)], ["SHA-256 of the receipt", receipt.sha256]];
+  return facts.filter(([, value]) => value !== undefined && value !== null).map(([name, value]) => [name, shorten(String(value))]);
 }
 
 const shorten = (text) => (text.length > 28 ? `${text.slice(0, 12)}…${text.slice(-8)}` : text);

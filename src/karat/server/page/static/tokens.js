@@ -61,6 +61,7 @@ function tokenOf(entry, first) {
   const step = stepOf(entry.probability);
   const forced = entry.kept?.grammar === 1;
   const name = `${entry.text.trim() ? entry.text : shown(entry.text)}, ${percent(entry.probability)}, ${STEPS[step][1]}${entry.picked ? ", taken by you" : ""}`;
-  return h("span", { class: `token s${step}${forced ? " forced" : ""}${entry.picked ? " taken" : ""}`, role: "button", tabindex: first ? "0" : "-1", "aria-label": name },
-    /^\s*\n/.test(entry.text) ? h("span", { class: "newline", "aria-hidden": "true" }, "↵") : null, entry.text);
+  const [, space, rest] = /^(\s*)([^]*)$/.exec(entry.text);
+  return h("span", { class: `token${forced ? " forced" : ""}${entry.picked ? " taken" : ""}`, role: "button", tabindex: first ? "0" : "-1", "aria-label": name },
+    space.includes("\n") && h("span", { class: "newline", "aria-hidden": "true" }, "↵"), rest && space, h("span", { class: `s${step}` }, rest || space));
 }

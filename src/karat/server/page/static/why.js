@@ -3,6 +3,7 @@ import { branch } from "./acts.js";
 import { button, h, number, percent, shown } from "./dom.js";
 import { makePrompt } from "./prompt.js";
 import { bits, STEPS, stepOf } from "./surprise.js";
+import { fitsBeside } from "./width.js";
 
 const CUTS = { grammar: "cut by the form", top_k: "cut by top k", top_p: "cut by top p", min_p: "cut by min p" };
 
@@ -61,14 +62,18 @@ export function makeWhy(app) {
 
   function alternative(node, index, entry, other) {
     const chosen = other.token === entry.token;
-    const state = chosen ? (entry.picked ? "taken by you" : "chosen") : other.cut_by ? CUTS[other.cut_by] : other.drawn !== null && other.drawn !== undefined ? `drawn with ${percent(other.drawn)}` : "";
+    const state = chosen ? (entry.picked ? "taken by you" : entry.draw === null ? "chosen" : `chosen, drawn with ${percent(other.drawn)}`) : other.cut_by ? CUTS[other.cut_by] : other.drawn !== null && other.drawn !== undefined ? `drawn with ${percent(other.drawn)}` : "";
     const penalty = other.penalty ? `penalty ${other.penalty > 0 ? "+" : "−"}${Math.abs(other.penalty).toFixed(2)}` : "";
     const parts = [
       h("span", { class: "word" }, shown(other.text)), bar(other.probability), h("span", { class: "share" }, percent(other.probability)),
       h("span", { class: "state" }, [state, penalty].filter(Boolean).join(", "))];
     const idle = !app.stream && app.abilities.resume && !node.edited;
     if (chosen) return h("div", { class: "alternative chosen" }, parts);
-    return button(parts, () => branch(app, node, index, other).catch((error) => app.emit("notice", error.message)), {
+    const take = () => {
+      if (!fitsBeside()) app.emit("panel", null);
+      branch(app, node, index, other).catch((error) => app.emit("notice", error.message));
+    };
+    return button(parts, take, {
       class: `alternative ${other.cut_by ? "cut" : ""}`, disabled: !idle, "aria-label": `${shown(other.text)}, ${percent(other.probability)}, ${state}: branch from it` });
   }
 
@@ -99,6 +104,6 @@ function bar(share) {
 
 function legend() {
   return h("section", { class: "legend" }, h("h3", {}, "Colours"),
-    h("ul", {}, STEPS.map(([, name, range], i) => h("li", {}, h("span", { class: `token s${i}` }, name), h("span", { class: "note" }, range)))),
+    h("ul", {}, STEPS.map(([, name, range], i) => h("li", {}, h("span", { class: `token` }, h("span", { class: `s${i}` }, name)), h("span", { class: "note" }, range)))),
     h("p", { class: "note" }, "Underlined with dots: the form of the answer left no choice. Framed: taken by you."));
 }

@@ -1,0 +1,100 @@
+"""Branches from a token, receipts that are replayed, and answers that are compared."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tests.server.conftest import Running
+from tests.server.page.conftest import Page
+from tests.server.page.test_why import explained
+
+
+def test_an_alternative_is_taken_by_keyboard_and_the_answer_goes_on_from_it(page: Page, server: Running) -> None:
+    page.settings(seed="7", temperature="1")
+    with page.tab.expect_response("**/v1/chat/completions") as answered:
+        page.ask("Tell me a story of a fox.")
+    entries, asked = explained(answered.value.text()), answered.value.request.post_data_json
+    (before,) = page.texts("assistant")
+    page.key("w")
+    for _ in range(5):
+        page.tab.keyboard.press("ArrowRight")
+    page.tab.keyboard.press("Enter")
+    other = next(a for a in entries[5]["alternatives"] if a["token"] != entries[5]["token"])
+    with page.tab.expect_response("**/v1/chat/completions") as resumed:
+        page.tab.keyboard.press("Enter")
+        page.finished()
+    tokens = [entry["token"] for entry in entries[:5]] + [other["token"]]
+    body = resumed.value.request.post_data_json
+    assert body["karat"] == {"resume": {"tokens": tokens, "seed": 7, "choice": 0}}
+    rest = [entry["token"] for entry in explained(resumed.value.text())]
+    assert len(tokens) + len(rest) == 24
+    (branched,) = page.texts("assistant")
+    text = server.ask("/detokenize", {"tokens": tokens + rest}).json["prompt"]
+    assert re.sub(r"\s", "", branched) == re.sub(r"\s", "", text)
+    assert branched != before
+    assert "branched after 5 tokens" in page.tab.locator(".facts").last.inner_text()
+    # What the page shows is what any client gets.
+    whole = server.ask(
+        "/v1/chat/completions", asked | {"stream": False, "karat": body["karat"], "stream_options": None}
+    )
+    assert whole.json["choices"][0]["token_ids"] == rest
+    page.key("[")
+    assert page.texts("assistant") == [before]
+
+
+def test_a_receipt_is_replayed_and_a_forged_one_is_not_identical(page: Page) -> None:
+    page.ask("Tell me a story.")
+    page.key("p")
+    panel = page.tab.get_by_role("tabpanel", name="Proof")
+    page.tab.get_by_role("button", name="Replay", exact=True).click()
+    page.tab.wait_for_selector(".verdict .good")
+    assert re.search(r"identical, 24 tokens, [\d.]+ s", panel.inner_text())
+
+    def forge(route: Any) -> None:
+        body = route.request.post_data_json
+        body["receipt"]["output"]["token_ids"][3] += 1
+        route.continue_(post_data=body)
+
+    page.tab.route("**/v1/receipts/verify", forge)
+    page.tab.get_by_role("button", name="Replay", exact=True).click()
+    page.tab.wait_for_selector(".verdict.bad, .verdict .bad")
+    assert "identical" not in panel.locator(".verdict").first.inner_text()
+
+
+def test_another_seed_is_compared_to_the_first_different_token(page: Page) -> None:
+    page.settings(seed="1", temperature="1.5")
+    page.ask("Tell me a story.")
+    page.key("p")
+    page.tab.locator("#compare-seed").fill("2")
+    page.tab.get_by_role("button", name="Compare").click()
+    page.tab.wait_for_selector(".verdict .two")
+    panel = page.tab.get_by_role("tabpanel", name="Proof")
+    assert panel.locator(".two dt").all_text_contents()[0].endswith("seed 1")
+    margins = [re.search(r"margin [+−][\d.]+", text) for text in panel.locator(".two dd").all_text_contents()]
+    assert len(margins) == 2 and all(margins)
+    page.tab.locator("#compare-seed").fill("1")
+    page.tab.get_by_role("button", name="Compare").click()
+    page.tab.wait_for_selector(".verdict .good")
+    assert "identical, 24 tokens" in panel.inner_text()
+
+
+def test_a_server_without_these_features_hides_them(opened: Callable[..., Any], server: Running) -> None:
+    def older(route: Any) -> None:
+        answer = route.fetch()
+        document = answer.json()
+        of_chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+        for name in ("explain", "karat", "tools"):
+            del of_chat["schema"]["properties"][name]
+        route.fulfill(response=answer, json=document)
+
+    with opened(server, "/health") as page:
+        page.tab.route("**/openapi.json", older)
+        page.tab.goto(server.url)
+        page.tab.wait_for_selector(".welcome")
+        page.settings(max_completion_tokens="8")
+        with page.tab.expect_request("**/v1/chat/completions") as asked:
+            page.ask("Tell me a story.")
+        assert not {"explain", "karat", "tools"} & asked.value.post_data_json.keys()
+        assert page.texts("assistant")[0]
+        assert page.tab.get_by_role("button", name="Why this token").count() == 0
+        assert page.tab.get_by_role("button", name="Proof").count() == 0

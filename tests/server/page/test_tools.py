@@ -1,0 +1,45 @@
+"""Tools and reasoning on a scripted model: what it wants to know, what it is told, and what it thinks."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.server.conftest import Running
+from tests.support.scripted import script
+
+TOOLS = [{"name": "clock", "description": "The time", "parameters": {"type": "object", "properties": {}}}]
+CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+
+
+def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Running) -> None:
+    with opened(scripted) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.settings(tools=json.dumps(TOOLS))
+        page.ask(script(f"<think>\nWhat time is it?\n</think>\n\nLet me see.\n{CALL}"))
+        assert page.tab.locator(".reasoning summary").inner_text() == "Reasoning"
+        assert not page.tab.get_by_text("What time is it?").is_visible()
+        page.tab.locator(".reasoning summary").click()
+        assert page.tab.get_by_text("What time is it?").is_visible()
+        assert page.texts("assistant") == ["Let me see."]
+        assert "Calls clock" in page.tab.locator(".calls").inner_text()
+        page.tab.get_by_role("textbox", name="Result").fill("noon")
+        with page.tab.expect_request("**/v1/chat/completions") as asked:
+            page.tab.get_by_role("button", name="Give the results").click()
+            page.finished()
+        user, assistant, tool = asked.value.post_data_json["messages"]
+        assert user["role"] == "user" and asked.value.post_data_json["tools"][0]["function"]["name"] == "clock"
+        assert assistant["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
+        assert assistant["reasoning_content"].strip() == "What time is it?"
+        assert tool == {"role": "tool", "content": "noon", "tool_call_id": assistant["tool_calls"][0]["id"]}
+        assert page.texts("tool") == ["noon"]
+        assert page.tab.locator(".message.assistant").count() == 2
+
+
+def test_an_answer_of_a_script_is_text(opened: Callable[..., Any], scripted: Running) -> None:
+    text = "<script>alert(1)</script>\n\n<img src=x onerror=alert(2)>"
+    with opened(scripted) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.ask(script(text))
+        answer = page.tab.locator(".message.assistant > .text")
+        assert answer.locator("script, img").count() == 0
+        assert answer.inner_text() == text
