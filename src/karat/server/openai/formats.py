@@ -38,7 +38,9 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
         schema = _described(form, "text.format")
         if not isinstance(form.get("name"), str):
             raise invalid("text.format.name", f"text.format.name={shown(form.get('name'))}: expected a name")
-        config = TextConfig(JsonSchemaFormat(form["name"], schema, form.get("strict"), form.get("description")))
+        config = TextConfig(
+            JsonSchemaFormat(form["name"], schema, form.get("strict") or False, form.get("description"))
+        )
     else:
         expected = "expected type text, json_object, or json_schema with name and schema"
         raise invalid("text.format", f"text.format={shown(body.values['format'])}: {expected}")

@@ -1,5 +1,6 @@
 """From outputs of the engine to answers of /v1/responses."""
 
+import time
 from itertools import count
 
 from msgspec import UNSET
@@ -46,6 +47,8 @@ def begun(subject: Subject, echo: Echo) -> Response:
         metadata=dict(echo.metadata),
         temperature=ask.params.temperature,
         top_p=ask.params.top_p,
+        presence_penalty=ask.params.presence_penalty,
+        frequency_penalty=ask.params.frequency_penalty,
         max_output_tokens=echo.max_output_tokens,
         text=echo.text,
         parallel_tool_calls=echo.parallel_tool_calls,
@@ -60,6 +63,7 @@ def ended(subject: Subject, echo: Echo, items: Items, reason: FinishReason) -> R
     made, tally = begun(subject, echo), subject.tally
     made.status = "incomplete" if reason == "length" else "completed"
     made.incomplete_details = IncompleteDetails() if reason == "length" else None
+    made.completed_at = None if reason == "length" else int(time.time())
     items.end(made.status)
     made.output = items.items
     num_prompt = sum(tally.prompt_lens)

@@ -94,7 +94,7 @@ class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
 class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
     name: str
     schema: dict[str, Any]
-    strict: bool | None = None
+    strict: bool
     description: str | None = None
 
 
@@ -116,10 +116,13 @@ class Response(Struct, kw_only=True):
     metadata: dict[str, str]
     temperature: float
     top_p: float
+    presence_penalty: float
+    frequency_penalty: float
     max_output_tokens: int | None
     text: TextConfig
     karat: Karat
     timings: Timings | None = None
+    completed_at: int | None = None
     object: Literal["response"] = "response"
     error: None = None
     previous_response_id: None = None
@@ -130,6 +133,11 @@ class Response(Struct, kw_only=True):
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
     service_tier: Literal["default"] = "default"
+    top_logprobs: Literal[0] = 0
+    reasoning: None = None
+    max_tool_calls: None = None
+    safety_identifier: None = None
+    prompt_cache_key: None = None
 
 
 class InputTokens(Struct):
