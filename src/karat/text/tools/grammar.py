@@ -177,8 +177,14 @@ def _object_schema(tool: Tool) -> Schema:
         raise RequestError(
             f"the parameters of the tool {tool.name} have type {shown(schema['type'])}; expected object; change it"
         )
-    properties, required = schema.get("properties"), schema.get("required", ())
-    if isinstance(properties, Mapping) and isinstance(required, Sequence) and schema.keys().isdisjoint(_OF_NAMES):
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    is_listed = isinstance(required, list | tuple) and all(isinstance(name, str) for name in required)
+    if not isinstance(properties, Mapping) or not is_listed:
+        raise RequestError(
+            f"the parameters of the tool {tool.name}: properties={shown(properties)}, required={shown(required)}; "
+            "expected an object and a list of names; change them"
+        )
+    if "properties" in schema and schema.keys().isdisjoint(_OF_NAMES):
         is_closed = all(name in properties for name in required)
         return {"type": "object", **schema, **({"additionalProperties": False} if is_closed else {})}
     return {"type": "object", **schema}
