@@ -100,7 +100,12 @@ EVERY_OPTION = {
     "logprobs": 3,
     "prompt_logprobs": 2,
 }
-FLAGS = {"include_stop_str_in_output": True, "ignore_eos": True, "skip_special_tokens": False}
+FLAGS = {
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+    "explain": True,
+}
 
 
 def test_every_sampling_parameter_has_an_option_that_is_obeyed(alphabet: Path, karat_here: Karat) -> None:
@@ -108,7 +113,7 @@ def test_every_sampling_parameter_has_an_option_that_is_obeyed(alphabet: Path, k
     for name, value in EVERY_OPTION.items():
         for item in value.items() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
             args += [f"--{name.replace('_', '-')}", "=".join(map(str, item)) if isinstance(item, tuple) else str(item)]
-    args += ["--include-stop-str-in-output", "--ignore-eos", "--no-skip-special-tokens"]
+    args += ["--include-stop-str-in-output", "--ignore-eos", "--no-skip-special-tokens", "--explain"]
     done = karat_here("run", str(alphabet), "A", "--json", *args)
     answer = json.loads(done.stdout)
     assert answer["sampling"] == EVERY_OPTION | FLAGS | {"structured_outputs": None}

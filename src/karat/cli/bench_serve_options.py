@@ -41,6 +41,9 @@ class TargetOptions:
     threads: Annotated[
         int | None, _option("Servers", "N", "Of servers started here (default: the physical cores).")
     ] = None
+    activations: Annotated[
+        str | None, _option("Servers", "TYPE", "Of karat serve, where weights are in blocks: float32, int16 or int8.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _first(targets: TargetOptions, path: Path | None, plan: Plan) -> Server:
         assert targets.url is not None
         return Server("server", targets.url, headers=_key(targets.api_key_file))
     port, threads = free_port(), targets.threads or num_physical_cores()
-    command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads)
+    command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads, activations=targets.activations)
     return Server("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
 
 

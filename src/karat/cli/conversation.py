@@ -10,7 +10,7 @@ from karat.errors import UsageError
 from karat.request import SamplingParams, shown
 
 # A chat gives one answer at a time, as text: these have no place in it.
-_NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs")
+_NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs", "explain")
 SETTINGS = tuple(field.name for field in fields(SamplingParams) if field.name not in _NOT_IN_CHAT)
 
 

@@ -181,6 +181,10 @@ class ReportOptions:
     prompt_logprobs: Annotated[
         int | None, _option("Output", "K", "The same for the tokens of the prompt; with --json.")
     ] = None
+    explain: Annotated[
+        bool | None,
+        typer.Option("--explain", help="How each token was drawn; with --json.", rich_help_panel="Output"),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Arguments for SamplingParams: only what was on the command line."""

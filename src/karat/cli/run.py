@@ -85,8 +85,8 @@ def run(
         raise UsageError("--system needs --chat: a text to continue has no system message")
     if sanitize_control_tokens and not chat:
         raise UsageError("--sanitize-control-tokens needs --chat: a text to continue has no messages")
-    if not as_json and (reports.logprobs is not None or reports.prompt_logprobs is not None):
-        raise UsageError("--logprobs and --prompt-logprobs need --json, which is where they are shown")
+    if not as_json and (reports.explain or reports.logprobs is not None or reports.prompt_logprobs is not None):
+        raise UsageError("--explain, --logprobs and --prompt-logprobs need --json, which is where they are shown")
     if receipt is None and (receipt_key is not None or receipt_digests):
         raise UsageError("--receipt-key and --receipt-digests need --receipt, which is where they are written")
     signer = signer_from(receipt_key)

@@ -62,6 +62,10 @@ def _choice(index: int, chunks: Sequence[StreamChunk]) -> dict[str, Any]:
     }
     if last.logprobs is not None:
         choice["logprobs"] = _positions(token_ids, [entry for chunk in chunks for entry in chunk.logprobs or ()])
+    if entries := [entry for chunk in chunks for entry in chunk.explanations or ()]:
+        from msgspec import to_builtins
+
+        choice["explain"] = to_builtins(entries)
     return choice
 
 

@@ -1,7 +1,7 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 import logging
-import secrets
+import os
 from collections.abc import Callable
 from itertools import accumulate, count, pairwise
 from math import inf
@@ -155,7 +155,7 @@ class Engine:
         self._check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
         sequence = self._sequence(
-            text, max_new=0, prompt_logits=True, salt=f"replay {secrets.token_hex(16)}", priority=MAX_COUNT
+            text, max_new=0, prompt_logits=True, salt=f"replay {os.urandom(16).hex()}", priority=MAX_COUNT
         )
         sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Literal
 
 from karat.engine.choice import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
-from karat.receipts.making import receipt_of, text_digest
+from karat.receipts.making import receipt_of, text_digest, version_of
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
@@ -101,7 +100,7 @@ def compared(receipt: Receipt, difference: Difference | None, made: CompletionOu
     """
     found = difference or _other_tokens(receipt, made) or _other_end(receipt, made)
     stated = receipt.versions.llguidance
-    if found is not None and stated is not None and stated != (here := version("llguidance")):
+    if found is not None and stated is not None and stated != (here := version_of("llguidance")):
         raise OtherContractError(
             f"the receipt is of another llguidance ({stated}, here {here}), which compiled the form of the answer; no "
             "verdict: install that version"

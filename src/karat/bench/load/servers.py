@@ -135,9 +135,11 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def karat_command(model: str, port: int, *, num_seqs: int, threads: int) -> list[str]:
+def karat_command(model: str, port: int, *, num_seqs: int, threads: int, activations: str | None = None) -> list[str]:
     """`karat serve` of this Python."""
     serve = [sys.executable, "-P", "-m", "karat", "serve", model, "--port", str(port), "--quiet"]
+    if activations is not None:
+        serve += ["--activations", activations]
     return [*serve, "--threads", str(threads), "--max-num-seqs", str(num_seqs)]
 
 
