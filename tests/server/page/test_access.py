@@ -50,7 +50,7 @@ def test_axe_finds_nothing_serious(opened: Callable[..., Any], server: Running, 
         page.settings(n="1", form="regex", max_completion_tokens="200", **{"form-text": re.escape(MARKDOWN)})
         page.ask("Say it.")
         assert serious(page) == []
-        for key in (",", "l", "?"):
+        for key in ("w", "p", ",", "l", "?"):
             page.key(key)
             assert serious(page) == []
             page.tab.keyboard.press("Escape")
