@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from karat.engine.sampler import derived_seed
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
-from karat.text.tools.dialect import Dialect, dialect_of
+
+if TYPE_CHECKING:
+    from karat.text.tools.dialect import Dialect
 
 Message = Mapping[str, Any]
 # A text, token ids, vLLM's mapping ({"prompt": text} or {"prompt_token_ids": ids}), or what LLM.chat_prompt made.
@@ -45,8 +47,10 @@ class Intake:
         return self._defaults.end_token_ids | turn_end_ids(self._tokenizer)
 
     @cached_property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> "Dialect":
         """How the chat template tells of tools, writes calls and reasons. The first use renders a few prompts."""
+        from karat.text.tools.dialect import dialect_of  # tools: most starts know none
+
         return dialect_of(self._tokenizer)
 
     def default_params_after(self, prompt_len: int) -> SamplingParams:

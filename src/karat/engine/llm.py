@@ -21,18 +21,8 @@ from karat.engine.plan import plan_load
 from karat.engine.readers import LogitsTarget
 from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.text_side import TextSide
-from karat.engine.tool_use import calling, parsed
 from karat.engine.turns import Turns
 from karat.engine.updates import PromptProgress
-from karat.engine.verifying import (
-    Facts,
-    ReceiptWish,
-    check_wish,
-    compared,
-    examine,
-    verdict,
-    with_receipts,
-)
 from karat.engine.vllm_arguments import refuse, settle_constructor
 from karat.errors import CapacityError, RequestError, UsageError
 from karat.models.opening import open_model
@@ -40,14 +30,15 @@ from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
-from karat.receipts.receipt import Receipt
-from karat.receipts.verdict import Verdict
 from karat.request import CompletionOutput, Request, RequestOutput, Resume, SamplingParams, StreamChunk, shown
 from karat.text import ChatPrompt, Tokenizer
-from karat.text.tools.events import ParsedAnswer
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
+    from karat.engine.verifying import ReceiptWish
+    from karat.receipts.receipt import Receipt
+    from karat.receipts.verdict import Verdict
+    from karat.text.tools.events import ParsedAnswer
 
 MAX_LOGITS_BYTES = 1024**3  # of the array that `LLM.logits` returns
 _MUCH = 64 * 1024**2  # bytes of weights: more take long to load, unless they are loaded later and together
@@ -191,7 +182,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         priority: int | Sequence[int] = 0,
-        receipt: ReceiptWish = False,
+        receipt: "ReceiptWish" = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Continue one prompt or several. Outputs are in the order of the prompts.
@@ -227,7 +218,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
         priority: int | Sequence[int] = 0,
-        receipt: ReceiptWish = False,
+        receipt: "ReceiptWish" = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
@@ -313,13 +304,15 @@ class LLM:
         """What of this model decides its answers. The first call reads all weights once more."""
         return self._fingerprinting.begin().result()
 
-    def verify(self, receipt: Receipt, prompt: Prompt | None = None) -> Verdict:
+    def verify(self, receipt: "Receipt", prompt: Prompt | None = None) -> "Verdict":
         """Whether this model answers as the receipt says, by one pass over prompt and answer.
 
         prompt: that of the request, for a receipt that has only digests; its answer is generated anew. Raises
         OtherContractError if the model or its rules are others than the receipt's, ReceiptError for a prompt that is
         missing, and errors of computing.
         """
+        from karat.engine.verifying import Facts, compared, examine, verdict
+
         before = perf_counter()
         self._turns.require_open()
         facts = Facts(
@@ -375,12 +368,16 @@ class LLM:
         schemas of `tools`, which are in OpenAI's form. Without parallel_tool_calls there is one call at most. Raises
         RequestError.
         """
+        from karat.engine.tool_use import calling
+
         params = sampling_params or self.default_params_after(len(prompt.token_ids))
         how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         return calling(params, self._intake.dialect, prompt, tools, **how)
 
-    def parse_chat(self, output: RequestOutput, tools: Sequence[Message] | None = None) -> list[ParsedAnswer]:
+    def parse_chat(self, output: RequestOutput, tools: Sequence[Message] | None = None) -> "list[ParsedAnswer]":
         """The answer to a conversation, taken apart: reasoning, text and calls of `tools`, for each choice."""
+        from karat.engine.tool_use import parsed
+
         return parsed(output, self._intake.dialect, self.tokenizer, tools)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -460,11 +457,13 @@ class LLM:
         self.engine.check_request(request)
         return request
 
-    def _outputs(self, requests: Sequence[Request], receipt: ReceiptWish, *, use_tqdm: bool) -> list[RequestOutput]:
+    def _outputs(self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool) -> list[RequestOutput]:
+        if receipt is False:
+            return self._turns.run(requests, show_progress=use_tqdm)
+        from karat.engine.verifying import check_wish, with_receipts
+
         check_wish(receipt)
         outputs = self._turns.run(requests, show_progress=use_tqdm)
-        if receipt is False:
-            return outputs
         found = self.fingerprint()
         pairs = zip(outputs, requests, strict=True)
         return [with_receipts(output, request, found, self.max_model_len, receipt) for output, request in pairs]
