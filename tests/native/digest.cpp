@@ -225,7 +225,8 @@ struct Steps {
     }
 };
 
-void model(const Kernels& kernels, const IntegerKernels& integers, int threads, CacheType type, std::size_t block_size, std::size_t window) {
+void model(const Kernels& kernels, const IntegerKernels& integers, int threads, CacheType type, std::size_t block_size,
+           std::size_t window) {
     constexpr std::size_t kHidden = 96, kHeads = 4, kKvHeads = 2, kDim = 24, kLayers = 2, kVocab = 90;
     const std::vector<std::size_t> lengths{300, 40, 10};
     Steps steps(block_size, lengths);
