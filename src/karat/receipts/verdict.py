@@ -65,7 +65,7 @@ def require_same(receipt: Receipt, here: Fingerprint) -> None:
         parts = [f"{name} ({getattr(receipt.fingerprint, name)}, here {getattr(here, name)})" for name in names]
         raise OtherContractError(
             f"the receipt is of another {', '.join(parts)}; no verdict: load what it was made with (model, "
-            "--quantize, --kv-dtype, --executor), with a Karat of that numeric contract"
+            "--quantize, --kv-dtype, --activations, --executor), with a Karat of that numeric contract"
         )
 
 
