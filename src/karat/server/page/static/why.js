@@ -49,7 +49,7 @@ export function makeWhy(app) {
         h("span", { class: `word s${step}` }, shown(entry.text)),
         h("span", { class: "note" }, `token ${entry.token} · position ${number(entry.position)}`)),
       h("p", { class: "sentence" }, ...sentence(entry, step, greedy)),
-      funnel(entry),
+      ...funnel(entry),
       h("h3", {}, "What else could stand here"),
       h("p", { class: "note" }, app.abilities.resume && !node.edited ? "Take one, and the answer goes on from it." : ""),
       h("ul", { class: "alternatives" }, entry.alternatives.map((other) => h("li", {}, alternative(node, index, entry, other)))),
@@ -95,7 +95,7 @@ function funnel({ kept = {}, temperature, draw }) {
     .filter(([name]) => kept[name] !== null && kept[name] !== undefined)
     .map(([name, label]) => [label, `${number(kept[name])} ${kept[name] === 1 ? "token" : "tokens"} left`]);
   if (draw !== null) rows.unshift(["Temperature", String(Number(temperature.toFixed(3)))]);
-  return rows.length > 0 && h("dl", { class: "facts-list" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return rows.length > 0 ? [h("dl", { class: "facts-list" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))))] : [];
 }
 
 function bar(share) {
