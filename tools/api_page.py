@@ -90,13 +90,20 @@ def _signature(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> str
     if arguments.kwonlyargs:
         parts.append("*")
         parts += [_argument(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    end = ")" if method.name == "__init__" else f") -> {ast.unparse(method.returns)}"
+    end = ")" if method.name == "__init__" else f") -> {_type(method.returns)}"
     line = f"{name}({', '.join(parts)}{end}"
     return _code([line]) if len(line) <= 100 else _code([f"{name}(", *(f"    {part}," for part in parts), end])
 
 
+def _type(annotation: ast.expr | None) -> str:
+    """As a reader wants it: a type that is imported for type checkers only stands in quotes in the source."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return annotation.value
+    return "None" if annotation is None else ast.unparse(annotation)
+
+
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
-    kind = f": {ast.unparse(argument.annotation)}" if argument.annotation else ""
+    kind = f": {_type(argument.annotation)}" if argument.annotation else ""
     return f"{argument.arg}{kind}" + (f" = {ast.unparse(default)}" if default else "")
 
 

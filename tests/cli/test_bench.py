@@ -33,6 +33,8 @@ class KaratFacts(msgspec.Struct, forbid_unknown_fields=True):
     executor: str
     dtype: str
     kv_dtype: str
+    activations: str
+    numeric_contract: int
     threads: int
     tensor_parallel_size: int
     isa: str | None

@@ -19,6 +19,8 @@ OTHER_MEANINGS = {
     "check/diagnosis/peers.py": "pre-tokenizers in GGUF",
     "bench/shapes.py": "config.json of released models",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
+    "text/tools/llama.py": "a format of calls",
+    "text/tools/mistral.py": "a format of calls",
     "text/gguf_tokenizer.py": "kinds of tokenizers in GGUF",
     "text/pre_tokenizers.py": "pre-tokenizers in GGUF",
 }
