@@ -133,7 +133,7 @@ ROWS: tuple[Row, ...] = (
     Row("embed-scale", embed_scale, {}),
     Row("embed-row", embed_row, {}),
     Row("layer-prefix", layer_prefix, {"changes": {"num_hidden_layers": 3}}),
-    Row("dtype-trunc", dtype_trunc, {}),
+    Row("dtype-trunc", dtype_trunc, {"stored": ("F32",)}),
     Row("dtype-misread", dtype_misread, {"stored": "F16"}),
     Row("byte-order", byte_order, {"stored": "BF16"}),
     Row("overflow-fp16", overflow, {"dtype": torch.float16, "gain": 400.0}),

@@ -8,20 +8,25 @@ import torch
 _LIMITS = {"int8": 127, "int16": 32_639, "int24": 8_355_711}
 
 
+class CutInBlockError(Exception):
+    """A fault cuts features inside a block of 32, where no engine that reads integers can cut."""
+
+
 def rounded(x: torch.Tensor, activations: str) -> torch.Tensor:
-    """x [..., features] in blocks of 32, as integers times a power, in float64. A cut may leave the last shorter."""
-    limit, features = _LIMITS[activations], x.shape[-1]
-    padded = torch.nn.functional.pad(x.detach().float(), (0, -features % 32))
-    blocks = padded.unflatten(-1, (-1, 32))
+    """x [..., features] in blocks of 32, as integers times a power, in float64. Raises CutInBlockError."""
+    limit = _LIMITS[activations]
+    if x.shape[-1] % 32:
+        raise CutInBlockError
+    blocks = x.detach().float().unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1, keepdim=True)
     if activations == "int8":
         power = (largest / limit).clamp_min(2.0**-102)
-        return ((blocks / power).round().double() * power.double()).flatten(-2)[..., :features]
+        return ((blocks / power).round().double() * power.double()).flatten(-2)
     wide = blocks.double()
     power = torch.full_like(largest, 2.0**-102, dtype=torch.float64)
     while (too_small := (largest.double() / power).round() > limit).any():
         power = torch.where(too_small, 2 * power, power)
-    return ((wide / power).round() * power).flatten(-2)[..., :features]
+    return ((wide / power).round() * power).flatten(-2)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from karat.quant import FORMATS
 from karat.quant.codes import CODINGS
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache
 from tools.zoo.faults import Row
-from tools.zoo.integers import reading_integers
+from tools.zoo.integers import CutInBlockError, reading_integers
 from tools.zoo.models import Subject, draw
 
 
@@ -83,7 +83,10 @@ def run_case(
         cache = None
         if any(row.bug == "kv-stale" for row in rows):
             cache = FaultyCache(subject.rng.choice(CACHE_FAULTS))
-        broken = record(subject.hf, cache=cache)
+        try:
+            broken = record(subject.hf, cache=cache)
+        except CutInBlockError:
+            return None
     seen = reduced(broken, kind)
     moved = overflow(reduced(healthy, kind), seen) if is_narrow else how_far(subject, reduced(healthy, kind), seen)
     diagnosis = Diagnoser(subject.graph, subject.weights, seen, seconds=seconds).run()

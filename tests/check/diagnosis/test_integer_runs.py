@@ -81,17 +81,8 @@ def test_the_zoo_rounds_as_the_definition(width: str) -> None:
     np.testing.assert_array_equal(rounded(torch.from_numpy(x), width).numpy(), as_integers(x.astype(np.float64), width))
 
 
-# Bugs that are not named yet where weights in blocks read integers: in float32 all of ten are.
-NOT_NAMED_YET = {
-    "dtype-trunc": "none of ten is named: roundings of integers hide a truncated dtype",
-    "reduce-missing": "two or three of ten are not named",
-}
-
-
 @pytest.mark.parametrize(("bug", "width"), chances([row.bug for row in ROWS], ("int8", "int16")))
-def test_each_bug_is_named(bug: str, width: str, request: pytest.FixtureRequest) -> None:
-    if reason := NOT_NAMED_YET.get(bug):
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
+def test_each_bug_is_named(bug: str, width: str) -> None:
     row = next(row for row in ROWS if row.bug == bug)
     cases = [run_case([row], f"{SEED}-{row.bug}-{width}-0", activations=width)]
     if cases[0] is None or not cases[0].counts:
