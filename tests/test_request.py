@@ -1,4 +1,7 @@
-"""SamplingParams: what is refused, by name, before any work; what is normalised; outputs."""
+"""SamplingParams: what is refused, by name, before any work; what is normalised; outputs.
+
+Covers: karat.outputs.
+"""
 
 import copy
 import math
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 import karat
 from karat.errors import RequestError
-from karat.request import CompletionOutput, Logprob, RequestOutput, SamplingParams, StructuredOutputs, shown
+from karat.outputs import CompletionOutput, Logprob, RequestOutput
+from karat.request import SamplingParams, StructuredOutputs, shown
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {

@@ -21,6 +21,8 @@ NAMES = {
     "request.py": [
         "SamplingParams",
         "StructuredOutputs",
+    ],
+    "outputs.py": [
         "RequestOutput",
         "CompletionOutput",
         "Logprob",

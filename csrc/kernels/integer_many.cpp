@@ -191,8 +191,8 @@ struct PanelOfMany {
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
             if (begin == end) {  // a leaf of no columns
-                begin_leaf(0, tokens);
-                end_leaf(leaf, 0, tokens);
+                leaf_sums().begin(0, tokens);
+                leaf_sums().end(a, panel, leaf, token, 0, tokens);
             }
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
@@ -202,15 +202,17 @@ struct PanelOfMany {
                 const std::size_t each = (count / kDigitColumns * kLineBytes / 64 + tiles - 1) / tiles * 64;
                 for (std::size_t i = 0; i < tiles; ++i) {
                     const std::size_t first = i * tokens / tiles, last = (i + 1) * tokens / tiles;
-                    if (start == begin) begin_leaf(first, last);
+                    if (start == begin) leaf_sums().begin(first, last);
                     tile(first, last, start, count, ahead + i * each, each);
-                    if (start + count == end) end_leaf(leaf, first, last);
+                    if (start + count == end) leaf_sums().end(a, panel, leaf, token, first, last);
                 }
             }
         }
     }
 
 private:
+    KARAT_INLINE LeafSums leaf_sums() const { return {s.sums, s.levels}; }
+
     void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count, const std::uint8_t* ahead,
               std::size_t bytes) const {
         const std::uint8_t* const x =
@@ -226,32 +228,6 @@ private:
                                      Bytes::kZero,
                                      s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
                                      {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
-    }
-
-    void begin_leaf(std::size_t first, std::size_t last) const {
-        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(s.sums + i, zero());
-    }
-
-    void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
-        const auto level_of = [&](int level) {
-            return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
-        };
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) {
-                const float* left = level_of(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
-                    store(s.sums + i, load(left + i) + load(s.sums + i));
-            },
-            [&](int level) {
-                float* left = level_of(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(s.sums + i));
-            });
-        if (leaf + 1 < a.num_leaves) return;
-        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
-        for (std::size_t t = first; t < last; ++t)
-            for (std::size_t g = 0; g < G; ++g)
-                write_result(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
 };
 

@@ -106,6 +106,37 @@ KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size
     store_first(a.out + token * a.out_stride + row, sum, n);
 }
 
+// Running sums of up to kTokenBlock tokens of a panel, and the finished leaves that wait for their siblings.
+struct LeafSums {
+    float* sums;    // [kTokenBlock, kWide]
+    float* levels;  // [3, kTokenBlock, kWide]
+
+    // Of tokens first … last - 1 of the block, which begins at `token`.
+    KARAT_INLINE void begin(std::size_t first, std::size_t last) const {
+        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(sums + i, zero());
+    }
+    KARAT_INLINE void end(const LinearArgs& a, std::size_t panel, std::size_t leaf, std::size_t token,
+                          std::size_t first, std::size_t last) const {
+        const auto level_of = [&](int level) { return levels + static_cast<std::size_t>(level) * kTokenBlock * kWide; };
+        add_along_tree(
+            leaf, a.num_leaves,
+            [&](int level) {
+                const float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
+                    store(sums + i, load(left + i) + load(sums + i));
+            },
+            [&](int level) {
+                float* left = level_of(level);
+                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(sums + i));
+            });
+        if (leaf + 1 < a.num_leaves) return;
+        const Place place{a, panel};
+        for (std::size_t t = first; t < last; ++t)
+            for (std::size_t g = 0; g < place.groups(); ++g)
+                write_result(a, token + t, place.row(static_cast<int>(g)), load(sums + t * kWide + g * kLanes));
+    }
+};
+
 template <class Fmt>
 inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
 

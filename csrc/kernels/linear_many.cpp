@@ -269,8 +269,8 @@ struct PanelOfMany {
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
             if (begin == end) {  // a leaf of no columns
-                begin_leaf(0, tokens);
-                end_leaf(leaf, 0, tokens);
+                leaf_sums().begin(0, tokens);
+                leaf_sums().end(a, panel, leaf, token, 0, tokens);
             }
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kChunk ? end - start : kChunk;
@@ -282,16 +282,18 @@ struct PanelOfMany {
                 const std::size_t each = (bytes / 64 + num_tiles(tokens) - 1) / num_tiles(tokens) * 64;
                 for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
                     const std::size_t first = tile_start(tokens, i), last = tile_start(tokens, i + 1);
-                    if (start == begin) begin_leaf(first, last);
+                    if (start == begin) leaf_sums().begin(first, last);
                     const std::size_t fetched = i * each < bytes ? i * each : bytes;
                     tile(first, last, packed, start, count, {next + fetched, fetched < bytes ? each : 0});
-                    if (start + count == end) end_leaf(leaf, first, last);
+                    if (start + count == end) leaf_sums().end(a, panel, leaf, token, first, last);
                 }
             }
         }
     }
 
 private:
+    KARAT_INLINE LeafSums leaf_sums() const { return {s.sums, s.levels}; }
+
     void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count,
               NextChunk next) const {
         const std::size_t x_sums_stride = a.weight->columns / 16;
@@ -310,32 +312,6 @@ private:
             run_tile(last - first,
                      Tile<kSub, kHasMinimum<Fmt>, G * kLanes, TG>{args_from(g), s.chunk + g * kLanes,
                                                                   s.scales + g * kLanes, s.minima + g * kLanes});
-    }
-
-    void begin_leaf(std::size_t first, std::size_t last) const {
-        for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(s.sums + i, zero());
-    }
-
-    void end_leaf(std::size_t leaf, std::size_t first, std::size_t last) const {
-        const auto level_of = [&](int level) {
-            return s.levels + static_cast<std::size_t>(level) * kTokenBlock * kWide;
-        };
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) {
-                const float* left = level_of(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
-                    store(s.sums + i, load(left + i) + load(s.sums + i));
-            },
-            [&](int level) {
-                float* left = level_of(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(s.sums + i));
-            });
-        if (leaf + 1 < a.num_leaves) return;
-        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
-        for (std::size_t t = first; t < last; ++t)
-            for (std::size_t g = 0; g < G; ++g)
-                write_result(a, token + t, row + g * kLanes, load(s.sums + t * kWide + g * kLanes));
     }
 };
 

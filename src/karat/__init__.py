@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 from karat.config import NUMERIC_CONTRACT, VERSION
 from karat.errors import KaratError
 from karat.explanation import Alternative, Explanation, Kept
-from karat.request import (
-    CompletionOutput,
-    Logprob,
-    RequestOutput,
-    SamplingParams,
-    StreamChunk,
-    StructuredOutputs,
-    TokenLogprobs,
-)
+from karat.outputs import CompletionOutput, Logprob, RequestOutput, StreamChunk, TokenLogprobs
+from karat.request import SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM

@@ -3,7 +3,7 @@
 import re
 
 from karat.cli.generation import Meter
-from karat.request import StreamChunk
+from karat.outputs import StreamChunk
 
 
 def measured(num_prompt_tokens: int, *chunks: StreamChunk) -> Meter:

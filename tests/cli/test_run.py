@@ -193,7 +193,7 @@ def test_several_answers_come_in_order_each_with_a_line_end(alphabet: Path, kara
 
 def test_answers_that_interleave_are_not_mixed(capfd: pytest.CaptureFixture[str]) -> None:
     from karat.cli.run import _print_in_order
-    from karat.request import StreamChunk
+    from karat.outputs import StreamChunk
 
     def chunk(index: int, text: str, reason: str | None = None) -> StreamChunk:
         return StreamChunk(index, text, (1,), reason)  # type: ignore[arg-type]

@@ -19,7 +19,8 @@ from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
 from karat.engine.sizes import EngineConfig
 from karat.engine.updates import RequestUpdate
-from karat.request import Request, RequestOutput, SamplingParams, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
+from karat.request import Request, SamplingParams
 from karat.text import Tokenizer
 
 STALE = -7  # what a slot holds before it is written

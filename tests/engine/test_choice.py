@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.text import Tokenizer
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, piece_tokenizer, request, run, says
 

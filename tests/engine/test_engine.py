@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from karat.engine.engine import Engine
 from karat.errors import CapacityError, RequestError
-from karat.request import Request, RequestOutput
+from karat.outputs import RequestOutput
+from karat.request import Request
 from tests.engine.fakes import (
     BYTES,
     SAMPLED,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from karat.request import Request, RequestOutput
+from karat.outputs import RequestOutput
+from karat.request import Request
 from tests.engine.fakes import SAMPLED, FakeModel, alone, drive, make_engine, request, run
 
 SYSTEM = b"You are a fox. Be kind."  # 23 tokens: 5 blocks of 4

@@ -12,7 +12,7 @@ from karat import LLM, SamplingParams
 from karat.engine.engine import Engine
 from karat.errors import RequestError
 from karat.ops.native import unavailable_reason
-from karat.request import RequestOutput, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
 from tests.engine.fakes import SAMPLED, alone, drive, make_engine, request
 from tests.engine.tiny import at_rest, tokens, write_model
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.engine.logprobs import token_logprobs
-from karat.request import Logprob
+from karat.outputs import Logprob
 
 LOGITS = st.lists(st.sampled_from([-50.0, -4.0, 0.0, 0.25, 9.0, 9.5]), min_size=1, max_size=20)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
 from karat.errors import RequestError
-from karat.request import Request, RequestOutput
+from karat.outputs import RequestOutput
+from karat.request import Request
 from tests.engine.fakes import SAMPLED, alone, drive, make_engine, request
 from tests.engine.schedules import compute, make, sequence, sizes, text
 from tests.engine.tiny import GREEDY, tokens

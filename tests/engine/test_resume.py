@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
 from karat.errors import RequestError
-from karat.request import CompletionOutput, StreamChunk
+from karat.outputs import CompletionOutput, StreamChunk
 from tests.engine.tiny import CHATML, write_model
 from tests.support.seed import SEED
 

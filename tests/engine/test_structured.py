@@ -15,8 +15,8 @@ from karat.engine.choice import Choice
 from karat.engine.engine import Engine
 from karat.engine.updates import RequestUpdate
 from karat.errors import OtherContractError, RequestError
+from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.receipt import sealed
-from karat.request import CompletionOutput, RequestOutput
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, request, run, says
 from tests.support.seed import SEED
 

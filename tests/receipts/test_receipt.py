@@ -18,11 +18,12 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.errors import ReceiptError
 from karat.ops.native import supported_isas
+from karat.outputs import CompletionOutput
 from karat.receipts import Receipt, read_receipt, read_receipts
 from karat.receipts import receipt as receipt_module
 from karat.receipts.making import receipt_of
 from karat.receipts.receipt import schema, sealed
-from karat.request import CompletionOutput, Request
+from karat.request import Request
 from tests.engine.tiny import CHATML, IM_END, PROMPTS, SAMPLED, write_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """What is counted of a request: tokens, times and what was cached."""
 
 from karat.engine.engine import PromptProgress, RequestUpdate
-from karat.request import StreamChunk
+from karat.outputs import StreamChunk
 from karat.server.tally import Tally
 
 

@@ -10,7 +10,7 @@ from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
 from karat.errors import CheckpointError, ConfigError, HubError, KaratError, NumericsError, TokenizerError
-from karat.request import StreamChunk
+from karat.outputs import StreamChunk
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM

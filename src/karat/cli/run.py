@@ -19,7 +19,8 @@ from karat.cli.run_receipt import Gathered, settle_seed, signer_from
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
-from karat.request import SamplingParams, StreamChunk
+from karat.outputs import StreamChunk
+from karat.request import SamplingParams
 
 EXAMPLES = """
 Examples

@@ -5,7 +5,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from karat.cli.generation import Meter, Task
-from karat.request import SamplingParams, StreamChunk, TokenLogprobs
+from karat.outputs import StreamChunk, TokenLogprobs
+from karat.request import SamplingParams
 
 
 def as_object(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from karat.cli.generation import Task
-from karat.request import CompletionOutput, Request, StreamChunk
+from karat.outputs import CompletionOutput, StreamChunk
+from karat.request import Request
 
 if TYPE_CHECKING:
     from karat.receipts.signature import Signer

@@ -14,7 +14,8 @@ from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
 from karat.engine.updates import RequestUpdate
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
-from karat.request import Request, RequestOutput
+from karat.outputs import RequestOutput
+from karat.request import Request
 
 MAX_REPLAYS = 16
 MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads

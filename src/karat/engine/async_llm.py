@@ -33,19 +33,11 @@ from karat.engine.vllm_arguments import settle_constructor
 from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
+from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference, Verdict
-from karat.request import (
-    MAX_COUNT,
-    MAX_SEED,
-    CompletionOutput,
-    Request,
-    RequestOutput,
-    Resume,
-    SamplingParams,
-    shown,
-)
+from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 

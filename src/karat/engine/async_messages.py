@@ -10,8 +10,9 @@ from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.explanation import Explanation
+from karat.outputs import CompletionOutput, FinishReason, Logprob, StreamChunk
 from karat.receipts.verdict import Difference
-from karat.request import CompletionOutput, FinishReason, Logprob, Request, StreamChunk
+from karat.request import Request
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):

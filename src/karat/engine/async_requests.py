@@ -7,7 +7,8 @@ from collections.abc import Callable
 from karat.engine.async_messages import News
 from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import SlowReaderError
-from karat.request import CompletionOutput, Request, RequestOutput, StreamChunk
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.request import Request
 
 
 class OpenRequest:

@@ -12,7 +12,8 @@ from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError, KaratError, RequestError
 from karat.explanation import Explanation
-from karat.request import CompletionOutput, FinishReason, Request, StreamChunk, TokenLogprobs
+from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
+from karat.request import Request
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
 if TYPE_CHECKING:

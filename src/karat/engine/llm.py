@@ -29,8 +29,9 @@ from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
-from karat.request import CompletionOutput, Request, RequestOutput, Resume, SamplingParams, StreamChunk, shown
+from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:

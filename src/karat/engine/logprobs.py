@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.ops import rows
-from karat.request import Logprob, TokenLogprobs
+from karat.outputs import Logprob, TokenLogprobs
 
 
 def token_logprobs(

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from karat.engine.choice import Choice
 from karat.engine.sequence import Sequence
 from karat.errors import KaratError
+from karat.outputs import CompletionOutput
 from karat.receipts.verdict import Difference
-from karat.request import CompletionOutput, Request
+from karat.request import Request
 from karat.text import Tokenizer
 
 

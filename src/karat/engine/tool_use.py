@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from karat.errors import RequestError
-from karat.request import CompletionOutput, RequestOutput, SamplingParams, StructuredOutputs, shown
+from karat.outputs import CompletionOutput, RequestOutput
+from karat.request import SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt, Tokenizer
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer

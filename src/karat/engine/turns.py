@@ -12,7 +12,8 @@ from karat.engine.replay import Replay
 from karat.engine.request_bar import RequestBar
 from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import UsageError
-from karat.request import Request, RequestOutput, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
+from karat.request import Request
 
 T = TypeVar("T")
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from karat.engine.choice import Carried, Choice
-from karat.request import Request, RequestOutput, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
+from karat.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from typing import Literal
 
 from karat.engine.choice import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError
+from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.making import receipt_of, text_digest, version_of
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
-from karat.request import CompletionOutput, Request, RequestOutput
+from karat.request import Request
 
 ReceiptWish = bool | Literal["digests"]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from karat.config import VERSION
 from karat.errors import ReceiptError
+from karat.outputs import CompletionOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.receipt import Receipt, Sampling, sealed
-from karat.request import CompletionOutput, Request, SamplingParams, StructuredOutputs
+from karat.request import Request, SamplingParams, StructuredOutputs
 
 
 def receipt_of(

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message

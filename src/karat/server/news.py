@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.server.inner import Work
 
 

@@ -5,7 +5,8 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from karat.request import CompletionOutput, Resume, StreamChunk
+from karat.outputs import CompletionOutput, StreamChunk
+from karat.request import Resume
 from karat.text import Tokenizer
 from karat.text.tools.events import CallBegin, Event, ParsedAnswer, Reasoning, Text, gathered
 from karat.text.tools.format import ToolFormat

@@ -22,7 +22,7 @@ from karat.check.session.session import PROMPT, Plan, Session
 from karat.check.session.stage import Stage, overall
 from karat.check.stages.story import READING, WORDS, Answer, has, loop, reading, red_flags, run
 from karat.config import embedded_model_path
-from karat.request import Logprob
+from karat.outputs import Logprob
 from karat.text import Tokenizer
 from tests.convert.folders import folder_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from karat.request import StreamChunk
+from karat.outputs import StreamChunk
 from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from karat import SamplingParams
 from karat.engine.updates import RequestUpdate
-from karat.request import StreamChunk
+from karat.outputs import StreamChunk
 from karat.server.inner import Ask, Work
 from karat.server.openai.answers import Heading, Subject
 from karat.server.openai.events import ChatEvents, TextEvents

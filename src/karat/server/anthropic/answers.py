@@ -2,7 +2,7 @@
 
 from msgspec import UNSET
 
-from karat.request import CompletionOutput, RequestOutput, StreamChunk
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage
 from karat.server.openai.answers import Subject, karat_of, reason_of

@@ -4,7 +4,7 @@ from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
 from karat.explanation import Explanation
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.server.anthropic.answers import ending_of, usage_of
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.errors import error_of

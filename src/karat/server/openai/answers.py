@@ -6,8 +6,8 @@ from typing import cast
 
 from msgspec import UNSET, UnsetType
 
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
-from karat.request import CompletionOutput, RequestOutput, StreamChunk
 from karat.server import schema
 from karat.server.errors import ApiError
 from karat.server.inner import Work

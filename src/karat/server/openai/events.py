@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from karat.engine.updates import RequestUpdate
-from karat.request import RequestOutput, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
 from karat.server.openai.answers import Subject, explained, karat_of, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from karat.request import Logprob, TokenLogprobs
+from karat.outputs import Logprob, TokenLogprobs
 from karat.server.schema import ChatLogprobs, PromptLogprobs, TextLogprobs, TokenLogprob, TopLogprob
 from karat.text import Tokenizer
 

@@ -5,7 +5,7 @@ from itertools import count
 
 from msgspec import UNSET
 
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.openai.response_items import Items
 from karat.server.openai.response_requests import Echo

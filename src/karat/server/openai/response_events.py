@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from karat.engine.updates import RequestUpdate
 from karat.explanation import Explanation
-from karat.request import RequestOutput
+from karat.outputs import RequestOutput
 from karat.server.errors import ApiError
 from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.openai.response_answers import begun, ended
