@@ -191,7 +191,9 @@ struct IntegerKernels {
     std::size_t (*scratch_bytes)();
 
     // x [rows, columns] as digits, rows digit_row_bytes apart.
-    void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::uint8_t* out);
+    // For layers of `tokens` rows, these among them.
+    void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
+                     std::uint8_t* out);
 
     // Computes panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);

@@ -30,11 +30,21 @@ inline constexpr int kDirectTokens =
     kPassTokens<kDigits>;
 #endif
 
+// Whether more than kDirectTokens tokens multiply q as it is, in words of 16 bits (dot.h), instead of its digits.
+template <int kDigits>
+inline constexpr bool kInWords =
+#if defined(KARAT_PAIRS)
+    kDigits == 2;
+#else
+    false;
+#endif
+
 // Compute panels first … last - 1 of a layer; `few_tokens_of_integers` up to kDirectTokens tokens.
 void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
 void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 std::size_t integer_scratch_floats();
-void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::uint8_t* out);
+void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
+              std::uint8_t* out);
 
 // Calls f.run<Fmt, digits>() for a block format.
 template <int kDigits, class F>
@@ -81,6 +91,11 @@ struct XBlock {
     KARAT_INLINE i32x16 four(int digit, int column) const {
         return four_digits(reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt +
                            static_cast<std::size_t>(digit) * kDigitColumns + column);
+    }
+
+    // q of two columns, in the order of `word_column`.
+    KARAT_INLINE i32x16 two_words(int word) const {
+        return four_digits(reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt + 2 * word);
     }
 
 private:

@@ -64,15 +64,17 @@ private:
             for (int g = 0; g < kAtOnce; ++g)
                 for (int digit = 0; digit < kDigits; ++digit) dots[t][g][digit].begin();
         KARAT_UNROLL_STEPS
-        for (int c = 0; c < kSteps; ++c) {
+        for (int step = 0; step < kSteps; ++step) {
+            // Several tokens take both halves of a word, one after the other.
+            const int c = T > 1 && kSteps == 8 && Fmt::kColumns == 32 ? step / 2 + 4 * (step % 2) : step;
             CodesOf codes[kAtOnce];
             for (int g = 0; g < kAtOnce; ++g) codes[g] = CodesOf::of(bytes.of(block_of<Fmt>(w, first + g, G), sub, c));
             for (int t = 0; t < T; ++t)
                 for (int digit = 0; digit < kDigits; ++digit) {
                     const i32x16 four = x(t, k).four(digit, column + 4 * c);
-                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(c, codes[g], four);
+                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(step, codes[g], four);
                 }
-            fetch((sub * (G / kAtOnce) + first / kAtOnce) * kSteps + c);
+            fetch((sub * (G / kAtOnce) + first / kAtOnce) * kSteps + step);
         }
         for (int g = 0; g < kAtOnce; ++g) {
             const Block block = block_of<Fmt>(w, first + g, G);

@@ -38,7 +38,7 @@ struct Scratch {
 };
 
 // Unpacks columns first … first + count - 1 of a panel, whose block begins at w.
-template <class Fmt, int G>
+template <class Fmt, class CodesOf, int G>
 void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const Scratch& s) {
     using Bytes = CodeBytes<Fmt>;
     const auto bytes = Bytes::make();
@@ -50,7 +50,10 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
         const int sub = static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
         for (int c = 0; c < Fmt::kSub / 4; ++c)
             for (int g = 0; g < G; ++g) {
-                const auto codes = Codes<kClass<Bytes::kLargest>>::of(bytes.of(block_of<Fmt>(block, g, G), sub, c));
+                const i32x16 four = bytes.of(block_of<Fmt>(block, g, G), sub, c);
+                CodesOf codes;
+                if constexpr (CodesOf::kInWords) codes = CodesOf::of(four, Bytes::kZero);
+                else codes = CodesOf::of(four);
                 for (int part = 0; part < codes.kParts; ++part, out += 4 * kLanes) istore(out, codes.part[part]);
             }
         for (int g = 0; g < G; ++g, scale += kLanes) store(scale, scale_of<Fmt>(block_of<Fmt>(block, g, G), sub));
@@ -71,6 +74,7 @@ struct NextLines {
 template <int kLargest, int kSub, bool kMinimum, int kDigits, int G, int TG>
 struct Tile {
     static constexpr int kSteps = kSub / 4;
+    static constexpr bool kIsWords = Codes<kLargest>::kInWords;
     static constexpr std::size_t kCodeBytes = std::size_t{Codes<kLargest>::kParts} * 4 * kLanes;
 
     const std::uint8_t* codes;  // of the first of the groups
@@ -107,6 +111,8 @@ struct Tile {
                 add_digit<0, T>(code, of, column, nullptr, first);
                 add_digit<1, T>(code, of, column, nullptr, rest);
                 add_digit<2, T>(code, of, column, rest, rest);
+            } else if constexpr (kIsWords) {
+                add_words<T>(code, of, column, rest);
             } else {
                 add_digit<0, T>(code, of, column, nullptr, rest);
                 if constexpr (kDigits == 2) add_digit<1, T>(code, of, column, rest, rest);
@@ -115,7 +121,7 @@ struct Tile {
             for (int t = 0; t < T; ++t) {
                 const f32x16 power = set1(of(t).power());
                 for (int g = 0; g < TG; ++g) {
-                    const f32x16 part = part_of<kSub>(first[t][g], rest[t][g], of(t), column, code_zero);
+                    const f32x16 part = part_of<kSub>(first[t][g], rest[t][g], of(t), column, kIsWords ? 0 : code_zero);
                     float* const at = to + t * static_cast<int>(kWide) + g * kLanes;
                     f32x16 value = fma(part, load(scale + g * kLanes) * power, load(at));
                     if constexpr (kMinimum) {
@@ -134,32 +140,59 @@ struct Tile {
     }
 
 private:
+    // total = a sub-block's sums of code * q.
+    template <int T, class Of>
+    static KARAT_INLINE void add_words(const std::uint8_t* code, const Of& of, int column, i32x16 (&total)[T][TG]) {
+        KARAT_UNROLL_STEPS
+        for (int c = 0; c < kSteps; ++c) KARAT_UNROLL_STEPS
+        for (int part = 0; part < 2; ++part) {
+            i32x16 of_group[TG];
+            for (int g = 0; g < TG; ++g)
+                of_group[g] =
+                    iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes +
+                          part * 4 * kLanes);
+            for (int t = 0; t < T; ++t) {
+                const i32x16 two = of(t).two_words(column + 4 * c + 2 * part);
+                for (int g = 0; g < TG; ++g) {
+                    const i32x16 products = join_pairs(of_group[g], two);
+                    total[t][g] = c + part == 0 ? products : total[t][g] + products;
+                    in_order(total[t][g]);
+                }
+            }
+            forget_stored();
+        }
+    }
+
     // total = 256 * before (null: 0) + a sub-block's sums of code * digit.
     template <int kDigit, int T, class Of, class Before>
     static KARAT_INLINE void add_digit(const std::uint8_t* code, const Of& of, int column, const Before& before,
                                        i32x16 (&total)[T][TG]) {
-        Dots<kLargest, kSteps> dots[T][TG];
-        for (int t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) {
-                if constexpr (std::is_same_v<Before, std::nullptr_t>) dots[t][g].begin();
-                else dots[t][g].begin(before[t][g] << 8);
-            }
         KARAT_UNROLL_STEPS
-        for (int c = 0; c < kSteps; ++c) {
-            Codes<kLargest> of_group[TG];
-            for (int g = 0; g < TG; ++g)
-                for (int part = 0; part < Codes<kLargest>::kParts; ++part)
-                    of_group[g].part[part] =
+        for (int part = 0; part < Codes<kLargest>::kParts; ++part) {  // one at a time: accumulators of both spill
+            Dots<Codes<kLargest>::kParts == 2 ? 15 : kLargest, kSteps> dots[T][TG];
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g) {
+                    if constexpr (std::is_same_v<Before, std::nullptr_t>) dots[t][g].begin();
+                    else if (part == 0) dots[t][g].begin(before[t][g] << 8);
+                    else dots[t][g].begin();
+                }
+            KARAT_UNROLL_STEPS
+            for (int c = 0; c < kSteps; ++c) {
+                i32x16 of_group[TG];
+                for (int g = 0; g < TG; ++g)
+                    of_group[g] =
                         iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes +
                               part * 4 * kLanes);
-            for (int t = 0; t < T; ++t) {
-                const i32x16 four = of(t).four(kDigit, column + 4 * c);
-                for (int g = 0; g < TG; ++g) dots[t][g].add(c, of_group[g], four);
+                for (int t = 0; t < T; ++t) {
+                    const i32x16 four = of(t).four(kDigit, column + 4 * c);
+                    for (int g = 0; g < TG; ++g) dots[t][g].add(c, {{of_group[g]}}, four);
+                }
+                forget_stored();  // or codes of later steps are loaded now, and accumulators wait in memory
             }
-            forget_stored();  // or codes of later steps are loaded now, and accumulators wait in memory
+            for (int t = 0; t < T; ++t)
+                for (int g = 0; g < TG; ++g)
+                    total[t][g] = part == 0 ? dots[t][g].total() : total[t][g] + (dots[t][g].total() << 4);
         }
-        for (int t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) total[t][g] = dots[t][g].total();
     }
 };
 
@@ -174,7 +207,9 @@ template <class Fmt, int kDigits, int G>
 struct PanelOfMany {
     static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
     using Bytes = CodeBytes<Fmt>;
-    using TileOf = Tile<kClass<Bytes::kLargest>, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
+    static constexpr int kCodes = kInWords<kDigits> ? kWords : kClass<Bytes::kLargest>;
+    using CodesOf = Codes<kCodes>;
+    using TileOf = Tile<kCodes, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
     // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
     static constexpr int kMost = kTokensOfTile<G>, kHalf = (kMost + 1) / 2;
     static constexpr int kLeast = kDirectTokens<kDigits> + 1 < kHalf ? kDirectTokens<kDigits> + 1 : kHalf;
@@ -196,7 +231,7 @@ struct PanelOfMany {
             }
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
-                unpack<Fmt, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
+                unpack<Fmt, CodesOf, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
                 // As many bytes of the next chunk.
                 const std::uint8_t* const ahead = w + (start + count) / kDigitColumns * kLineBytes;
                 const std::size_t each = (count / kDigitColumns * kLineBytes / 64 + tiles - 1) / tiles * 64;

@@ -32,7 +32,7 @@ KARAT_INLINE void write_sums(std::uint8_t* out, const Halves& of) {
     std::memcpy(out, sums, sizeof sums);
 }
 
-template <int kDigits>
+template <int kDigits, bool kAsWords>
 KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
     using Layout = DigitBlock<kDigits>;
     const f32x16 values[2] = {load(x), load(x + kLanes)};
@@ -74,6 +74,14 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
         write_sums(out + Layout::kFirstSumsAt, first);
         write_sums(out + Layout::kLowerSumsAt, lower);
     }
+    if constexpr (kAsWords) {
+        std::int32_t numbers[kDigitColumns];
+        std::int16_t words[kDigitColumns];
+        for (int i = 0; i < 2; ++i) istore(numbers + i * kLanes, q[i]);
+        for (int i = 0; i < 2 * kLanes; ++i) words[i] = static_cast<std::int16_t>(numbers[word_column(i)]);
+        std::memcpy(digits, words, sizeof words);
+        return;
+    }
     for (int digit = kDigits - 1; digit >= 0; --digit)
         for (int i = 0; i < 2; ++i) {
             store_low_bytes(digits + digit * static_cast<int>(kDigitColumns) + i * kLanes, q[i]);
@@ -81,20 +89,23 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
         }
 }
 
-template <int kDigits>
+template <int kDigits, bool kAsWords = false>
 void quantise_rows(const float* x, std::size_t count, std::uint8_t* out) {
     for (std::size_t i = 0; i < count; ++i, x += kDigitColumns, out += DigitBlock<kDigits>::kBytes)
-        quantise_block<kDigits>(x, out);
+        quantise_block<kDigits, kAsWords>(x, out);
 }
 
 }  // namespace
 
-void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::uint8_t* out) {
+void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
+              std::uint8_t* out) {
     const std::size_t count = rows * (columns / kDigitColumns);
     switch (activations) {
         case Activations::float32: return;
         case Activations::int8: return quantise_rows<1>(x, count, out);
-        case Activations::int16: return quantise_rows<2>(x, count, out);
+        case Activations::int16:
+            return kInWords<2> && tokens > kDirectTokens<2> ? quantise_rows<2, true>(x, count, out)
+                                                            : quantise_rows<2>(x, count, out);
         case Activations::int24: return quantise_rows<3>(x, count, out);
     }
 }

@@ -92,7 +92,7 @@ bool QuantiseOp::is_idle(const StepContext& s) const { return reader->makes_digi
 void QuantiseOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
     const std::size_t width = s.width(x);
-    s.integers.quantise(activations, s.data(x) + range.first * width, range.size(), width,
+    s.integers.quantise(activations, s.data(x) + range.first * width, range.size(), width, s.rows(x),
                         reinterpret_cast<std::uint8_t*>(s.data(out) + range.first * s.width(out)));
 }
 
@@ -201,7 +201,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
 void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
-    if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), s.own_digits(thread));
+    if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), 1, s.own_digits(thread));
     // Panels that share a table of products (kernels/linear_nibbles.cpp) are taken together.
     std::size_t panels = 0, least = 1;
     for (const MatrixRef& weight : weights) {

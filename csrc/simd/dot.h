@@ -66,6 +66,7 @@ KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
 #if defined(KARAT_AVX512)
 KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_epi16(codes.v, digits.v)}; }
 KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) { return {_mm512_sub_epi16(a.v, b.v)}; }
 KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) { return {_mm512_madd_epi16(a.v, times.v)}; }
 #else
 KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
@@ -74,9 +75,20 @@ KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
 KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) {
     return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
 }
+KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) {
+    return {_mm256_sub_epi16(a.lo, b.lo), _mm256_sub_epi16(a.hi, b.hi)};
+}
 KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) {
     return {_mm256_madd_epi16(a.lo, times.lo), _mm256_madd_epi16(a.hi, times.hi)};
 }
+#endif
+
+// The sum is made before it goes on, and stays where it is: a compiler that adds in another order, as it may, makes all
+// products first and keeps them in memory.
+#if defined(KARAT_AVX512)
+KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+v"(a.v)); }
+#else
+KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+x"(a.lo), "+x"(a.hi)); }
 #endif
 
 // Codes of at most kLargest are multiplied as those of at most kClass<kLargest>: 15, 31, 63, 255.
@@ -89,12 +101,29 @@ inline constexpr int kClass = kLargest > 63   ? 255
 // Codes of a class as they are multiplied.
 template <int kLargest>
 struct Codes {
+    static constexpr bool kInWords = false;
     static constexpr int kParts = kLargest > 63 ? 2 : 1;
     i32x16 part[kParts];
 
     static KARAT_INLINE Codes of(i32x16 bytes) {
         if constexpr (kParts == 1) return {{bytes}};
         else return {{bytes & iset1(0x0f0f0f0f), (bytes >> 4) & iset1(0x0f0f0f0f)}};
+    }
+};
+
+// Codes as words of 16 bits, `zero` less than their bytes: of columns 0 and 2, and of columns 1 and 3 of four. One
+// instruction multiplies two of them with words of x, and adds the products.
+inline constexpr int kWords = 1 << 16;
+
+template <>
+struct Codes<kWords> {
+    static constexpr bool kInWords = true;
+    static constexpr int kParts = 2;
+    i32x16 part[kParts];
+
+    static KARAT_INLINE Codes of(i32x16 bytes, int zero) {
+        const i32x16 each = iset1(zero * 0x00010001), low = iset1(0x00ff00ff);
+        return {{subtract_pairs(bytes & low, each), subtract_pairs((bytes >> 8) & low, each)}};
     }
 };
 
@@ -111,6 +140,7 @@ struct Dots {
         for (int part = 0; part < kParts; ++part) {
             const i32x16 products = pairs(codes.part[part], digits);
             narrow[part] = step % kFits == 0 ? products : add_pairs(narrow[part], products);
+            in_order(narrow[part]);
         }
         if (step % kFits == kFits - 1 && step + 1 < kSteps) wide = wide + joined();
     }
@@ -150,11 +180,13 @@ KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
 }
 #endif
 
+inline constexpr int kWords = 1 << 16;  // not used here
 template <int kLargest>
 inline constexpr int kClass = 255;
 
 template <int kLargest>
 struct Codes {
+    static constexpr bool kInWords = false;
     static constexpr int kParts = 1;
     i32x16 part[1];
     static KARAT_INLINE Codes of(i32x16 bytes) { return {{bytes}}; }
