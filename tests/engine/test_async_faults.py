@@ -20,7 +20,7 @@ from karat.engine import async_engine, async_process
 from karat.errors import EngineDiedError, UsageError
 from karat.ops.native import unavailable_reason
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run
-from tests.engine.test_rank_faults import NOTICED_S, children, gone, is_alive, left_behind
+from tests.engine.test_rank_faults import NOTICED_S, children, descriptors, gone, is_alive
 from tests.support.clock import FairClock
 
 if unavailable_reason():
@@ -218,7 +218,7 @@ def test_a_process_that_ends_while_it_loads(tmp_path: Path, monkeypatch: pytest.
 def test_closing_ends_what_is_open_and_leaves_nothing() -> None:
     async def close() -> None:
         gc.collect()
-        before = left_behind()
+        before = descriptors()
         for options in ({}, {"tensor_parallel_size": 2}):
             llm = await AsyncLLM.open(threads=1, **options)
             processes = llm.process_id, *ranks_of(llm)
@@ -235,7 +235,7 @@ def test_closing_ends_what_is_open_and_leaves_nothing() -> None:
             assert gone(processes) and not llm.healthy
         del llm, stream
         gc.collect()  # a model's file is open until its object is collected
-        assert left_behind() == before
+        assert not descriptors() - before
 
     asyncio.run(asyncio.sleep(0))  # what asyncio opens once
     run(close())

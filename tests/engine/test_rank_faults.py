@@ -3,6 +3,7 @@
 Covers: karat.engine.rank, karat.engine.rank_messages.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -128,19 +129,23 @@ def test_a_rank_that_was_stopped_for_a_moment_goes_on(llm: LLM) -> None:
 
 
 def test_the_ranks_end_with_the_object_and_nothing_is_left(folder: Path) -> None:
-    before, named = left_behind(), named_memory(os.getpid())  # a library of another test may have some
+    before, named = descriptors(), named_memory(os.getpid())  # a library of another test may have some
     llm = LLM(folder, tensor_parallel_size=4, threads=1)
     processes = pids(llm)
     assert len(processes) == 4 and all(map(is_alive, processes))
     assert not any(map(named_memory, processes)) and named_memory(os.getpid()) == named
     del llm
     assert gone(processes)
-    assert left_behind() == before
+    assert not descriptors() - before
 
 
-def left_behind() -> int:
-    """The number of open descriptors."""
-    return len(list(Path("/proc/self/fd").iterdir()))
+def descriptors() -> set[tuple[str, str]]:
+    """Each open descriptor with what it leads to: what another test left may be closed at any time."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists them
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 def named_memory(pid: int) -> list[str]:
@@ -326,11 +331,11 @@ def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    before = left_behind()
+    before = descriptors()
     monkeypatch.setattr("threading.Thread.start", refuse)
     with pytest.raises(RankError, match=r"only 0 of 2 .* \(Resource temporarily unavailable\); .*ulimit"):
         Ranks("karat.engine.rank", 2, [0])
-    assert left_behind() == before
+    assert not descriptors() - before
 
 
 def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
