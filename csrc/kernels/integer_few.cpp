@@ -59,7 +59,7 @@ private:
     KARAT_INLINE void groups(int first, int sub, std::size_t k, const typename Fmt::Scales (&scales)[G],
                              f32x16 (&sum)[T][G]) const {
         const int column = static_cast<int>(k % kDigitColumns);
-        Dots<kClass<Bytes::kLargest>, kSteps> dots[T][kAtOnce][kDigits];
+        Dots<kClass<Bytes::kLargest>, kSteps, (T > 2)> dots[T][kAtOnce][kDigits];
         for (int t = 0; t < T; ++t)
             for (int g = 0; g < kAtOnce; ++g)
                 for (int digit = 0; digit < kDigits; ++digit) dots[t][g][digit].begin();

@@ -163,36 +163,46 @@ private:
         }
     }
 
-    // total = 256 * before (null: 0) + a sub-block's sums of code * digit.
+    // total = 256 * before (null: 0) + a sub-block's sums of code * digit. Halves of codes are multiplied one after the
+    // other: accumulators of both would not fit.
     template <int kDigit, int T, class Of, class Before>
     static KARAT_INLINE void add_digit(const std::uint8_t* code, const Of& of, int column, const Before& before,
                                        i32x16 (&total)[T][TG]) {
-        KARAT_UNROLL_STEPS
-        for (int part = 0; part < Codes<kLargest>::kParts; ++part) {  // one at a time: accumulators of both spill
-            Dots<Codes<kLargest>::kParts == 2 ? 15 : kLargest, kSteps> dots[T][TG];
+        if constexpr (Codes<kLargest>::kParts == 1) {
+            add_part<kDigit, kLargest, T>(code, of, column, before, total);
+        } else {
+            i32x16 high[T][TG];
+            add_part<kDigit, 15, T>(code + 4 * kLanes, of, column, nullptr, high);
+            add_part<kDigit, 15, T>(code, of, column, before, total);
             for (int t = 0; t < T; ++t)
-                for (int g = 0; g < TG; ++g) {
-                    if constexpr (std::is_same_v<Before, std::nullptr_t>) dots[t][g].begin();
-                    else if (part == 0) dots[t][g].begin(before[t][g] << 8);
-                    else dots[t][g].begin();
-                }
-            KARAT_UNROLL_STEPS
-            for (int c = 0; c < kSteps; ++c) {
-                i32x16 of_group[TG];
-                for (int g = 0; g < TG; ++g)
-                    of_group[g] =
-                        iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes +
-                              part * 4 * kLanes);
-                for (int t = 0; t < T; ++t) {
-                    const i32x16 four = of(t).four(kDigit, column + 4 * c);
-                    for (int g = 0; g < TG; ++g) dots[t][g].add(c, {{of_group[g]}}, four);
-                }
-                forget_stored();  // or codes of later steps are loaded now, and accumulators wait in memory
-            }
-            for (int t = 0; t < T; ++t)
-                for (int g = 0; g < TG; ++g)
-                    total[t][g] = part == 0 ? dots[t][g].total() : total[t][g] + (dots[t][g].total() << 4);
+                for (int g = 0; g < TG; ++g) total[t][g] = total[t][g] + (high[t][g] << 4);
         }
+    }
+
+    // The same of one part of the codes, which is at most kMost.
+    template <int kDigit, int kMost, int T, class Of, class Before>
+    static KARAT_INLINE void add_part(const std::uint8_t* code, const Of& of, int column, const Before& before,
+                                      i32x16 (&total)[T][TG]) {
+        Dots<kMost, kSteps> dots[T][TG];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) {
+                if constexpr (std::is_same_v<Before, std::nullptr_t>) dots[t][g].begin();
+                else dots[t][g].begin(before[t][g] << 8);
+            }
+        KARAT_UNROLL_STEPS
+        for (int c = 0; c < kSteps; ++c) {
+            Codes<kMost> of_group[TG];
+            for (int g = 0; g < TG; ++g)
+                of_group[g].part[0] =
+                    iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes);
+            for (int t = 0; t < T; ++t) {
+                const i32x16 four = of(t).four(kDigit, column + 4 * c);
+                for (int g = 0; g < TG; ++g) dots[t][g].add(c, of_group[g], four);
+            }
+            forget_stored();  // or codes of later steps are loaded now, and accumulators wait in memory
+        }
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < TG; ++g) total[t][g] = dots[t][g].total();
     }
 };
 
@@ -246,7 +256,7 @@ struct PanelOfMany {
     }
 
 private:
-    KARAT_INLINE LeafSums leaf_sums() const { return {s.sums, s.levels}; }
+    KARAT_INLINE LeafSums<G> leaf_sums() const { return {s.sums, s.levels}; }
 
     void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count, const std::uint8_t* ahead,
               std::size_t bytes) const {

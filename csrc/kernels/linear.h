@@ -106,7 +106,9 @@ KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size
     store_first(a.out + token * a.out_stride + row, sum, n);
 }
 
-// Running sums of up to kTokenBlock tokens of a panel, and the finished leaves that wait for their siblings.
+// Running sums of up to kTokenBlock tokens of a panel of kGroups groups, and the finished leaves that wait for their
+// siblings.
+template <std::size_t kGroups>
 struct LeafSums {
     float* sums;    // [kTokenBlock, kWide]
     float* levels;  // [3, kTokenBlock, kWide]
@@ -130,10 +132,10 @@ struct LeafSums {
                 for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(sums + i));
             });
         if (leaf + 1 < a.num_leaves) return;
-        const Place place{a, panel};
+        const std::size_t row = a.weight->first_group(panel) * kGroupRows;
         for (std::size_t t = first; t < last; ++t)
-            for (std::size_t g = 0; g < place.groups(); ++g)
-                write_result(a, token + t, place.row(static_cast<int>(g)), load(sums + t * kWide + g * kLanes));
+            for (std::size_t g = 0; g < kGroups; ++g)
+                write_result(a, token + t, row + g * kLanes, load(sums + t * kWide + g * kLanes));
     }
 };
 

@@ -292,7 +292,7 @@ struct PanelOfMany {
     }
 
 private:
-    KARAT_INLINE LeafSums leaf_sums() const { return {s.sums, s.levels}; }
+    KARAT_INLINE LeafSums<G> leaf_sums() const { return {s.sums, s.levels}; }
 
     void tile(std::size_t first, std::size_t last, const std::uint8_t* packed, std::size_t start, std::size_t count,
               NextChunk next) const {

@@ -127,8 +127,9 @@ struct Codes<kWords> {
     }
 };
 
-// A sum over kSteps steps of four columns.
-template <int kLargest, int kSteps>
+// A sum over kSteps steps of four columns. Several such sums at a time are made in order; a single token's are faster
+// as a compiler orders them.
+template <int kLargest, int kSteps, bool kInOrder = true>
 struct Dots {
     static constexpr int kParts = Codes<kLargest>::kParts;
     static constexpr int kFits = 32767 / (2 * 128 * (kLargest > 63 ? 15 : kLargest));  // steps
@@ -140,7 +141,7 @@ struct Dots {
         for (int part = 0; part < kParts; ++part) {
             const i32x16 products = pairs(codes.part[part], digits);
             narrow[part] = step % kFits == 0 ? products : add_pairs(narrow[part], products);
-            in_order(narrow[part]);
+            if constexpr (kInOrder) in_order(narrow[part]);
         }
         if (step % kFits == kFits - 1 && step + 1 < kSteps) wide = wide + joined();
     }
@@ -192,7 +193,7 @@ struct Codes {
     static KARAT_INLINE Codes of(i32x16 bytes) { return {{bytes}}; }
 };
 
-template <int kLargest, int kSteps>
+template <int kLargest, int kSteps, bool = true>
 struct Dots {
     i32x16 sum;
     KARAT_INLINE void begin(i32x16 before = iset1(0)) { sum = before; }

@@ -142,9 +142,9 @@ def test_the_ranks_end_with_the_object_and_nothing_is_left(folder: Path) -> None
 def descriptors() -> set[tuple[str, str]]:
     """Each open descriptor with what it leads to: what another test left may be closed at any time."""
     found = set()
-    for number in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the one that lists them
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+            found.add((entry.name, str(entry.readlink())))
     return found
 
 
