@@ -46,6 +46,7 @@ def test_the_embedded_model_cold_and_warm(karat: Karat, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kind"] == "serve" and found["schema"] == 1 and found["load"]["seed"] >= 0
+    assert found["activations"] == "float32" and found["numeric_contract"] < 5, "the embedded model has no blocks"
     assert [point["concurrency"] for point in found["points"]] == [3, None] and found["points"][1]["rate"] > 0
     cold, warm = (found["points"][0][kind]["karat"] for kind in ("cold", "warm"))
     for figures in (cold, warm):

@@ -33,12 +33,21 @@ def test_json_beside_a_program_in_turns(karat: Karat, tmp_path: Path) -> None:
     assert found["ratios"]["total_tokens_per_s"]["median"] == pytest.approx(found["karat"]["total_tokens_per_s"] / 12)
 
 
+@pytest.mark.parametrize("width", ["int8", "float32"])
+def test_activations_are_those_asked_for(karat: Karat, width: str) -> None:
+    words = ("--shape", "tiny", "--weights", "q4_0", "--activations", width)
+    done = karat("bench", "throughput", *SMALL, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["activations"] == width
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("--num-prompts 0", "--num-prompts 0"),
         ("--seed -1", "--seed -1"),
         ("--tokens x", "--tokens x"),
+        ("--activations int9", "activations='int9': expected one of"),
         ("--peer vllm x", "expected llama-batched-bench"),
         ("--peer llama-batched-bench /no/such", "no such program"),
         ("--peer llama-batched-bench sh --tokens uniform:1:2", "of one length"),

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,10 +20,12 @@ from karat.cli.bench import facts_of_now
 from karat.cli.bench_model import ShapeOptions
 from karat.cli.bench_serve_options import DEFAULT_CONCURRENCY, PromptOptions, TargetOptions, TrafficOptions
 from karat.cli.load_progress import LoadProgress
-from karat.config import embedded_model_path
+from karat.config import DEFAULT_ACTIVATIONS, Activations, embedded_model_path
 from karat.errors import UsageError
 from karat.machine.cores import num_physical_cores
 from karat.models.opening import open_model
+from karat.models.registry import find_weights, read_config
+from karat.ops.contract import activations_read, contract_of
 from karat.text import Tokenizer
 
 _SLACK = 256  # tokens that a chat template may add to a conversation
@@ -74,6 +76,7 @@ def measured(
             {"name": server.name, "url": server.url, "model": name, "command": _shown(server.command)}
             for server, name in zip(servers, names, strict=True)
         ],
+        **_arithmetic(path, targets),
         "load": {
             "seed": seed,
             "chat": prompts.chat,
@@ -92,6 +95,18 @@ def measured(
         },
         "points": points,
     }
+
+
+def _arithmetic(path: Path | None, targets: TargetOptions) -> dict[str, Any]:
+    """What the linear layers of the Karat that was started here read, and its contract; None of a server elsewhere."""
+    if path is None:
+        return {"activations": None, "numeric_contract": None}
+    checkpoint = open_model(path)
+    weights = find_weights(read_config(checkpoint.config), checkpoint).values()
+    types = {weight.dtype for weight in weights if len(weight.shape) > 1}
+    asked = cast(Activations, targets.activations or DEFAULT_ACTIVATIONS)  # the server has checked it
+    activations = activations_read(types, asked)
+    return {"activations": activations, "numeric_contract": contract_of(types, activations)}
 
 
 def _shown(command: Sequence[str] | None) -> str | None:

@@ -40,6 +40,9 @@ def bench_throughput(
         typer.Option(metavar="NAME PLACE", help="In turns with llama-batched-bench, and its path."),
     ] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: the physical cores).")] = None,
+    activations: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: float32, int24, int16 or int8.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the prompts (default: a new one, stated).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the text.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
@@ -97,8 +100,16 @@ def bench_throughput(
         supply = Supply(source, shape, dataset)
         progress("loading the model")
         longest = supply.most_tokens or shape.most_tokens
+        chosen: dict[str, Any] = {} if activations is None else {"activations": activations}
         llm = stack.enter_context(
-            karat.LLM(path, threads=plan.threads, max_num_seqs=batch, max_model_len=longest, generation_config="none")
+            karat.LLM(
+                path,
+                threads=plan.threads,
+                max_num_seqs=batch,
+                max_model_len=longest,
+                generation_config="none",
+                **chosen,
+            )
         )
         shows_bar = not quiet and is_terminal(sys.stderr)
         found = throughput.measure(llm, plan, supply, other, progress, shows_bar=shows_bar)
@@ -109,6 +120,8 @@ def bench_throughput(
         "version": karat.__version__,
         "model": path.name,
         "threads": plan.threads,
+        "activations": llm.activations,
+        "numeric_contract": llm.numeric_contract,
         "batch": batch,
         "repeat": repeat,
         "prompt_tokens": str(shape.prompt_tokens) if dataset is None else dataset.name,
@@ -125,7 +138,8 @@ def as_text(result: dict[str, Any]) -> str:
     rows = [("karat", _line(ours)), *([(peer["name"], _line(peer))] if peer else [])]
     lines = [
         f"{result['model']}: prompts of {result['prompt_tokens']} tokens, answers of {result['answer_tokens']}, "
-        f"{result['batch']} at a time, {result['threads']} threads; seed {result['seed']}",
+        f"{result['batch']} at a time, {result['threads']} threads, activations in {result['activations']}; "
+        f"seed {result['seed']}",
         columns(rows),
         f"Total num prompt tokens:  {ours['total_prompt_tokens']:.0f}",
         f"Total num output tokens:  {ours['total_output_tokens']:.0f}",
