@@ -137,7 +137,8 @@ def server() -> Iterator[Running]:
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A scripted model that knows tools in the form of Hermes and Qwen, and reasons (tests.support.scripted)."""
     folder = write_scripted(tmp_path_factory.mktemp("scripted"), HERMES)
-    with serving(str(folder), "--served-model-name", "scripted", program="tests.support.scripted_serve") as running:
+    names = ("--served-model-name", "scripted", "--served-model-name", "also-scripted")
+    with serving(str(folder), *names, program="tests.support.scripted_serve") as running:
         yield running
 
 
