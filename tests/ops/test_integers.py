@@ -1,8 +1,6 @@
 """Numeric contract 5's definition, against exact rational numbers that are rounded where the contract rounds."""
 
-import json
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,13 +14,12 @@ from karat.ops.leaves import leaf_ends
 from karat.quant.codes import CODINGS
 from tests.support.activations import KINDS, block_of
 from tests.support.exact import nearest_float32
-from tests.support.integer_digests import NAMES, digest
+from tests.support.integer_digests import NAMES, activations, digest, matrix, stated
 from tests.support.weights import random_blocks
 
 F32 = NDArray[np.float32]
 CONTRACT = [WIDTHS[name] for name in NAMES]
 SEEDS = st.integers(0, 2**32 - 1)
-DATA = Path(__file__).parent.parent / "data" / "integer_digests.json"
 
 
 def exact_block(block: F32, width: integers.Width) -> tuple[list[int], float]:
@@ -238,4 +235,21 @@ def test_a_number_that_is_none_makes_its_row_nan_and_no_other() -> None:
 @pytest.mark.parametrize("stored", CODINGS)
 def test_digests(stored: str) -> None:
     """Kernels of contract 5 must have these bits; `python -m tests.support.integer_digests` makes them."""
-    assert {name: digest(stored, name) for name in NAMES} == json.loads(DATA.read_text(encoding="utf-8"))[stored]
+    assert {name: digest(stored, name) for name in NAMES} == {name: stated()[stored, name] for name in NAMES}
+
+
+@pytest.mark.parametrize("stored", CODINGS)
+def test_digests_are_of_codes_and_digits_at_both_extremes(stored: str) -> None:
+    codes, coding = coded(matrix(stored)).codes, CODINGS[stored]
+    assert (codes == coding.lowest).all(axis=1).any() and (codes == coding.highest).all(axis=1).any()
+    for name in NAMES:
+        limit, x = WIDTHS[name].limit, activations(name)
+        q = quantise(x, WIDTHS[name])
+        assert (np.abs(q.integers[12:]) <= limit).all() and (q.powers[12:] == 1).all()
+        assert (q.integers[12] == limit).all() and (q.integers[13] == -limit).any()
+        digits = q.integers[14:].astype(np.int32)
+        for _ in range(NAMES.index(name)):
+            last = (digits + 128) % 256 - 128
+            assert {last.min(), last.max()} == {-128, 127}
+            digits = (digits - last) // 256
+        assert {digits.min(), digits.max()} == {-127, 127}

@@ -12,7 +12,7 @@ from karat.quant import FORMATS
 F32 = NDArray[np.float32]
 
 # Bytes of a block at which 16-bit numbers begin: scales, and minimums.
-_HALVES = {
+HALVES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
     "Q5_0": (0,),
@@ -36,7 +36,7 @@ def extreme_codes(stored: str, columns: int, rng: np.random.Generator) -> Weight
     data[:4] = np.array([0x00, 0xFF, 0x80, 0x7F], np.uint8)[:, None, None]
     data[4:12] = rng.choice(np.array([0x00, 0xFF], np.uint8), (8, blocks, format_.block_bytes))
     data[12:] = rng.choice(np.array([0x80, 0x7F], np.uint8), (8, blocks, format_.block_bytes))
-    for start in _HALVES[stored]:
+    for start in HALVES[stored]:
         data[:, :, start : start + 2] = np.array([1.0], "<f2").view(np.uint8)
     return Weight("weight", stored, (rows, columns), data.reshape(-1), Path("in-memory"))
 

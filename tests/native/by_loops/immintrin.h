@@ -1,0 +1,284 @@
+// The intrinsics that the builds for AVX2 and AVX-512 with VNNI multiply integers with, as loops for any machine.
+//
+// It stands for the compiler's header of this name (CMakeLists.txt), so the kernels are compiled as they are.
+// Intrinsics that their headers name, and that linear layers of integers do not use, are declared only: a kernel that
+// begins to use one cannot be linked.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define BY_LOOPS inline __attribute__((always_inline))
+#define BY_LOOPS_VECTOR(name, type, bytes) using name = type __attribute__((vector_size(bytes)))
+BY_LOOPS_VECTOR(__m128, float, 16);
+BY_LOOPS_VECTOR(__m256, float, 32);
+BY_LOOPS_VECTOR(__m512, float, 64);
+BY_LOOPS_VECTOR(__m512d, double, 64);
+BY_LOOPS_VECTOR(__m128i, std::uint32_t, 16);
+BY_LOOPS_VECTOR(__m256i, std::uint32_t, 32);
+BY_LOOPS_VECTOR(__m512i, std::uint32_t, 64);
+using __mmask16 = std::uint16_t;
+using __mmask32 = std::uint32_t;
+
+namespace by_loops {
+
+// The bytes of a vector as lanes of type T, and back.
+template <class T, class V>
+struct Lanes {
+    static constexpr int kCount = sizeof(V) / sizeof(T);
+    T at[kCount];
+
+    BY_LOOPS Lanes() {}
+    BY_LOOPS Lanes(V v) { std::memcpy(at, &v, sizeof v); }
+    BY_LOOPS operator V() const {
+        V v;
+        std::memcpy(&v, at, sizeof v);
+        return v;
+    }
+};
+
+template <class V>
+BY_LOOPS V load(const void* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class V>
+BY_LOOPS void store(void* p, V v) {
+    std::memcpy(p, &v, sizeof v);
+}
+// Vectors of as many bytes.
+template <class To, class From>
+BY_LOOPS To as(From v) {
+    static_assert(sizeof(To) == sizeof(From));
+    return load<To>(&v);
+}
+template <class V, class T>
+BY_LOOPS V all(T x) {
+    Lanes<T, V> r;
+    for (T& lane : r.at) lane = x;
+    return r;
+}
+template <class V>
+BY_LOOPS V fma(V a, V b, V c) {
+    Lanes<float, V> r, of_a(a), of_b(b), of_c(c);
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = __builtin_fmaf(of_a.at[i], of_b.at[i], of_c.at[i]);
+    return r;
+}
+template <class V>
+BY_LOOPS V largest(V a, V b) {
+    Lanes<std::int32_t, V> r(a), of_b(b);
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = r.at[i] < of_b.at[i] ? of_b.at[i] : r.at[i];
+    return r;
+}
+// Each lane as another type, converted.
+template <class To, class T, class From, class V>
+BY_LOOPS To converted(V v) {
+    Lanes<From, V> of(v);
+    Lanes<T, To> r;
+    static_assert(of.kCount == r.kCount);
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = static_cast<T>(of.at[i]);
+    return r;
+}
+template <class To, class V>
+BY_LOOPS To nearest(V v) {
+    Lanes<float, V> of(v);
+    Lanes<std::int32_t, To> r;
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = static_cast<std::int32_t>(__builtin_rintf(of.at[i]));
+    return r;
+}
+template <class To, class V>
+BY_LOOPS To of_halves(V v) {
+    Lanes<std::uint16_t, V> of(v);
+    Lanes<float, To> r;
+    for (int i = 0; i < r.kCount; ++i) {
+        const std::uint32_t half = of.at[i], shifted = (half & 0x7fff) << 13, sign = (half & 0x8000) << 16;
+        const bool is_number = (half & 0x7c00) != 0x7c00;
+        const float magnitude = load<float>(&shifted) * 0x1p112f;  // exact
+        const std::uint32_t number = load<std::uint32_t>(&magnitude);
+        const std::uint32_t other = 0x7f800000 | shifted | (half & 0x3ff ? 0x400000 : 0);
+        const std::uint32_t bits = sign | (is_number ? number : other);
+        r.at[i] = load<float>(&bits);
+    }
+    return r;
+}
+// Bytes of each 16 of `v`: those that `index` has the numbers of, or 0 where its highest bit is set.
+template <class V>
+BY_LOOPS V shuffle_bytes(V v, V index) {
+    Lanes<std::uint8_t, V> r, of(v), from(index);
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = from.at[i] & 128 ? 0 : of.at[(i & ~15) | (from.at[i] & 15)];
+    return r;
+}
+// vpdpbusd: four products of an unsigned byte and a signed one are added to each lane.
+template <class V>
+BY_LOOPS V dpbusd(V sum, V a, V b) {
+    Lanes<std::uint32_t, V> r(sum);
+    Lanes<std::uint8_t, V> of_a(a);
+    Lanes<std::int8_t, V> of_b(b);
+    for (int i = 0; i < of_a.kCount; ++i) r.at[i / 4] += static_cast<std::uint32_t>(of_a.at[i] * of_b.at[i]);
+    return r;
+}
+template <class To, class From>
+BY_LOOPS To low_part(From v) {
+    return load<To>(&v);
+}
+// Lanes of two vectors as half as many bits, saturated as unsigned numbers: in each 16 bytes those of a, then of b.
+template <class Wide, class Narrow, class V>
+BY_LOOPS V pack_unsigned(V a, V b) {
+    constexpr int kWide = 16 / sizeof(Wide), kMost = static_cast<Narrow>(-1);
+    Lanes<Wide, V> of[2] = {Lanes<Wide, V>(a), Lanes<Wide, V>(b)};
+    Lanes<Narrow, V> r;
+    for (int i = 0; i < r.kCount; ++i) {
+        const Wide x = of[i / kWide % 2].at[i / (2 * kWide) * kWide + i % kWide];
+        r.at[i] = static_cast<Narrow>(x < 0 ? 0 : x > kMost ? kMost : x);
+    }
+    return r;
+}
+
+}  // namespace by_loops
+
+// ---- what has the same form in all widths ---------------------------------------------------------------------------
+
+#define BY_LOOPS_BOTH(bits, f, i)                                                                      \
+    BY_LOOPS f _mm##bits##_loadu_ps(const void* p) { return by_loops::load<f>(p); }                    \
+    BY_LOOPS void _mm##bits##_storeu_ps(void* p, f a) { by_loops::store(p, a); }                       \
+    BY_LOOPS i _mm##bits##_loadu_si##bits(const void* p) { return by_loops::load<i>(p); }              \
+    BY_LOOPS void _mm##bits##_storeu_si##bits(void* p, i a) { by_loops::store(p, a); }                 \
+    BY_LOOPS f _mm##bits##_set1_ps(float x) { return by_loops::all<f>(x); }                            \
+    BY_LOOPS i _mm##bits##_set1_epi32(std::int32_t x) { return by_loops::all<i>(x); }                  \
+    BY_LOOPS f _mm##bits##_add_ps(f a, f b) { return a + b; }                                          \
+    BY_LOOPS f _mm##bits##_sub_ps(f a, f b) { return a - b; }                                          \
+    BY_LOOPS f _mm##bits##_mul_ps(f a, f b) { return a * b; }                                          \
+    BY_LOOPS f _mm##bits##_div_ps(f a, f b) { return a / b; }                                          \
+    BY_LOOPS f _mm##bits##_fmadd_ps(f a, f b, f c) { return by_loops::fma(a, b, c); }                  \
+    BY_LOOPS i _mm##bits##_add_epi32(i a, i b) { return a + b; }                                       \
+    BY_LOOPS i _mm##bits##_sub_epi32(i a, i b) { return a - b; }                                       \
+    BY_LOOPS i _mm##bits##_and_si##bits(i a, i b) { return a & b; }                                    \
+    BY_LOOPS i _mm##bits##_or_si##bits(i a, i b) { return a | b; }                                     \
+    BY_LOOPS i _mm##bits##_xor_si##bits(i a, i b) { return a ^ b; }                                    \
+    BY_LOOPS i _mm##bits##_slli_epi32(i a, unsigned n) { return a << n; }                              \
+    BY_LOOPS i _mm##bits##_srli_epi32(i a, unsigned n) { return a >> n; }                              \
+    BY_LOOPS i _mm##bits##_srai_epi32(i a, unsigned n) {                                               \
+        by_loops::Lanes<std::int32_t, i> r(a);                                                         \
+        for (std::int32_t& lane : r.at) lane >>= n;                                                    \
+        return r;                                                                                      \
+    }                                                                                                  \
+    BY_LOOPS i _mm##bits##_max_epi32(i a, i b) { return by_loops::largest(a, b); }                     \
+    BY_LOOPS i _mm##bits##_shuffle_epi8(i a, i index) { return by_loops::shuffle_bytes(a, index); }    \
+    BY_LOOPS f _mm##bits##_cvtepi32_ps(i a) { return by_loops::converted<f, float, std::int32_t>(a); } \
+    BY_LOOPS i _mm##bits##_cvtps_epi32(f a) { return by_loops::nearest<i>(a); }                        \
+    BY_LOOPS i _mm##bits##_castps_si##bits(f a) { return by_loops::as<i>(a); }                         \
+    BY_LOOPS f _mm##bits##_castsi##bits##_ps(i a) { return by_loops::as<f>(a); }
+BY_LOOPS_BOTH(256, __m256, __m256i)
+BY_LOOPS_BOTH(512, __m512, __m512i)
+#undef BY_LOOPS_BOTH
+
+// ---- 128 bits -------------------------------------------------------------------------------------------------------
+
+BY_LOOPS __m128i _mm_load_si128(const void* p) { return by_loops::load<__m128i>(p); }
+BY_LOOPS __m128i _mm_loadu_si128(const void* p) { return by_loops::load<__m128i>(p); }
+BY_LOOPS void _mm_storeu_si128(void* p, __m128i a) { by_loops::store(p, a); }
+BY_LOOPS __m128i _mm_add_epi32(__m128i a, __m128i b) { return a + b; }
+BY_LOOPS __m128i _mm_max_epi32(__m128i a, __m128i b) { return by_loops::largest(a, b); }
+BY_LOOPS std::int32_t _mm_cvtsi128_si32(__m128i a) { return static_cast<std::int32_t>(a[0]); }
+BY_LOOPS __m128i _mm_shuffle_epi32(__m128i a, int n) {
+    const std::uint32_t lanes[] = {a[n & 3], a[n >> 2 & 3], a[n >> 4 & 3], a[n >> 6 & 3]};
+    return by_loops::load<__m128i>(lanes);
+}
+BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) {
+    return by_loops::pack_unsigned<std::int16_t, std::uint8_t>(a, b);
+}
+
+// ---- AVX2 -----------------------------------------------------------------------------------------------------------
+
+BY_LOOPS __m256 _mm256_cvtph_ps(__m128i a) { return by_loops::of_halves<__m256>(a); }
+BY_LOOPS __m256i _mm256_cvtepu16_epi32(__m128i a) {
+    return by_loops::converted<__m256i, std::uint32_t, std::uint16_t>(a);
+}
+BY_LOOPS __m128i _mm256_castsi256_si128(__m256i a) { return by_loops::low_part<__m128i>(a); }
+BY_LOOPS __m128i _mm256_extracti128_si256(__m256i a, int n) {
+    return by_loops::load<__m128i>(reinterpret_cast<const char*>(&a) + 16 * n);
+}
+BY_LOOPS __m256i _mm256_broadcastsi128_si256(__m128i a) { return by_loops::all<__m256i>(a); }
+BY_LOOPS __m256i _mm256_packus_epi32(__m256i a, __m256i b) {
+    return by_loops::pack_unsigned<std::int32_t, std::uint16_t>(a, b);
+}
+BY_LOOPS __m256i _mm256_permute4x64_epi64(__m256i a, int n) {
+    by_loops::Lanes<std::uint64_t, __m256i> r, of(a);
+    for (int i = 0; i < 4; ++i) r.at[i] = of.at[n >> (2 * i) & 3];
+    return r;
+}
+BY_LOOPS __m256i _mm256_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h) {
+    const std::int32_t lanes[] = {a, b, c, d, e, f, g, h};
+    return by_loops::load<__m256i>(lanes);
+}
+BY_LOOPS __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpbusd(sum, a, b); }
+
+// ---- AVX-512 --------------------------------------------------------------------------------------------------------
+
+BY_LOOPS __m512 _mm512_cvtph_ps(__m256i a) { return by_loops::of_halves<__m512>(a); }
+BY_LOOPS __m512i _mm512_cvtepu16_epi32(__m256i a) {
+    return by_loops::converted<__m512i, std::uint32_t, std::uint16_t>(a);
+}
+BY_LOOPS __m256i _mm512_cvtepi32_epi16(__m512i a) {
+    return by_loops::converted<__m256i, std::uint16_t, std::uint32_t>(a);
+}
+BY_LOOPS __m128i _mm512_cvtepi32_epi8(__m512i a) {
+    return by_loops::converted<__m128i, std::uint8_t, std::uint32_t>(a);
+}
+BY_LOOPS __m512i _mm512_sllv_epi32(__m512i a, __m512i n) { return a << n; }
+BY_LOOPS __m512i _mm512_srlv_epi32(__m512i a, __m512i n) { return a >> n; }
+BY_LOOPS __m512i _mm512_rorv_epi32(__m512i a, __m512i n) { return a >> (n & 31) | a << (-n & 31); }
+BY_LOOPS __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int table) {
+    __m512i r = {};
+    for (int i = 0; i < 8; ++i)
+        if (table >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    return r;
+}
+BY_LOOPS __m512i _mm512_broadcast_i32x4(__m128i a) { return by_loops::all<__m512i>(a); }
+BY_LOOPS std::int32_t _mm512_reduce_max_epi32(__m512i a) {
+    const by_loops::Lanes<std::int32_t, __m512i> of(a);
+    std::int32_t most = of.at[0];
+    for (const std::int32_t lane : of.at) most = most < lane ? lane : most;
+    return most;
+}
+BY_LOOPS std::int32_t _mm512_reduce_add_epi32(__m512i a) {
+    std::uint32_t sum = 0;
+    for (int i = 0; i < 16; ++i) sum += a[i];
+    return static_cast<std::int32_t>(sum);
+}
+BY_LOOPS __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) { return by_loops::dpbusd(sum, a, b); }
+
+// ---- not used -------------------------------------------------------------------------------------------------------
+
+#define BY_LOOPS_UNUSED(result, name) \
+    template <class... Arguments>     \
+    result name(Arguments...)
+inline constexpr int _CMP_LT_OQ = 17;
+BY_LOOPS_UNUSED(__m128, _mm_loadu_ps);
+BY_LOOPS_UNUSED(void, _mm_storeu_ps);
+BY_LOOPS_UNUSED(void, _MM_TRANSPOSE4_PS);
+BY_LOOPS_UNUSED(__m256, _mm256_blendv_ps);
+BY_LOOPS_UNUSED(__m256, _mm256_cmp_ps);
+BY_LOOPS_UNUSED(__m256, _mm256_max_ps);
+BY_LOOPS_UNUSED(__m256, _mm256_permutevar8x32_ps);
+BY_LOOPS_UNUSED(__m512, _mm512_castpd_ps);
+BY_LOOPS_UNUSED(__m512d, _mm512_castps_pd);
+BY_LOOPS_UNUSED(__m512i, _mm512_castsi256_si512);
+BY_LOOPS_UNUSED(__mmask16, _mm512_cmp_ps_mask);
+BY_LOOPS_UNUSED(__m512i, _mm512_inserti64x4);
+BY_LOOPS_UNUSED(__m512, _mm512_mask_blend_ps);
+BY_LOOPS_UNUSED(__mmask16, _mm512_mask_cmpge_epu32_mask);
+BY_LOOPS_UNUSED(__m512i, _mm512_maskz_permutexvar_epi16);
+BY_LOOPS_UNUSED(__m512, _mm512_max_ps);
+BY_LOOPS_UNUSED(__m512i, _mm512_permutex2var_epi16);
+BY_LOOPS_UNUSED(__m512, _mm512_permutex2var_ps);
+BY_LOOPS_UNUSED(__m512, _mm512_permutexvar_ps);
+BY_LOOPS_UNUSED(__m512, _mm512_scalef_ps);
+BY_LOOPS_UNUSED(__m512, _mm512_shuffle_f32x4);
+BY_LOOPS_UNUSED(__mmask16, _mm512_test_epi32_mask);
+BY_LOOPS_UNUSED(__m512d, _mm512_unpackhi_pd);
+BY_LOOPS_UNUSED(__m512, _mm512_unpackhi_ps);
+BY_LOOPS_UNUSED(__m512d, _mm512_unpacklo_pd);
+BY_LOOPS_UNUSED(__m512, _mm512_unpacklo_ps);
+#undef BY_LOOPS_UNUSED

@@ -1,0 +1,196 @@
+// Prints digests of linear layers of integers, by format and width: those of one build of the kernels.
+//   integer_digest ISA
+// The lines must be those of tests/data/integer_digests.txt, which are made by the NumPy definition: matrices and rows
+// here are those of tests/support/integer_digests.py.
+//
+// With KARAT_ONE_BUILD, the namespace of a build, it needs that build alone, and no argument.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "contract/kernels.h"
+#ifndef KARAT_ONE_BUILD
+#include "runtime/isa.h"
+#endif
+
+namespace {
+
+using namespace karat;
+
+constexpr std::size_t kRows = 82, kRandomRows = 70, kColumns = 512, kTokens = 24;
+constexpr int kLimits[] = {0, 127, 32639, 8355711};  // by Activations
+
+// Number i of a seed.
+std::uint32_t random(std::uint32_t seed, std::size_t i) {
+    std::uint32_t x = static_cast<std::uint32_t>(i) * 0x9e3779b9 + seed * 0x85ebca6b;
+    x = (x ^ x >> 16) * 0x21f0aaad;
+    x = (x ^ x >> 15) * 0x735a2d97;
+    return x ^ x >> 15;
+}
+
+// Bytes of a block at which 16-bit numbers begin: scales, and minimums.
+std::vector<std::size_t> halves_of(Format format) {
+    switch (format) {
+        case Format::q4_1:
+        case Format::q5_1:
+        case Format::q4_k:
+        case Format::q5_k: return {0, 2};
+        case Format::q2_k: return {80, 82};
+        case Format::q3_k: return {108};
+        case Format::q6_k: return {208};
+        default: return {0};
+    }
+}
+
+struct alignas(64) Line { std::uint8_t bytes[64]; };
+std::vector<Line> lines(std::size_t bytes) { return std::vector<Line>((bytes + 63) / 64); }
+
+struct Packed {
+    Matrix shape;
+    std::vector<Line> memory;
+};
+
+// Blocks of any bytes; then rows of one byte and of two, of the lowest and the highest codes. Scales are small.
+Packed matrix(Format format) {
+    Matrix shape{format, kRows, kColumns, nullptr};
+    const FormatInfo& info = shape.info();
+    const std::size_t blocks = kRows * kColumns / info.block_columns, row_bytes = blocks / kRows * info.block_bytes;
+    std::vector<std::uint8_t> stored(kRows * row_bytes);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+        const auto any = static_cast<std::uint8_t>(random(1, i) >> 11);
+        const std::size_t row = i / row_bytes;
+        const std::uint8_t first = row % 2 ? 0x00 : 0x80, second = row % 2 ? 0xff : 0x7f;
+        const bool choice = row < kRows - 4 ? any < 128 : row < kRows - 2;
+        stored[i] = row < kRandomRows ? any : choice ? first : second;
+    }
+    std::uint32_t seed = 2;
+    for (const std::size_t start : halves_of(format)) {
+        for (std::size_t block = 0; block < blocks; ++block) {
+            const std::uint32_t of = random(seed, block);
+            const std::uint32_t half = (of & 0x8000) | ((8 + of % 3) << 10) | (of >> 20 & 1023);
+            stored[block * info.block_bytes + start] = static_cast<std::uint8_t>(half);
+            stored[block * info.block_bytes + start + 1] = static_cast<std::uint8_t>(half >> 8);
+        }
+        ++seed;
+    }
+    std::vector<Line> memory = lines(shape.packed_bytes() + kPackedSlack);
+    shape.data = memory[0].bytes;
+    pack_panels(shape, {stored.data(), row_bytes}, 0, shape.num_panels(), memory[0].bytes);
+    return {shape, std::move(memory)};
+}
+
+// Column k of a row of digits that are all at an extreme.
+float extreme(std::uint32_t of, std::size_t token, std::size_t k, int num_digits) {
+    const int limit = kLimits[num_digits];
+    if (k % 32 == 7) return static_cast<float>(limit);  // so that the power is 1
+    if (token < 14) return static_cast<float>(token == 12 ? limit : -limit);
+    int q = of & 1 ? 127 : -127;
+    for (int digit = 1; digit < num_digits; ++digit) q = 256 * q + (of >> digit & 1 ? 127 : -128);
+    return static_cast<float>(std::clamp(q, -limit, limit));
+}
+
+float activation(std::size_t token, std::size_t k, int num_digits) {
+    const std::uint32_t of = random(11, token * kColumns + k);
+    const float x = static_cast<float>(static_cast<std::int32_t>(of) >> 8) * 0x1p-20f;
+    switch (token) {
+        case 4: return std::ldexp(x, static_cast<int>(of % 40) - 20);  // far apart within a block
+        case 5: return k >= 64 && k < 256 ? 0 : x;
+        case 6: return std::ldexp(static_cast<float>(of % 255) - 127, -149);    // subnormal
+        case 7: return std::ldexp(x, static_cast<int>(k / 32 * 7 % 120) - 60);  // far apart between blocks
+        case 8: return k == 300 ? std::numeric_limits<float>::quiet_NaN() : x;
+        case 9: return k == 3 ? -std::numeric_limits<float>::infinity() : x;
+        case 10: return k == 77 ? 3e38f : x;  // its power would be too large
+        case 11: return std::ldexp(x, -100);  // at the smallest power
+        default: return token < 12 ? x : extreme(of, token, k, num_digits);
+    }
+}
+
+std::uint32_t bits(float x) {
+    std::uint32_t all;
+    std::memcpy(&all, &x, sizeof all);
+    return x != x ? 0x7fc00000 : all;  // a NaN's sign and payload are nobody's promise
+}
+
+// The layer's results [kTokens, kRows], from calls with `each` tokens, and of all panels or of one.
+std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
+                                   const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool by_panels) {
+    const std::size_t row_bytes = kColumns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width)];
+    std::vector<float> x(each * kColumns), out(each * kRows);
+    std::vector<Line> digits = lines(each * row_bytes), scratch = lines(kernels.scratch_bytes());
+    std::vector<std::uint32_t> found;
+    for (std::size_t first = 0; first < kTokens; first += each) {
+        for (std::size_t i = 0; i < x.size(); ++i)
+            x[i] = activation(first + i / kColumns, i % kColumns, static_cast<int>(width));
+        kernels.quantise(width, x.data(), each, kColumns, each, digits[0].bytes);
+        const LinearArgs args{.weight = &weight,
+                              .x = nullptr,
+                              .x_stride = 0,
+                              .tokens = each,
+                              .out = out.data(),
+                              .out_stride = kRows,
+                              .bias = nullptr,
+                              .residual = nullptr,
+                              .leaf_ends = leaf_ends.data(),
+                              .num_leaves = leaf_ends.size(),
+                              .x_sums = nullptr,
+                              .activations = width,
+                              .digits = digits[0].bytes,
+                              .digits_stride = row_bytes};
+        const std::size_t panels = weight.num_panels(), at_once = by_panels ? 1 : panels;
+        for (std::size_t panel = 0; panel < panels; panel += at_once)
+            kernels.linear(args, panel, panel + at_once, reinterpret_cast<float*>(scratch.data()));
+        for (const float number : out) found.push_back(bits(number));
+    }
+    return found;
+}
+
+std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activations width) {
+    const std::size_t unit = weight.info().block_columns;
+    std::vector<std::uint32_t> eight;
+    for (std::size_t leaf = 1; leaf <= 8; ++leaf)
+        eight.push_back(static_cast<std::uint32_t>(leaf * (kColumns / unit) / 8 * unit));
+    std::uint64_t found = 0xcbf29ce484222325;
+    for (const std::vector<std::uint32_t>& leaf_ends : {std::vector<std::uint32_t>{kColumns}, eight}) {
+        const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, false);
+        for (const std::size_t each : {1, 2, 3, 4, 6, 8})
+            CHECK(results(kernels, weight, width, leaf_ends, each, true) == all);
+        for (const std::uint32_t number : all) found = (found ^ number) * 0x100000001b3;
+    }
+    return found;
+}
+
+void print(const IntegerKernels& kernels) {
+    std::map<std::string, Format> formats;  // in the order of names
+    for (int i = 0; i < kNumFormats; ++i)
+        if (kFormats[i].block_columns > 1) formats[kFormats[i].name] = static_cast<Format>(i);
+    const std::pair<const char*, Activations> widths[] = {
+        {"int8", Activations::int8}, {"int16", Activations::int16}, {"int24", Activations::int24}};
+    for (const auto& [name, format] : formats) {
+        const Packed weight = matrix(format);
+        for (const auto& [width, activations] : widths)
+            std::printf("%s %s %016llx\n", name.c_str(), width,
+                        static_cast<unsigned long long>(digest(kernels, weight.shape, activations)));
+    }
+}
+
+}  // namespace
+
+#ifdef KARAT_ONE_BUILD
+int main() { print(KARAT_ONE_BUILD::integer_kernels); }
+#else
+int main(int argc, char** argv) {
+    if (argc != 2) {
+        std::fprintf(stderr, "usage: integer_digest ISA; here run:");
+        for (const std::string& isa : supported_isas()) std::fprintf(stderr, " %s", isa.c_str());
+        std::fprintf(stderr, "\n");
+        return 2;
+    }
+    print(integer_kernels_for(argv[1]));
+}
+#endif
