@@ -6,6 +6,7 @@ Covers: karat.server.receipts, karat.server.receipt_requests, karat.server.wishe
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.receipts.keys import PUBLIC, SECRET, pem
 from tests.server.conftest import Running
 
 VERIFY = "/v1/receipts/verify"
+COMPARE = "/v1/receipts/compare"
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "receipt.schema.json").read_text(encoding="utf-8"))
 
@@ -96,6 +98,35 @@ def test_system_fingerprint_is_the_same_in_all_events(server: Running, llm: LLM)
     events = server.chat(max_tokens=6, stream=True).events
     assert {event["system_fingerprint"] for event in events} == {found}
     assert "receipt" not in server.chat(max_tokens=1).json["karat"]
+
+
+def test_other_activations_are_compared_in_the_engine_that_serves(start: Callable[..., Any]) -> None:
+    how: Any = {"quantize": "q4_0", "activations": "int16"}
+    with start("--quantize", "q4_0", "--activations", "int16") as running, LLM(**how) as llm:
+        facts = running.ask("/v1/models").json["data"][0]["karat"]
+        assert (facts["activations"], facts["comparable"]) == ("int16", list(llm.comparable))
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "seed": 3, "temperature": 1.2}
+        receipt = wished(running, "/v1/completions", body, stream=False)["receipt"]
+        for activations in ("float32", "int24", "int8"):
+            found = running.ask(COMPARE, {"receipt": receipt, "activations": activations}).json
+            here = llm.compare(read_receipt(json.dumps(receipt).encode()), activations)
+            assert (found["activations"], found["other"], found["tokens"]) == ("int16", activations, here.num_tokens)
+            assert found["parting"] == (None if here.parting is None else asdict(here.parting))
+            assert found["text"].rsplit(",", 1)[0] == str(here).rsplit(",", 1)[0]
+        same = running.ask(COMPARE, {"receipt": receipt, "activations": "int16"})
+        assert same.status == 400 and same.json["error"]["param"] == "activations"
+        assert "expected one of float32, int24, int8" in same.json["error"]["message"]
+        edited = running.ask(COMPARE, {"receipt": receipt | {"seed": "4"}, "activations": "int8"})
+        assert edited.status == 400 and "changed after it was written: seed" in edited.json["error"]["message"]
+
+
+def test_a_model_without_blocks_has_nothing_to_compare(server: Running) -> None:
+    assert server.ask("/v1/models").json["data"][0]["karat"]["comparable"] == []
+    receipt = wished(server, "/v1/completions", BODIES["/v1/completions"], stream=False)["receipt"]
+    answer = server.ask(COMPARE, {"receipt": receipt, "activations": "int8"})
+    assert answer.status == 400 and "weights in blocks" in answer.json["error"]["message"]
+    assert server.ask(COMPARE, {"receipt": receipt}).status == 400
+    assert server.ask(COMPARE, {"receipt": {}, "activations": "int8"}).json["error"]["param"] == "receipt"
 
 
 def test_made_and_verified_under_load_beside_prefix_hits(server: Running, llm: LLM) -> None:

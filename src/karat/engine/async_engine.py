@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Replay, Replayed, Stepped
+from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, Open, Parted, Replay, Replayed, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
@@ -49,7 +49,7 @@ class AsyncEngine:
         self._open: dict[str, OpenRequest] = {}  # by the id that the process knows
         self._waiting: set[str] = set()  # those that have not begun
         self._num_coming = 0  # that have a place and are not made yet
-        self._replays: dict[str, asyncio.Future[Replayed]] = {}
+        self._replays: dict[str, asyncio.Future[Replayed | Parted]] = {}
         self._restarting = asyncio.Lock()
 
     def require_open(self) -> None:
@@ -131,8 +131,8 @@ class AsyncEngine:
         if self._open.pop(number, None) is not None:
             self._tell(encoded(Abort(number)))
 
-    async def replay(self, command: Replay, message: bytes) -> Replayed:
-        """What the engine found. OverloadedError if too many replays are under way."""
+    async def replay(self, command: Replay | Compare, message: bytes) -> Replayed | Parted:
+        """What the engine found: Parted for Compare. OverloadedError if too many replays are under way."""
         self.attach()
         if len(self._replays) >= MAX_REPLAYS:
             raise OverloadedError(

@@ -14,11 +14,12 @@ from time import perf_counter
 from typing import Any, Self, TypeVar
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
-from karat.config import embedded_model_path
+from karat.config import Activations, embedded_model_path
 from karat.engine.async_engine import AsyncEngine, write_logs
-from karat.engine.async_messages import Add, Failed, Open, Replay
+from karat.engine.async_messages import Add, Compare, Failed, Open, Parted, Replay, Replayed
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
+from karat.engine.comparing import compared_from
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
 from karat.engine.llm import LLM
@@ -34,6 +35,7 @@ from karat.errors import KaratError, OverloadedError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.outputs import CompletionOutput, RequestOutput
+from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference, Verdict
@@ -100,6 +102,7 @@ class AsyncLLM:
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
         self.activations = ready.activations
+        self._contracts = ready.contracts
         self.tensor_parallel_size = opening.options.tensor_parallel_size
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
@@ -187,17 +190,11 @@ class AsyncLLM:
         """
         before = perf_counter()
         self._engine.attach()
-        facts = Facts(
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            end_token_ids=self.end_token_ids,
-            chat_end_token_ids=self.chat_end_token_ids,
-        )
         found = await self.fingerprint()
         ids = None
         if prompt is not None:
             ids = (await self._in_thread(self._intake.request, prompt, None)).prompt_token_ids
-        examined = await self._in_thread(examine, receipt, lambda: found, facts, ids)
+        examined = await self._in_thread(examine, receipt, lambda: found, self._facts, ids)
         finding, num_tokens = examined.finding, len(receipt.output.token_ids)
         if (request := examined.request) is not None:
             if examined.token_ids is None:
@@ -208,6 +205,37 @@ class AsyncLLM:
             else:
                 finding = compared(receipt, *await self._replayed(request, receipt.choice, examined.token_ids))
         return verdict(examined, finding, num_tokens, perf_counter() - before)
+
+    async def compare(self, receipt: Receipt, activations: Activations) -> Comparison:
+        """The first token that the model would choose otherwise with other activations, as `LLM.compare`.
+
+        It is computed between the steps of running requests. Raises OverloadedError if 16 receipts are replayed
+        already.
+        """
+        before = perf_counter()
+        self._engine.attach()
+        found = await self.fingerprint()
+        asked = await self._in_thread(compared_from, receipt, activations, found, self._contracts, self._facts)
+        command = Compare(replace(asked, request=replace(asked.request, request_id=str(next(self._numbers)))))
+        done = await self._engine.replay(command, await self._in_thread(encoded, command))
+        if done.refused is not None:
+            raise raised(Failed(*done.refused, []))
+        assert isinstance(done, Parted)
+        return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, done.parting)
+
+    @property
+    def comparable(self) -> tuple[Activations, ...]:
+        """Activations that `compare` can take, as `LLM.comparable`."""
+        return tuple(self._contracts)
+
+    @property
+    def _facts(self) -> Facts:
+        return Facts(
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            end_token_ids=self.end_token_ids,
+            chat_end_token_ids=self.chat_end_token_ids,
+        )
 
     async def _again(self, request: Request, params: SamplingParams, choice: int) -> CompletionOutput:
         """One choice of a request, generated, after all requests that others make."""
@@ -225,7 +253,7 @@ class AsyncLLM:
         done = await self._engine.replay(command, await self._in_thread(encoded, command))
         if done.refused is not None:
             raise raised(Failed(*done.refused, []))
-        assert done.output is not None
+        assert isinstance(done, Replayed) and done.output is not None
         return done.difference, done.output
 
     async def stream(

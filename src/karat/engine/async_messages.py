@@ -6,11 +6,13 @@ from typing import Self
 import msgspec
 
 from karat.config import Activations, FloatName
+from karat.engine.comparing import Compared
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, Logprob, StreamChunk
+from karat.receipts.comparison import Parting
 from karat.receipts.verdict import Difference
 from karat.request import Request
 
@@ -37,7 +39,7 @@ class Add(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Free the blocks of a request or of a replay. No effect if it has ended or is unknown."""
+    """Free what a request, a replay or a comparison holds. No effect if it has ended or is unknown."""
 
     request_id: str
 
@@ -50,7 +52,17 @@ class Replay(msgspec.Struct, frozen=True, tag=True):
     token_ids: tuple[int, ...]
 
 
-ToEngine = Open | Add | Abort | Replay
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    """Choose the tokens of a receipt's choice again under other activations. Parted comes back, with this id."""
+
+    asked: Compared
+
+    @property
+    def request(self) -> Request:
+        return self.asked.request
+
+
+ToEngine = Open | Add | Abort | Replay | Compare
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -76,6 +88,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     dtype: FloatName
     kv_dtype: FloatName
     activations: Activations
+    contracts: Mapping[Activations, int]  # of karat.engine.plan.LoadPlan
     logs: list[Log]
 
 
@@ -142,12 +155,20 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     refused: tuple[str, str] | None = None
 
 
-class Replayed(msgspec.Struct, frozen=True, array_like=True):
+class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The end of a replay: the first different token, or the answer; or why it could not be computed."""
 
     request_id: str
     difference: Difference | None
     output: CompletionOutput | None
+    refused: tuple[str, str] | None = None
+
+
+class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The end of a comparison: where the answer goes on otherwise, if it does; or why it could not be computed."""
+
+    request_id: str
+    parting: Parting | None
     refused: tuple[str, str] | None = None
 
 
@@ -157,7 +178,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     news: list[News]
     stats: EngineStats
     logs: list[Log]
-    replayed: list[Replayed] = []
+    replayed: list[Replayed | Parted] = []
 
 
 FromEngine = Loading | Ready | Failed | Stepped

@@ -23,11 +23,13 @@ from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import (
     Abort,
     Add,
+    Compare,
     Failed,
     Loading,
     Log,
     News,
     Open,
+    Parted,
     Piece,
     Ready,
     Replay,
@@ -35,6 +37,7 @@ from karat.engine.async_messages import (
     Stepped,
     ToEngine,
 )
+from karat.engine.comparing import Comparing, comparing
 from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.replay import Replay as EngineReplay
@@ -121,6 +124,7 @@ def _opened(line: _Line) -> LLM:
         dtype=llm.dtype,
         kv_dtype=llm.kv_dtype,
         activations=llm.activations,
+        contracts=llm.plan.contracts,
         logs=line.take_logs(),
     )
     line.send(ready)
@@ -148,7 +152,8 @@ class Worker:
         self._waiting: set[str] = set()  # those whose beginning was not told
         self._news: list[News] = []
         self._replays: dict[str, EngineReplay] = {}
-        self._replayed: list[Replayed] = []
+        self._replayed: list[Replayed | Parted] = []
+        self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
 
     def serve(self) -> None:
         """Serve until the connection ends. Errors of the engine pass through."""
@@ -157,14 +162,16 @@ class Worker:
                 self._obey(command)
             if self._engine.has_work:
                 self._engine.advance(prompt_step_s=PROMPT_STEP_S if any(self._open.values()) else inf)
-            else:
+            elif not self._comparisons:
                 self._llm.check_ranks()
+            if self._comparisons:
+                self._compare()
             self._tell()
 
     def _commands(self) -> Iterator[ToEngine]:
         """The commands that have arrived. Without work, waits for one, or until the ranks are to be checked."""
         idle_s = _IDLE_LOOK_S if self._llm.tensor_parallel_size > 1 else None
-        wait_s = 0.0 if self._engine.has_work else idle_s
+        wait_s = 0.0 if self._engine.has_work or self._comparisons else idle_s
         while self._line.has_come(wait_s):
             yield self._line.receive()
             wait_s = 0.0
@@ -185,6 +192,10 @@ class Worker:
                     self._replays[request.request_id] = replay
                 except KaratError as error:
                     self._replayed.append(Replayed(request.request_id, None, None, _told(error)))
+            case Compare(asked):
+                self._comparisons[asked.request.request_id] = comparing(self._llm.engine_beside, asked, _REPLAYED_ROWS)
+            case Abort(request_id) if request_id in self._comparisons:
+                self._comparisons.pop(request_id).close()
             case Abort(request_id) if request_id in self._replays:
                 self._engine.abort_replay(self._replays.pop(request_id).request)
             case Abort(request_id):
@@ -193,6 +204,18 @@ class Worker:
                     self._news.append(self._forgotten(update))
             case _:
                 raise AssertionError(f"no command for a model that is loaded: {type(command).__name__}")
+
+    def _compare(self) -> None:
+        """One step of the comparison that came first."""
+        request_id, steps = next(iter(self._comparisons.items()))
+        try:
+            next(steps)
+            return
+        except StopIteration as end:
+            self._replayed.append(Parted(request_id, end.value))
+        except (KaratError, MemoryError) as error:
+            self._replayed.append(Parted(request_id, None, _told(error)))
+        del self._comparisons[request_id]
 
     def _tell(self) -> None:
         """Send the news in one message, if there are any."""

@@ -36,7 +36,8 @@ from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
-    from karat.engine.verifying import ReceiptWish
+    from karat.engine.verifying import Facts, ReceiptWish
+    from karat.receipts.comparison import Comparison
     from karat.receipts.receipt import Receipt
     from karat.receipts.verdict import Verdict
     from karat.text.tools.events import ParsedAnswer
@@ -154,7 +155,9 @@ class LLM:
         if tensor_parallel_size > 1:
             text_side.result()  # before ranks start: an error leaves no ranks behind
             self._ranks = plan.ranks(loaded)
-        run = self._ranks or plan.runner(loaded, meanwhile=text_side.start)
+        self._model = None if self._ranks else plan.model(loaded, meanwhile=text_side.start)
+        run = plan.runner(self._model) if self._model else self._ranks
+        assert run is not None
         self.tokenizer, defaults = text_side.result()
         self.end_token_ids = defaults.end_token_ids
         self.default_params = defaults.params
@@ -312,18 +315,12 @@ class LLM:
         OtherContractError if the model or its rules are others than the receipt's, ReceiptError for a prompt that is
         missing, and errors of computing.
         """
-        from karat.engine.verifying import Facts, compared, examine, verdict
+        from karat.engine.verifying import compared, examine, verdict
 
         before = perf_counter()
         self._turns.require_open()
-        facts = Facts(
-            vocab_size=self.config.vocab_size,
-            max_model_len=self.max_model_len,
-            end_token_ids=self.end_token_ids,
-            chat_end_token_ids=self.chat_end_token_ids,
-        )
         ids = None if prompt is None else self._intake.request(prompt, None).prompt_token_ids
-        examined = examine(receipt, self.fingerprint, facts, ids)
+        examined = examine(receipt, self.fingerprint, self._facts, ids)
         finding, num_tokens = examined.finding, len(receipt.output.token_ids)
         if examined.request is not None:
             if examined.token_ids is None:
@@ -334,6 +331,38 @@ class LLM:
                 replay = self._turns.replay(examined.request, receipt.choice, examined.token_ids)
                 finding = compared(receipt, replay.difference, replay.output)
         return verdict(examined, finding, num_tokens, perf_counter() - before)
+
+    def compare(self, receipt: "Receipt", activations: Activations) -> "Comparison":
+        """The first token of a receipt's answer that the model would choose otherwise with other activations.
+
+        The tokens before it are the receipt's, and so is its draw. The weights are those that are loaded; a KV cache
+        for this answer is made and dropped. Raises RequestError for activations that cannot be compared (those of
+        `comparable`, but for the receipt's own, can), ReceiptError for a receipt that has only digests, was changed, or
+        is not what its own activations give, OtherContractError for one of another model, and errors of computing.
+        """
+        from karat.engine.comparing import compared_from, comparing
+        from karat.receipts.comparison import Comparison
+
+        before = perf_counter()
+        self._turns.require_open()
+        asked = compared_from(receipt, activations, self.fingerprint(), self.plan.contracts, self._facts)
+        parting = self._turns.between(comparing(self.engine_beside, asked))
+        return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, parting)
+
+    @property
+    def comparable(self) -> tuple[Activations, ...]:
+        """Activations that `compare` can take; none for a model without weights in blocks, for other executors than
+        native, and for ranks.
+        """
+        return tuple(self.plan.contracts)
+
+    def engine_beside(self, activations: Activations, num_tokens: int) -> Engine:
+        """An engine over the loaded weights with other activations, for one sequence of so many tokens. Its steps must
+        not run beside those of this LLM.
+        """
+        assert self._model is not None, "ranks have no plan beside their own"
+        run, sizes = self.plan.beside(self._model, activations, num_tokens)
+        return Engine(run, self.tokenizer, sizes)
 
     def chat_prompt(
         self,
@@ -445,6 +474,17 @@ class LLM:
     def default_params_after(self, prompt_len: int) -> SamplingParams:
         """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
         return self._intake.default_params_after(prompt_len)
+
+    @property
+    def _facts(self) -> "Facts":
+        from karat.engine.verifying import Facts
+
+        return Facts(
+            vocab_size=self.config.vocab_size,
+            max_model_len=self.max_model_len,
+            end_token_ids=self.end_token_ids,
+            chat_end_token_ids=self.chat_end_token_ids,
+        )
 
     def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         self._turns.require_open()

@@ -1,8 +1,8 @@
 """plan_load: what an LLM loads, and whether it fits into memory, decided before any weight is read."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, get_args
 
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
@@ -16,9 +16,10 @@ from karat.kv.cache import cache_spec
 from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree, num_kv_heads_held
-from karat.models.registry import build, find_weights
+from karat.models.registry import Model, build, find_weights
+from karat.ops import registry
 from karat.ops.api import Ops, Runner
-from karat.ops.contract import activations_read
+from karat.ops.contract import activations_read, contract_of
 from karat.ops.rope_table import table_bytes
 
 if TYPE_CHECKING:
@@ -46,9 +47,20 @@ class LoadPlan:
         """What the model's linear layers read."""
         return activations_read(self.types, self.ops.activations)
 
-    def runner(self, progress: Progress, meanwhile: Callable[[], bool]) -> Runner:
+    @property
+    def contracts(self) -> Mapping[Activations, int]:
+        """The numeric contract by activations that the loaded weights can be run with; empty if there is no choice.
+
+        The native executor packs weights in blocks alike for all of them. A rank has no plan beside its own.
+        """
+        read = [name for name in get_args(Activations) if activations_read(self.types, name) == name != "float64"]
+        if len(read) < 2 or self.ops.executor != "native" or self.options.tensor_parallel_size > 1:
+            return {}
+        return {name: contract_of(self.types, name) for name in read}
+
+    def model(self, progress: Progress, meanwhile: Callable[[], bool]) -> Model:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
-        model = build(
+        return build(
             self.config,
             self.ops,
             self.checkpoint,
@@ -57,9 +69,27 @@ class LoadPlan:
             progress=progress,
             meanwhile=meanwhile,
         )
+
+    def runner(self, model: Model) -> Runner:
+        """The loaded model as the engine runs it."""
         return open_runner(
             model, self.kv_dtype, self.sizes.num_blocks, self.sizes.step_limits, guard=self.options.guard
         )
+
+    def beside(self, model: Model, activations: Activations, num_tokens: int) -> tuple[Runner, EngineConfig]:
+        """The loaded model with other activations (of `contracts`), and a KV cache for one sequence of so many tokens.
+
+        Raises CapacityError for lack of memory.
+        """
+        sizes = replace(
+            self.sizes,
+            max_model_len=num_tokens,
+            num_blocks=-(-num_tokens // self.sizes.block_size),
+            max_num_seqs=1,
+            enable_prefix_caching=False,
+        )
+        ops = registry.create(self.ops.executor, self.ops.dtype, self.options.threads, activations=activations)
+        return open_runner(model.on(ops), self.kv_dtype, sizes.num_blocks, sizes.step_limits), sizes
 
     def ranks(self, progress: Progress) -> "ParallelModel":
         """The model, loaded into ranks, each its part. Bytes that several ranks read count once in `progress`."""

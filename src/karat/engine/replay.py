@@ -29,6 +29,7 @@ class Replay:
         self.done = False
         self.error: Exception | None = None
         self.difference: Difference | None = None
+        self.margin = 0.0  # where tokens differ: by how much the logit of the one chosen here is above the stated one's
         self._choice = choice
         self._token_ids = token_ids
         self._tokenizer = tokenizer
@@ -77,7 +78,8 @@ class Replay:
             self._differ(f"token {number + 1}: {fault}", number)
         here, stated = choice.sequence.token_ids[-1], self._token_ids[number]
         if here != stated:
-            margin = abs(float(row[here]) - float(row[stated]))
+            self.margin = float(row[here]) - float(row[stated])
+            margin = abs(self.margin)
             self._differ(
                 f"output.token_ids: token {number + 1} of {len(self._token_ids)} is {self._shown(here)}, the receipt "
                 f"has {self._shown(stated)}; margin of their logits {margin:.4g}",
@@ -93,8 +95,11 @@ class Replay:
         self.difference = Difference(text, index, self._choice.sequence.prompt_len + index, stated, here, margin)
         raise _DifferenceError(text)
 
+    def text_of(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
     def _shown(self, token_id: int) -> str:
-        return f"{token_id} {self._tokenizer.decode([token_id], skip_special_tokens=False)!r}"
+        return f"{token_id} {self.text_of(token_id)!r}"
 
 
 class _DifferenceError(KaratError):

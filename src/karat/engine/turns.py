@@ -1,6 +1,6 @@
 """Turns: several threads use one engine. Each waits for its own requests, and one thread at a time is in the engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from math import inf
 from threading import RLock
 from typing import TypeVar
@@ -126,6 +126,16 @@ class Turns:
         if replay.error:
             raise replay.error
         return replay
+
+    def between(self, steps: Generator[None, None, T]) -> T:
+        """The result of a computation that is none of the engine's, a step at a time and beside no step of it."""
+        while True:
+            self.require_open()
+            try:
+                self._alone(lambda: next(steps))
+            except StopIteration as end:
+                result: T = end.value
+                return result
 
     def _add(self, request: Request) -> None:
         self._alone(lambda: self._engine.add_request(request))

@@ -17,6 +17,7 @@ from karat.server.bodies import read_body
 from karat.server.errors import ApiError
 from karat.server.fields import (
     CHAT,
+    COMPARE,
     COUNT,
     DETOKENIZE,
     INPUT_TOKENS,
@@ -47,7 +48,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
     """The ASGI app of a server."""
     metrics = Metrics(settings.model_names[0])
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
-    facts, page = _Facts(keeper, settings, state, metrics), Page().answer
+    facts, page, receipts = _Facts(keeper, settings, state, metrics), Page().answer, Receipts(keeper, settings)
     routes = [
         Route(CHAT, answering.chat, methods=["POST"]),
         Route(TEXT, answering.text, methods=["POST"]),
@@ -60,7 +61,8 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
         Route(TOKENIZE, tools.tokenize, methods=["POST"]),
         Route(DETOKENIZE, tools.detokenize, methods=["POST"]),
         Route(RENDER, tools.render, methods=["POST"]),
-        Route(VERIFY, Receipts(keeper, settings).verify, methods=["POST"]),
+        Route(VERIFY, receipts.verify, methods=["POST"]),
+        Route(COMPARE, receipts.compare, methods=["POST"]),
         Route("/health", facts.health),
         Route("/ready", facts.ready),
         Route("/metrics", facts.metrics),
@@ -172,7 +174,9 @@ class _Facts:
         llm = self._keeper.llm
         names = schema.SamplingDefaults.__struct_fields__
         defaults = schema.SamplingDefaults(*(getattr(llm.default_params, name) for name in names))
-        return schema.Model(name, self._begun, llm.max_model_len, schema.ModelFacts(defaults))
+        return schema.Model(
+            name, self._begun, llm.max_model_len, schema.ModelFacts(defaults, llm.activations, llm.comparable)
+        )
 
 
 async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from karat.config import Activations
 from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS
 
 FieldClass = Literal["honoured", "without effect", "refused"]
@@ -27,6 +28,7 @@ STATELESS = (RESPONSES, INPUT_TOKENS)
 GENERATING = (*BOTH, MESSAGES, RESPONSES)
 CHATTING = (CHAT, *ANTHROPIC, *STATELESS)
 VERIFY = "/v1/receipts/verify"
+COMPARE = "/v1/receipts/compare"
 TOKENIZE, DETOKENIZE, RENDER = "/tokenize", "/detokenize", "/render"
 
 MAX_PROMPTS = 128  # of a request to /v1/completions
@@ -301,8 +303,9 @@ TABLE: tuple[Field, ...] = (
     _honoured("messages", (TOKENIZE,), Messages, "Instead of prompt: a conversation, as /render makes its prompt."),
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
     _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
-    # /v1/receipts/verify
-    _honoured("receipt", (VERIFY,), dict[str, Any], "The receipt.", required=True),
+    # /v1/receipts/verify and /v1/receipts/compare
+    _honoured("receipt", (VERIFY, COMPARE), dict[str, Any], "The receipt.", required=True),
+    _honoured("activations", (COMPARE,), Activations, "Others than the receipt's.", required=True),
     _honoured("by", (VERIFY,), Literal["native", "reference"], "native, the engine that answers (default)."),
     _honoured("request", (VERIFY,), dict[str, Any], "The request, for a receipt that has only digests."),
     _honoured("skip_special_tokens", (DETOKENIZE,), bool, "Special tokens are left out (default) or shown."),

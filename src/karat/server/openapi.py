@@ -11,6 +11,7 @@ from karat.server.anthropic import schema as anthropic
 from karat.server.fields import (
     ANTHROPIC,
     CHAT,
+    COMPARE,
     COUNT,
     INPUT_TOKENS,
     MESSAGES,
@@ -31,6 +32,7 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     RESPONSES: ("post", response_schema.Response),
     INPUT_TOKENS: ("post", response_schema.InputTokens),
     VERIFY: ("post", schema.Verified),
+    COMPARE: ("post", schema.Compared),
     "/v1/models": ("get", schema.Models),
     "/v1/models/{model}": ("get", schema.Model),
     "/tokenize": ("post", schema.Tokenized),

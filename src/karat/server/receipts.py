@@ -1,20 +1,21 @@
-"""Receipts: the route that verifies them."""
+"""Receipts: the routes that verify them, and compare them with other activations."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from karat.errors import OtherContractError, ReceiptError
+from karat.errors import OtherContractError, ReceiptError, RequestError
 from karat.receipts import Difference, Receipt, Verdict, read_receipt
 from karat.server.bodies import read_body
 from karat.server.errors import invalid
-from karat.server.fields import VERIFY, fields_of
+from karat.server.fields import COMPARE, VERIFY, fields_of
 from karat.server.keeper import Keeper
 from karat.server.receipt_requests import chats_of, texts_of
 from karat.server.responses import JsonBytes, read_content, until_left
-from karat.server.schema import Verified
+from karat.server.schema import Compared, Verified
 from karat.server.settings import Settings
 
 
@@ -31,11 +32,20 @@ class Receipts:
         if values.get("by", "native") != "native":
             said = "by=reference needs the weights once more, in float64; use karat verify --by reference"
             raise invalid("by", said, "unsupported_field")
+        return await until_left(request, self._verified(_receipt_in(values), values.get("request")))
+
+    async def compare(self, request: Request) -> ASGIApp:
+        """Where a receipt's answer goes on otherwise with other activations, between the steps of running requests."""
+        values = read_body(await read_content(request, self._settings.limits), fields_of(COMPARE)).values
         try:
-            receipt = read_receipt(msgspec.json.encode(values["receipt"]))
-        except ReceiptError as fault:
+            comparing = self._keeper.llm.compare(_receipt_in(values), values["activations"])
+            made = await until_left(request, comparing)
+        except ReceiptError as fault:  # one of another model too
             raise invalid("receipt", f"receipt: {fault}") from None
-        return await until_left(request, self._verified(receipt, values.get("request")))
+        except RequestError as fault:
+            raise invalid("activations", str(fault)) from None
+        said = Compared(made.activations, made.other, made.num_tokens, made.elapsed_s, str(made), made.parting)
+        return JsonBytes(msgspec.json.encode(said))
 
     async def _verified(self, receipt: Receipt, asked: dict[str, Any] | None) -> ASGIApp:
         llm = self._keeper.llm
@@ -60,6 +70,13 @@ class Receipts:
         for messages, options in chats_of(asked, await llm.dialect()):
             found.append((await llm.render(messages, **options)).token_ids)
         return receipt.prompt_among(found)
+
+
+def _receipt_in(values: Mapping[str, Any]) -> Receipt:
+    try:
+        return read_receipt(msgspec.json.encode(values["receipt"]))
+    except ReceiptError as fault:
+        raise invalid("receipt", f"receipt: {fault}") from None
 
 
 def _answer(receipt: Receipt, verdict: Verdict) -> JsonBytes:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from karat.explanation import Explanation
+from karat.receipts.comparison import Parting
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference
 
@@ -260,6 +261,20 @@ class Verified(Struct):
     signer: str | None
 
 
+class Compared(Struct):
+    """A receipt's answer under other activations: its first token that they choose otherwise, null if there is none.
+
+    `text` says it in words; `activations` are the receipt's, `other` those that it was compared with.
+    """
+
+    activations: str
+    other: str
+    tokens: int
+    seconds: float
+    text: str
+    parting: Parting | None
+
+
 class SamplingDefaults(Struct):
     """The model's own sampling (generation_config.json): what a request gets that does not say otherwise.
 
@@ -277,9 +292,13 @@ class SamplingDefaults(Struct):
 
 
 class ModelFacts(Struct):
-    """Karat's own field of a model."""
+    """Karat's own field of a model. `activations` are those that its weights in blocks read, `comparable` all that
+    /v1/receipts/compare takes; none where there is no choice.
+    """
 
     sampling_defaults: SamplingDefaults
+    activations: str
+    comparable: tuple[str, ...]
 
 
 class Model(Struct):

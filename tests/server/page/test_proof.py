@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.server.conftest import Running
+from tests.server.conftest import Running, serving
 from tests.server.page.conftest import Page
 from tests.server.page.test_why import explained
 
@@ -66,16 +66,50 @@ def test_another_seed_is_compared_to_the_first_different_token(page: Page) -> No
     page.ask("Tell me a story.")
     page.key("p")
     page.tab.locator("#compare-seed").fill("2")
-    page.tab.get_by_role("button", name="Compare").click()
+    page.tab.get_by_role("button", name="Compare", exact=True).click()
     page.tab.wait_for_selector(".verdict .two")
     panel = page.tab.get_by_role("tabpanel", name="Proof")
     assert panel.locator(".two dt").all_text_contents()[0].endswith("seed 1")
     margins = [re.search(r"margin [+−][\d.]+", text) for text in panel.locator(".two dd").all_text_contents()]
     assert len(margins) == 2 and all(margins)
     page.tab.locator("#compare-seed").fill("1")
-    page.tab.get_by_role("button", name="Compare").click()
+    page.tab.get_by_role("button", name="Compare", exact=True).click()
     page.tab.wait_for_selector(".verdict .good")
     assert "identical, 24 tokens" in panel.inner_text()
+
+
+def test_other_activations_are_compared_to_the_first_different_token(opened: Callable[..., Any]) -> None:
+    with serving("--threads", "1", "--quantize", "q4_0", "--activations", "int16") as running, opened(running) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.settings(max_completion_tokens="60", seed="3", temperature="1.2")
+        page.ask("Tell me a story.")
+        page.key("p")
+        choice = page.tab.get_by_role("combobox", name="Activations")
+        assert choice.locator("option").all_text_contents() == ["float32", "int24", "int8"]
+        panel = page.tab.get_by_role("tabpanel", name="Proof")
+        for activations in ("int24", "int8"):
+            choice.select_option(activations)
+            with page.tab.expect_response("**/v1/receipts/compare") as answered:
+                page.tab.get_by_role("button", name="Compare activations").click()
+            page.tab.wait_for_selector(".verdict .good, .verdict .two")
+            found = answered.value.json()
+            said = panel.locator(".verdict").last.inner_text()
+            if (parting := found["parting"]) is None:
+                assert f"the same {found['tokens']} tokens with {activations}" in said
+                continue
+            assert f"They part at token {parting['index'] + 1}:" in said
+            names = panel.locator(".two dt").all_text_contents()
+            assert [name.split()[-1] for name in names] == ["int16", activations]
+            by = [float(text.split()[1].replace("−", "-")) for text in panel.locator(".two dd").all_text_contents()]
+            assert by == [round(parting[name], 3) for name in ("margin", "other_margin")]
+        assert parting is not None, "int8 differs; if it does not any more, take another seed"
+
+
+def test_without_weights_in_blocks_there_are_no_activations_to_compare(page: Page) -> None:
+    page.ask("Tell me a story.")
+    page.key("p")
+    page.tab.get_by_role("button", name="Replay", exact=True).wait_for()
+    assert page.tab.get_by_role("button", name="Compare activations").count() == 0
 
 
 def test_a_server_without_these_features_hides_them(opened: Callable[..., Any], server: Running) -> None:

@@ -11,6 +11,7 @@ export async function readAbilities(api) {
     defaults: model.karat?.sampling_defaults ?? {},
     explain: has("explain"),
     receipt: has("karat") && "/v1/receipts/verify" in document.paths,
+    comparable: "/v1/receipts/compare" in document.paths ? (model.karat?.comparable ?? []) : [],
     resume: has("karat") && has("return_token_ids"),
     tools: has("tools"),
     schema: has("response_format"),

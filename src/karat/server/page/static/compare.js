@@ -21,6 +21,17 @@ function side({ seed }, own, other) {
   return h("div", {}, h("dt", {}, h("span", { class: "word" }, shown(own.text)), ` seed ${seed}`), h("dd", {}, text));
 }
 
+/** Where an answer goes on otherwise with other activations, as /v1/receipts/compare says it. */
+export function parted({ activations, other, tokens, seconds, parting }) {
+  if (!parting) return h("p", { class: "good" }, `✓ the same ${number(tokens)} tokens with ${other}, ${seconds.toFixed(1)} s`);
+  const { index, receipt_text, other_text, margin, other_margin } = parting;
+  const side = (text, name, by) => h("div", {}, h("dt", {}, h("span", { class: "word" }, shown(text)), ` ${name}`), h("dd", {}, `margin ${signed(by)}`));
+  return [
+    h("p", {}, index === 0 ? "They differ from the first token on." : `The same up to token ${number(index)} of ${number(tokens)}. They part at token ${number(index + 1)}:`),
+    h("dl", { class: "facts-list two" }, side(receipt_text, activations, margin), side(other_text, other, other_margin)),
+  ];
+}
+
 /** By how much the logit of its own token is above that of the other's. Where they part, both saw the same tokens. */
 export function marginOf(own, other) {
   const rival = own.alternatives.find(({ token }) => token === other.token) ?? other;

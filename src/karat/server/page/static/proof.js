@@ -1,6 +1,6 @@
 // Proof: the receipt of an answer, computing it again, and where another draw would have left it.
 import { bodyOf } from "./answering.js";
-import { compared } from "./compare.js";
+import { compared, parted } from "./compare.js";
 import { button, h, number } from "./dom.js";
 import { save } from "./transfer.js";
 
@@ -19,7 +19,7 @@ export function makeProof(app) {
     if (app.stream?.nodes.includes(node)) { element.replaceChildren(h("p", { class: "note" }, "The answer is not at its end yet.")); return; }
     const { receipt, tokens = [] } = await app.detailsOf(node);
     if (key !== shown) return;
-    element.replaceChildren(...(receipt ? proofOf(receipt, tokens) : [h("h2", {}, "Receipt"), h("p", { class: "note" }, node.resumed ? "A branch from a token has no receipt: a receipt is of an answer that was drawn whole." : "This answer has no receipt: it was stopped, or receipts were turned off.")]), ...comparing(node, tokens));
+    element.replaceChildren(...(receipt ? proofOf(receipt, tokens) : [h("h2", {}, "Receipt"), h("p", { class: "note" }, node.resumed ? "A branch from a token has no receipt: a receipt is of an answer that was drawn whole." : "This answer has no receipt: it was stopped, or receipts were turned off.")]), ...comparing(node, tokens), ...otherNumbers(receipt));
   }
 
   function proofOf(receipt, tokens) {
@@ -44,6 +44,21 @@ export function makeProof(app) {
       h("p", {}, "The same request with another seed, and the first token that differs."),
       h("div", { class: "row" }, h("label", { for: seed.id }, "Seed"), seed,
         button("Compare", () => run(said, "Answering with the other seed…", () => compareWith(node, tokens, Number(seed.value))), { class: "primary" })),
+      said,
+    ];
+  }
+
+  /** The same tokens, chosen again with activations of another width: the receipt has all that this takes. */
+  function otherNumbers(receipt) {
+    const others = receipt ? app.abilities.comparable.filter((name) => name !== receipt.fingerprint.activations) : [];
+    if (others.length === 0) return [];
+    const said = h("div", { class: "verdict", role: "status" });
+    const choice = h("select", { id: "compare-activations" }, others.map((name) => h("option", { value: name }, name)));
+    const compare = () => run(said, `Choosing its tokens again with ${choice.value}…`, async () => parted(await app.api.json("/v1/receipts/compare", { receipt, activations: choice.value })));
+    return [
+      h("h2", {}, "Compare activations"),
+      h("p", {}, `The server computes with ${receipt.fingerprint.activations}. Other numbers, with the same seed and the same weights, and the first token that they choose otherwise.`),
+      h("div", { class: "row" }, h("label", { for: choice.id }, "Activations"), choice, button("Compare activations", compare, { class: "primary" })),
       said,
     ];
   }
