@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +34,21 @@ class KaratPeer(KaratSide):
         return self._model.logits(list(prompt))[-1].astype(np.float32)
 
 
-def load_karat(*, model: str, isa: str, activations: str, num_threads: int, longest: int, batch: int) -> Peer:
-    """Karat with the kernel build `isa`, for sequences of at most `longest` tokens, `batch` of them."""
+def load_karat(
+    *, model: str, isa: str, num_threads: int, longest: int, batch: int, activations: str | None = None
+) -> KaratPeer:
+    """Karat with the kernel build `isa`, for sequences of at most `longest` tokens, `batch` of them. Without
+    activations it is a Karat that has no choice of them (benchmarks.earlier).
+    """
     os.environ["KARAT_ISA"] = isa
     checkpoint = open_model(Path(model))
     config = read_config(checkpoint.config)
     account = Account(config, stored_bytes(find_weights(config, checkpoint), None), "float16")
     blocks = batch * (-(-longest // 16) + 2)
+    chosen: dict[str, Any] = {} if activations is None else {"activations": activations}
     llm = LLM(
         checkpoint,
-        activations=activations,
+        **chosen,
         threads=num_threads,
         max_model_len=longest,
         max_num_seqs=batch,

@@ -5,21 +5,25 @@
 | prefill  | 512 tokens; Q4_0, Q4_K_M                                      | llama.cpp, float32                |
 | batch    | 16 sequences, a token each; Q4_0                              | llama.cpp                         |
 | decode   | one token; Q4_0, Q8_0, Q4_K_M, Q6_K, IQ4_NL, Q5_0             | reading alone, llama.cpp, float32 |
-| long     | 8,192 tokens, and 512 of the same engine; Q4_0                | float32                           |
+| long     | 8,192 tokens, and 512 of the same engine; Q4_0                | Karat of --before, else float32   |
 | openvino | 512 tokens; Q4_0                                              | OpenVINO GenAI by its defaults    |
+| real     | 512 tokens, and one token; --model FILE                       | llama.cpp                         |
 
-for int16 and int8, by each kernel build of --isa (by default AVX2 alone, and the fastest here). K formats on the shape
-of Qwen2.5-1.5B, whose rows are multiples of 256, the others on that of Qwen2.5-0.5B; random weights, in files that are
-made once (benchmarks.formats). Every side has a process of its own, which is stopped while it is not its turn; turns
-alternate, with reading between them. A ratio is one of medians over all turns of one run. `of reading` is the bytes of
-a token over its seconds, over the median of reading.
+for int16 and int8, by each kernel build of --isa (by default AVX2 alone, and the fastest here); then the ratios beside
+their goals (benchmarks.integer_goals). K formats on the shape of Qwen2.5-1.5B, whose rows are multiples of 256, the
+others on that of Qwen2.5-0.5B; random weights, in files that are made once (benchmarks.formats). Every side has a
+process of its own, which is stopped or sleeps while it is not its turn; turns alternate, with reading between them. A
+ratio is one of medians over all turns of one run. `of reading` is the bytes of a token over its seconds, over the
+median of reading.
 
 --only and --formats choose, so that a part fits into a quiet minute and a half:
 
     python -m benchmarks.integers --only decode --formats Q4_0 --isa avx512-vnni
     python -m benchmarks.integers --only prefill --formats Q4_0 --peer-path llama.cpp=FOLDER
 
-FOLDER has a build of llama-cpp-python, for instance one without AVX-512; several may be given.
+FOLDER has a build of llama-cpp-python; several may be given. One without AVX-512 has "avx2" in the folder's name: AVX2
+alone is compared with it. --before PYTHON is the Python of an environment with Karat of an earlier commit, for instance
+`.venv/bin/python` of a worktree in which `make native` ran.
 
 The result goes to benchmarks/results/DATE-MACHINE-integers-PART.json; the table to stdout.
 """
@@ -30,12 +34,15 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import integer_goals
+from benchmarks.earlier import Earlier
 from benchmarks.formats import make_file
 from benchmarks.record import RESULTS, ROOT, commit, keep
 from karat.bench.limits import LimitMeter, Limits
@@ -59,6 +66,7 @@ class Part:
     formats: tuple[str, ...]
     widths: tuple[str, ...]
     peers: tuple[str, ...] = ()
+    has_before: bool = False  # beside Karat of --before; without one beside float32
 
 
 def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
@@ -74,8 +82,9 @@ def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
             ("int16", "float32"),
             ("llama.cpp",),
         ),
-        "long": Part((prefill, Workload("prefill", long)), ("Q4_0",), ("int16", "float32")),
+        "long": Part((prefill, Workload("prefill", long)), ("Q4_0",), ("int16",), has_before=True),
         "openvino": Part((prefill,), ("Q4_0",), ("int8",), ("openvino",)),
+        "real": Part((prefill, Workload("decode", short, 1, gen_tokens)), (), ("int16", "int8"), ("llama.cpp",)),
     }
 
 
@@ -100,22 +109,14 @@ def measure_format(path: Path, part: Part, options: argparse.Namespace) -> list[
     """Rows of one format: all sides of a part on one file, in turns."""
     longest = max(_longest(workload, options.repeat) for workload in part.workloads)
     batch = max(workload.batch for workload in part.workloads)
-    karat = {"model": str(path), "num_threads": options.threads, "longest": longest, "batch": batch}
-    wanted: list[tuple[str, dict[str, Any]]] = [
-        ("load_karat", {**karat, "isa": isa, "activations": width}) for isa in options.isa for width in part.widths
-    ]
-    for peer in part.peers:
-        for folder in options.peer_path.get(peer, [None]):
-            given = {"model": str(path), "peer": peer, "num_threads": options.threads, "path": folder}
-            wanted.append(("load_peer", given))
-    turns = sum(len(wanted) + options.repeat * (1 + len(wanted)) for _ in part.workloads)
-    progress = Eta(len(wanted) + turns)
+    makers = list(_makers(path, part, options, longest, batch))
+    progress = Eta(len(makers) + len(part.workloads) * (len(makers) + options.repeat * (1 + len(makers))))
     sides: list[Side] = []
     rows = []
     try:
-        for function, given in wanted:
-            progress(f"loading {path.name}: {' '.join(str(given.get(k, '')) for k in ('isa', 'activations', 'peer'))}")
-            sides.append(PeerProcess(f"{SIDES}:{function}", given))
+        for text, make in makers:
+            progress(f"loading {path.name}: {text}")
+            sides.append(make())
         vocab_size = int(open_model(path).config["vocab_size"])
         meter = LimitMeter(options.threads, buffer_bytes=options.buffer_bytes)
         for workload in part.workloads:
@@ -130,6 +131,23 @@ def measure_format(path: Path, part: Part, options: argparse.Namespace) -> list[
     for found in rows:
         found |= ratios(found, rows, limits)
     return rows
+
+
+def _makers(
+    path: Path, part: Part, options: argparse.Namespace, longest: int, batch: int
+) -> Iterator[tuple[str, Callable[[], Side]]]:
+    """The sides, each with its name and what makes it."""
+    karat = {"model": str(path), "num_threads": options.threads, "longest": longest, "batch": batch}
+    for isa in options.isa:
+        for width in part.widths:
+            given = {**karat, "isa": isa, "activations": width}
+            yield f"{isa} {width}", partial(PeerProcess, f"{SIDES}:load_karat", given)
+        if part.has_before and options.before:
+            yield f"{isa} before", partial(Earlier, options.before, {**karat, "isa": isa})
+    for peer in part.peers:
+        for folder in options.peer_path.get(peer, [None]):
+            asked = {"model": str(path), "peer": peer, "num_threads": options.threads, "path": folder}
+            yield f"{peer} {folder or ''}", partial(PeerProcess, f"{SIDES}:load_peer", asked)
 
 
 def _longest(workload: Workload, repeat: int) -> int:
@@ -157,7 +175,8 @@ def row(workload: Workload, side: Side, series: Series) -> dict[str, Any]:
 
 
 def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:
-    """Of one row: how many times as fast as other engines, and as float32 by the same build; shares of the limits.
+    """Of one row: how many times as fast as other engines, and as float32 and an earlier Karat by the same build; and
+    shares of the limits.
 
     `attention_of_peak` is of a long prompt: FLOPs of attention over the seconds beyond those of as many chunks of the
     short one, over the median FMA peak.
@@ -170,7 +189,7 @@ def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Li
         for other in rows
         if other["workload"] == own["workload"]
         and other is not own
-        and (other["bytes"] is None or other["side"] == f"{build} float32")
+        and (_is_peer(other) or other["side"] in (f"{build} float32", f"{build} before"))
     }
     own_rows = [other for other in rows if other["side"] == own["side"] and other["workload"].startswith("prefill")]
     share = None
@@ -184,6 +203,10 @@ def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Li
         "of_reading": own["bytes"] / own["seconds"] / limits.bandwidth_median if "decode" in own["workload"] else None,
         "attention_of_peak": share,
     }
+
+
+def _is_peer(row: Mapping[str, Any]) -> bool:
+    return row["bytes"] is None and not row["side"].endswith(" before")
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -221,9 +244,15 @@ def _peer_paths(given: Sequence[str], fail: Callable[[str], Any]) -> dict[str, l
     return found
 
 
+def _without_folder(word: str) -> str:
+    """Wherever files lie here."""
+    name, equals, path = word.rpartition("=")
+    return f"{name}{equals}{Path(path).name}" if Path(path).is_absolute() else word
+
+
 def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="PART", default=list(parts(1, 1, 1)))
+    parser.add_argument("--only", nargs="+", metavar="PART", help="default: all, real only with --model")
     parser.add_argument("--formats", nargs="+", metavar="TYPE", help="some of the part's")
     parser.add_argument("--widths", nargs="+", metavar="WIDTH", help="int8, int16, int24, float32; else the part's")
     parser.add_argument("--isa", nargs="+", choices=supported_isas(), default=["avx2", supported_isas()[-1]])
@@ -231,6 +260,8 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     parser.add_argument(
         "--peer-path", nargs="+", metavar="NAME=FOLDER", default=[], help="folders of packages, a side each"
     )
+    parser.add_argument("--before", metavar="PYTHON", help="with Karat of an earlier commit, beside the part long")
+    parser.add_argument("--model", type=Path, metavar="FILE", help="of the part real")
     parser.add_argument("--shape", help="for all formats")
     parser.add_argument("--threads", type=int, default=cores.num_physical_cores())
     parser.add_argument("--repeat", type=int, default=5)
@@ -239,28 +270,36 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     parser.add_argument("--long", type=int, default=8192)
     parser.add_argument("--folder", type=Path, default=Path("build/formats"), help="for the files, which are kept")
     parser.add_argument("--buffer-bytes", type=int, help="of reading; default: many times the last cache")
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
     options.peer_path = _peer_paths(options.peer_path, parser.error)
     known = parts(options.gen_tokens, options.prompt_tokens, options.long)
-    if unknown := [name for name in options.only if name not in known]:
+    names = options.only or [name for name in known if name != "real" or options.model]
+    if unknown := [name for name in names if name not in known]:
         parser.error(f"{unknown[0]}: expected some of {', '.join(known)}")
+    if "real" in names and not options.model:
+        parser.error("--only real: give its --model FILE")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    for name in options.only:
+    for name in names:
         part = known[name]
-        chosen = Part(
-            part.workloads,
-            tuple(options.formats or part.formats),
-            tuple(options.widths or part.widths),
-            part.peers if options.peers is None else tuple(options.peers),
+        unlike_before = ("float32",) if part.has_before and not options.before else ()
+        chosen = replace(
+            part,
+            formats=tuple(options.formats or part.formats),
+            widths=tuple(options.widths or part.widths + unlike_before),
+            peers=part.peers if options.peers is None else tuple(options.peers),
         )
-        found = {
-            type_: measure_format(
-                make_file(options.folder, options.shape or shape_of(type_), type_, pure=False), chosen, options
-            )
-            for type_ in chosen.formats
-        }
+        if name == "real":
+            files = {options.model.stem: options.model}
+        else:
+            files = {
+                type_: make_file(options.folder, options.shape or shape_of(type_), type_, pure=False)
+                for type_ in chosen.formats
+            }
+        found = {type_: measure_format(path, chosen, options) for type_, path in files.items()}
+        goals = integer_goals.lines(name, found)
         facts = {
-            "command": shlex.join(["python", "-m", "benchmarks.integers", *(arguments or sys.argv[1:])]),
+            "command": shlex.join(["python", "-m", "benchmarks.integers", *map(_without_folder, given)]),
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {
@@ -271,8 +310,10 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
             },
             "part": name,
             "formats": found,
+            "goals": goals,
         }
         print(table(found))
+        print(integer_goals.as_table(goals), end="\n\n")
         print(keep(f"integers-{name}", facts, results))
 
 

@@ -34,9 +34,11 @@ def test_ratios_are_of_the_same_build_and_of_other_engines() -> None:
         figures("avx2 float32", "decode after 8", 3.0, bytes=60, linear_flops=1, attention_flops=1),
         figures("generic float32", "decode after 8", 9.0, bytes=60, linear_flops=1, attention_flops=1),
         figures("llama.cpp", "decode after 8", 5.0),
+        figures("avx2 before", "decode after 8", 4.0),
+        figures("generic before", "decode after 8", 7.0),
     ]
     found = integers.ratios(rows[0], rows, LIMITS)
-    assert found["beside"] == {"avx2 float32": 1.5, "llama.cpp": 2.5}
+    assert found["beside"] == {"avx2 float32": 1.5, "llama.cpp": 2.5, "avx2 before": 2.0}
     assert found["of_reading"] == 60 / 2 / 40  # of the median
     assert found["attention_of_peak"] is None
     assert integers.ratios(rows[3], rows, LIMITS)["beside"] == {}
@@ -72,6 +74,9 @@ def test_a_part_from_a_file_to_its_result(
     (path,) = (tmp_path / "results").iterdir()
     assert path.name.endswith("-integers-decode.json")
     result = json.loads(path.read_text(encoding="utf-8"))
+    build = supported_isas()[-1]
+    has_goal = build == "avx2" or build.endswith(("vnni", "intel"))
+    assert [(line["build"], line["beside"]) for line in result["goals"]] == [(build, "of_reading")] * has_goal
     assert {row["side"].split()[1] for row in result["formats"]["Q4_0"]} == {"int16", "float32"}
     output = capsys.readouterr()
     assert "| Q4_0 | decode after 8 |" in output.out
@@ -79,7 +84,11 @@ def test_a_part_from_a_file_to_its_result(
 
 
 def test_unknown_parts_and_folders_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for options, named in ((["--only", "sleep"], "sleep: expected some of prefill"), (["--peer-path", "x=/"], "x=/")):
+    for options, named in (
+        (["--only", "sleep"], "sleep: expected some of prefill"),
+        (["--peer-path", "x=/"], "x=/"),
+        (["--only", "real"], "give its --model FILE"),
+    ):
         with pytest.raises(SystemExit):
             integers.main(options)
         assert named in capsys.readouterr().err
