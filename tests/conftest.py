@@ -12,7 +12,13 @@ from karat.machine.cores import num_physical_cores
 from tests.support.seed import SEED
 
 # How long an example takes says more about the machine than about Karat; pytest's own timeout ends what hangs.
-settings.register_profile("karat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make test-long` draws as many examples as hypothesis would by itself, `make test` a third.
+settings.register_profile(
+    "karat",
+    deadline=None,
+    max_examples=100 if "KARAT_LONG" in os.environ else 33,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("karat")
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they start.

@@ -44,10 +44,14 @@ def karat() -> Karat:
 def karat_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Karat:
     """The same in this process: quicker, for what does not touch signals, the terminal or the end of a process."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
 
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        code = main(args)
+    def run(*args: str, stdin: str | bytes = b"", **changes: str) -> subprocess.CompletedProcess[str]:
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+            for name, value in changes.items():
+                patch.setenv(name, value)
+            code = main(args)
         out, err = capfd.readouterr()
         return subprocess.CompletedProcess(args, code, out, err)
 

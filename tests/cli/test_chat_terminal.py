@@ -92,7 +92,7 @@ def test_steps_of_a_prompt_are_cut_to_half_a_second(alphabet: Path, monkeypatch:
 
 
 def test_what_is_typed_ahead_waits_for_the_prompt(alphabet: Path) -> None:
-    options = ["--ignore-eos", "--max-tokens", "4000"]
+    options = ["--ignore-eos", "--max-tokens", "2000"]
     with PseudoTerminal("chat", "-q", str(alphabet), *options, echo=True) as terminal:
         terminal.wait_for("> ")
         terminal.type("Hi\n")
@@ -103,31 +103,31 @@ def test_what_is_typed_ahead_waits_for_the_prompt(alphabet: Path) -> None:
         terminal.wait_for("12345")
 
 
-def test_on_greedy_a_retry_says_that_it_is_the_same(alphabet: Path, karat: Karat) -> None:
-    done = karat("chat", "-q", str(alphabet), "--temperature", "0", stdin="Hi\n/retry\n")
+def test_on_greedy_a_retry_says_that_it_is_the_same(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("chat", "-q", str(alphabet), "--temperature", "0", stdin="Hi\n/retry\n")
     assert done.stdout == f"{ALPHABET}\n" * 2
     assert done.stderr == "temperature is 0 (greedy), so the answer is the same; try /set temperature 0.7\n"
 
 
-def test_in_a_pipe_nothing_is_said_of_set(alphabet: Path, karat: Karat) -> None:
+def test_in_a_pipe_nothing_is_said_of_set(alphabet: Path, karat_here: Karat) -> None:
     args = ["chat", str(alphabet), "--max-tokens", "3"]
-    assert karat(*args, "-q", stdin="Hi\n").stderr == ""
-    told = karat(*args, stdin="Hi\n").stderr
+    assert karat_here(*args, "-q", stdin="Hi\n").stderr == ""
+    told = karat_here(*args, stdin="Hi\n").stderr
     assert "the answer is cut off: max_tokens is reached: see --max-tokens\n" in told and "/set" not in told
 
 
-def test_show_counts_as_the_line_before_it(alphabet: Path, karat: Karat) -> None:
-    told = karat("chat", str(alphabet), stdin="Hi\n/show\n/clear\n/show\n").stderr
+def test_show_counts_as_the_line_before_it(alphabet: Path, karat_here: Karat) -> None:
+    told = karat_here("chat", str(alphabet), stdin="Hi\n/show\n/clear\n/show\n").stderr
     used = told.partition("context ")[2].split()[0]
     assert f"context      {used} of 20000 tokens, messages answered: 1" in told
     assert "context      0 of 20000 tokens, messages answered: 0" in told
 
 
-def test_a_conversation_is_saved_and_loaded(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+def test_a_conversation_is_saved_and_loaded(alphabet: Path, tmp_path: Path, karat_here: Karat) -> None:
     file, again = tmp_path / "talk.json", tmp_path / "again.json"
     entries = ["/system Sing.", "/set stop k", '/set logit_bias {"7": -1}', "one", f"/save {file}", "/clear"]
     entries += ["/set stop default", f"/load {file}", f"/save {again}", "/bye", "never sent"]
-    done = karat("chat", "-q", str(alphabet), stdin="\n".join(entries))
+    done = karat_here("chat", "-q", str(alphabet), stdin="\n".join(entries))
     assert (done.returncode, done.stdout) == (0, "abcdefghij\n")
     assert json.loads(again.read_text()) == json.loads(file.read_text())
     assert f"1 messages with their answers from {file}" in done.stderr
@@ -138,7 +138,7 @@ def test_a_conversation_is_saved_and_loaded(alphabet: Path, tmp_path: Path, kara
         (str(alphabet / "model.safetensors"), "is no JSON"),
         (str(file), f"the last one an answer (in {file})"),
     ]:
-        done = karat("chat", "-q", str(alphabet), stdin=f"/load {argument}\n")
+        done = karat_here("chat", "-q", str(alphabet), stdin=f"/load {argument}\n")
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -167,13 +167,15 @@ def test_what_is_no_conversation_is_refused() -> None:
     ("entry", "words"),
     [("/set temprature 1", "did you mean temperature? there are "), ("/retyr", "did you mean /retry?")],
 )
-def test_a_misspelt_name_is_answered_with_the_right_one(entry: str, words: str, alphabet: Path, karat: Karat) -> None:
-    done = karat("chat", "-q", str(alphabet), stdin=f"{entry}\n")
+def test_a_misspelt_name_is_answered_with_the_right_one(
+    entry: str, words: str, alphabet: Path, karat_here: Karat
+) -> None:
+    done = karat_here("chat", "-q", str(alphabet), stdin=f"{entry}\n")
     assert done.returncode == 2 and words in done.stderr
 
 
-def test_more_threads_than_cores_are_remarked(alphabet: Path, karat: Karat) -> None:
+def test_more_threads_than_cores_are_remarked(alphabet: Path, karat_here: Karat) -> None:
     if unavailable_reason() is None:
-        told = karat("run", str(alphabet), "xyz", "--threads", "1000").stderr
+        told = karat_here("run", str(alphabet), "xyz", "--threads", "1000").stderr
         assert "slow, with 1000 threads on " in told
-    assert "threads" not in karat("run", str(alphabet), "xyz", "--threads", "1").stderr
+    assert "threads" not in karat_here("run", str(alphabet), "xyz", "--threads", "1").stderr

@@ -27,9 +27,9 @@ def q8(tmp_path_factory: pytest.TempPathFactory, karat: Karat) -> Path:
     return path
 
 
-def test_the_report_as_json(tmp_path: Path, karat: Karat) -> None:
+def test_the_report_as_json(tmp_path: Path, karat_here: Karat) -> None:
     path = tmp_path / "a.gguf"
-    done = karat("convert", str(embedded_model_path()), str(path), "--quant", "Q4_K_M", "--json")
+    done = karat_here("convert", str(embedded_model_path()), str(path), "--quant", "Q4_K_M", "--json")
     assert done.returncode == 0
     facts = json.loads(done.stdout)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -50,15 +50,15 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_read(
     assert done.stderr.endswith(f"x.gguf: there is no folder {tmp_path / 'no'}; make it, or choose another place\n")
 
 
-def test_run_and_inspect(q8: Path, karat: Karat) -> None:
+def test_run_and_inspect(q8: Path, karat_here: Karat) -> None:
     """With nothing but the file; greedily, eight bits tell the same story for a while."""
     texts = [
-        karat("run", *model, "-p", "Once upon a time", "--temperature", "0", "--max-tokens", "8", "-q").stdout
+        karat_here("run", *model, "-p", "Once upon a time", "--temperature", "0", "--max-tokens", "8", "-q").stdout
         for model in (["-m", str(q8)], [])
     ]
     assert texts[0] == texts[1]
     assert len(texts[0].split()) > 4
-    facts = json.loads(karat("inspect", str(q8), "--json").stdout)
+    facts = json.loads(karat_here("inspect", str(q8), "--json").stdout)
     assert facts["stored_by_dtype"]["Q8_0"]["tensors"] == 43
     assert facts["metadata"]["general.file_type"] == 7
     assert facts["metadata"]["tokenizer.ggml.tokens"] == "4096 STRING"
@@ -68,37 +68,37 @@ def test_run_and_inspect(q8: Path, karat: Karat) -> None:
     assert facts["memory"]["float32_weight_bytes"] == 4 * facts["parameters"]
     row = facts["memory"]["contexts"][-1]
     assert row["total_bytes"]["float16"] == facts["stored_bytes"] + row["kv_bytes"]["float16"]
-    text = karat("inspect", str(q8)).stdout
+    text = karat_here("inspect", str(q8)).stdout
     assert "tokenizer.ggml.pre" in text
     assert "Q8_0" in text
 
 
 def test_a_file_in_this_folder_is_a_model(
-    q8: Path, tmp_path: Path, karat: Karat, monkeypatch: pytest.MonkeyPatch
+    q8: Path, tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(q8, tmp_path / "fox.gguf")
     monkeypatch.chdir(tmp_path)
-    done = karat("run", "fox.gguf", "--max-tokens", "1", stdin="Once")
+    done = karat_here("run", "fox.gguf", "--max-tokens", "1", stdin="Once")
     assert done.returncode == 0
     assert "fox.gguf" in done.stderr
 
 
-def test_nothing_is_overwritten(q8: Path, karat: Karat) -> None:
+def test_nothing_is_overwritten(q8: Path, karat_here: Karat) -> None:
     before = q8.read_bytes()
-    done = karat("convert", str(embedded_model_path()), str(q8), "--quant", "F32")
+    done = karat_here("convert", str(embedded_model_path()), str(q8), "--quant", "F32")
     assert done.returncode == 1
     assert "exists already, and nothing is overwritten" in done.stderr
     assert q8.read_bytes() == before
 
 
-def test_help_names_every_type(karat: Karat) -> None:
+def test_help_names_every_type(karat_here: Karat) -> None:
     """Without importing them."""
-    text = karat("convert", "--help").stdout.partition("--quant")[2].partition("[required]")[0]
+    text = karat_here("convert", "--help").stdout.partition("--quant")[2].partition("[required]")[0]
     assert set(re.findall(r"[A-Z]\w*\d\w*", text)) == set(MIXES)
 
 
-def test_an_unknown_type_lists_those_there_are(tmp_path: Path, karat: Karat) -> None:
-    done = karat("convert", str(embedded_model_path()), str(tmp_path / "a.gguf"), "--quant", "Q9")
+def test_an_unknown_type_lists_those_there_are(tmp_path: Path, karat_here: Karat) -> None:
+    done = karat_here("convert", str(embedded_model_path()), str(tmp_path / "a.gguf"), "--quant", "Q9")
     assert done.returncode == 2
     assert "expected one of F32, F16, BF16, Q8_0, Q4_0" in done.stderr
 
@@ -120,10 +120,10 @@ def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["llama-Q6_K", "mistral-IQ3_S"])
-def test_inspect_counts_all_tensors_of_a_file(name: str, karat: Karat) -> None:
+def test_inspect_counts_all_tensors_of_a_file(name: str, karat_here: Karat) -> None:
     """The factors of RoPE, too; in memory a type without kernels is float32."""
     path = Path(__file__).parent.parent / "data/llama_cpp" / f"{name}.gguf"
-    facts = json.loads(karat("inspect", str(path), "--json").stdout)
+    facts = json.loads(karat_here("inspect", str(path), "--json").stdout)
     stored = gguf.GGUFReader(path).tensors
     assert len(facts["tensors"]) == len(stored) and facts["stored_bytes"] == sum(int(t.n_bytes) for t in stored)
     assert {t["dtype"] for t in facts["tensors"]} == {t.tensor_type.name for t in stored}

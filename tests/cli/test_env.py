@@ -17,8 +17,8 @@ from karat.machine import control_groups, memory, processor
 from tests.cli.conftest import Karat
 
 
-def test_the_facts_are_those_of_this_machine(karat: Karat) -> None:
-    done = karat("env", "--json")
+def test_the_facts_are_those_of_this_machine(karat_here: Karat) -> None:
+    done = karat_here("env", "--json")
     facts = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert facts["python"] == platform.python_version()
@@ -33,7 +33,7 @@ def test_the_facts_are_those_of_this_machine(karat: Karat) -> None:
     assert Path(facts["embedded_model"]["path"]).name == "embedded"
 
 
-def test_secrets_are_hidden_and_settings_shown(karat: Karat) -> None:
+def test_secrets_are_hidden_and_settings_shown(karat_here: Karat) -> None:
     settings = {
         "HF_TOKEN": "hf_abc123",
         "HUGGING_FACE_HUB_TOKEN": "hf_def456",
@@ -42,7 +42,7 @@ def test_secrets_are_hidden_and_settings_shown(karat: Karat) -> None:
         "KARAT_SEED": "5",
     }
     for args in (["env"], ["env", "--json"]):
-        done = karat(*args, **settings)
+        done = karat_here(*args, **settings)
         assert done.returncode == 0
         for shown in ("HF_TOKEN", "(set, hidden)", "/big/disk", "KARAT_SEED", "http://…@mirror"):
             assert shown in done.stdout
@@ -50,8 +50,8 @@ def test_secrets_are_hidden_and_settings_shown(karat: Karat) -> None:
             assert secret not in done.stdout
 
 
-def test_a_forced_kernel_build_that_cannot_run_is_named(karat: Karat) -> None:
-    facts = json.loads(karat("env", "--json", KARAT_ISA="abacus").stdout)
+def test_a_forced_kernel_build_that_cannot_run_is_named(karat_here: Karat) -> None:
+    facts = json.loads(karat_here("env", "--json", KARAT_ISA="abacus").stdout)
     if not facts["native"]["available"]:
         pytest.skip("no native extension here")
     assert facts["native"]["chosen"] is None

@@ -78,9 +78,9 @@ def test_arguments_for_the_model(args: tuple[str, ...], given: dict[str, object]
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_examples_keep_their_lines_at_80_columns(name: str, karat: Karat) -> None:
+def test_examples_keep_their_lines_at_80_columns(name: str, karat_here: Karat) -> None:
     entry = command().commands[name] if name else command()
-    shown = [line.strip() for line in karat(*name.split(), "--help", COLUMNS="80").stdout.splitlines()]
+    shown = [line.strip() for line in karat_here(*name.split(), "--help", COLUMNS="80").stdout.splitlines()]
     for line in (entry.epilog or "").splitlines():
         assert line.strip() in shown, line
 

@@ -18,8 +18,8 @@ from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, HEADS, KV_HEADS, LAY
 from tests.cli.conftest import Karat
 
 
-def test_the_numbers_are_right(alphabet: Path, karat: Karat) -> None:
-    done = karat("inspect", str(alphabet), "--json")
+def test_the_numbers_are_right(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("inspect", str(alphabet), "--json")
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
     tensors = load_file(alphabet / "model.safetensors")
@@ -46,36 +46,36 @@ def test_the_numbers_are_right(alphabet: Path, karat: Karat) -> None:
     assert facts["config"]["num_kv_heads"] == KV_HEADS and facts["config"]["eos_token_ids"] == [258]
 
 
-def test_a_tied_head_counts_once_and_types_are_told_apart(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+def test_a_tied_head_counts_once_and_types_are_told_apart(alphabet: Path, tmp_path: Path, karat_here: Karat) -> None:
     folder = alphabet_model.write(tmp_path / "tied", tie_word_embeddings=True, torch_dtype="float16")
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     half = {name: t.astype(np.float16) if "mlp" in name else t for name, t in tensors.items()}
     save_file(half, folder / "model.safetensors")
-    facts = json.loads(karat("inspect", str(folder), "--json").stdout)
+    facts = json.loads(karat_here("inspect", str(folder), "--json").stdout)
     total = sum(t.size for t in half.values())
     assert facts["parameters"] == total - half["lm_head.weight"].size
     assert facts["stored_by_dtype"]["F16"]["bytes"] == sum(t.nbytes for t in half.values() if t.dtype == np.float16)
     assert facts["stored_by_dtype"]["F32"]["bytes"] == sum(t.nbytes for t in half.values() if t.dtype == np.float32)
 
 
-def test_the_text_groups_layers_and_lists_all_on_request(alphabet: Path, karat: Karat) -> None:
-    brief = karat("inspect", str(alphabet)).stdout
+def test_the_text_groups_layers_and_lists_all_on_request(alphabet: Path, karat_here: Karat) -> None:
+    brief = karat_here("inspect", str(alphabet)).stdout
     assert "model.layers.*.mlp.up_proj.weight" in brief and "model.layers.1.mlp.up_proj.weight" not in brief
     assert "76,736" in brief  # parameters, as the JSON says above
-    full = karat("inspect", str(alphabet), "--tensors").stdout
+    full = karat_here("inspect", str(alphabet), "--tensors").stdout
     for name in load_file(alphabet / "model.safetensors"):
         assert f"\n{name} " in full
     assert "\x1b" not in brief + full
 
 
-def test_no_weight_is_read(alphabet: Path, tmp_path: Path, karat: Karat) -> None:
+def test_no_weight_is_read(alphabet: Path, tmp_path: Path, karat_here: Karat) -> None:
     """Weights of nothing but NaN, of which a run dies, are no matter."""
     folder = shutil.copytree(alphabet, tmp_path / "nan")
     tensors = load_file(folder / "model.safetensors")
     save_file({name: np.full_like(t, np.nan) for name, t in tensors.items()}, folder / "model.safetensors")
-    assert karat("inspect", str(folder)).returncode == 0
-    run = karat("run", str(folder), "a")
+    assert karat_here("inspect", str(folder)).returncode == 0
+    run = karat_here("run", str(folder), "a")
     assert run.returncode == 10 and "karat: error: " in run.stderr
 
 
@@ -84,19 +84,19 @@ def test_no_weight_is_read(alphabet: Path, tmp_path: Path, karat: Karat) -> None
     [("{% for %}", "line 1"), ("{{ raise_exception('no greetings') }}", "no greetings")],
 )
 def test_a_template_that_does_not_work_is_no_matter_of_text(
-    template: str, message: str, alphabet: Path, tmp_path: Path, karat: Karat
+    template: str, message: str, alphabet: Path, tmp_path: Path, karat_here: Karat
 ) -> None:
     folder = shutil.copytree(alphabet, tmp_path / "model")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    done = karat("inspect", str(folder))
+    done = karat_here("inspect", str(folder))
     assert done.returncode == 0
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("chat template"))
     assert f"{len(template)} characters, which cannot greet: " in line and message in line
-    facts = json.loads(karat("inspect", str(folder), "--json").stdout)["tokenizer"]
+    facts = json.loads(karat_here("inspect", str(folder), "--json").stdout)["tokenizer"]
     assert facts["chat_example"] is None and message in facts["chat_error"]
-    assert karat("run", str(folder), "a", "--max-tokens", "1").returncode == 0
+    assert karat_here("run", str(folder), "a", "--max-tokens", "1").returncode == 0
 
 
 BROKEN = {
@@ -121,20 +121,20 @@ def test_a_model_that_cannot_run_ends_in_the_same_error(
     assert done.stderr.startswith("karat: error: ") and done.stderr.count("\n") == 1 and done.stdout == ""
 
 
-def test_the_embedded_model_is_the_default(karat: Karat) -> None:
+def test_the_embedded_model_is_the_default(karat_here: Karat) -> None:
     from karat.config import embedded_model_path
 
     if not (embedded_model_path() / "model.safetensors").exists():
         pytest.skip("the embedded model is not in this tree")
-    facts = json.loads(karat("inspect", "--json").stdout)
+    facts = json.loads(karat_here("inspect", "--json").stdout)
     assert facts["path"] == str(embedded_model_path())
     assert facts["config"]["model_type"] == "qwen2" and facts["config"]["tie_word_embeddings"]
     assert facts["tokenizer"]["chat_example"]
 
 
-def test_what_each_rank_would_hold(alphabet: Path, karat: Karat) -> None:
+def test_what_each_rank_would_hold(alphabet: Path, karat_here: Karat) -> None:
     """Every byte of a sharded tensor is held once, replicated ones by both; the text says the same in columns."""
-    done = karat("inspect", str(alphabet), "--json", "--tensor-parallel-size", "2")
+    done = karat_here("inspect", str(alphabet), "--json", "--tensor-parallel-size", "2")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     whole = {tensor["name"]: tensor["bytes"] for tensor in facts["tensors"]}
@@ -168,9 +168,9 @@ def test_what_each_rank_would_hold(alphabet: Path, karat: Karat) -> None:
             (first,), (second,) = (part["pieces"] for part in parts)
             assert first[0] == 0 and first[1] == second[0]
             assert second[1] == sum(part["shape"][part["axis"]] for part in parts)
-    text = karat("inspect", str(alphabet), "--tensor-parallel-size", "2").stdout
+    text = karat_here("inspect", str(alphabet), "--tensor-parallel-size", "2").stdout
     assert re.search(r"^query heads +0–1 +2–3 *$", text, re.MULTILINE)
     assert re.search(r"^model\.layers\.\*\.mlp\.down_proj\.weight +columns +0–23 +24–47 ", text, re.MULTILINE)
     assert "what each of 2 ranks would hold" in text and "model.layers.*.mlp.down_proj.weight" in text
-    refused = karat("inspect", str(alphabet), "--tensor-parallel-size", "3")
+    refused = karat_here("inspect", str(alphabet), "--tensor-parallel-size", "3")
     assert refused.returncode == 2 and "one of 1, 2, 4, 8; this model works with 1, 2" in refused.stderr

@@ -128,8 +128,8 @@ def test_the_options_of_the_model_are_obeyed(alphabet: Path, karat_here: Karat) 
     assert answer["choices"][0]["text"] == "BCDE" and answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_the_json_is_complete_and_consistent(alphabet: Path, karat: Karat) -> None:
-    done = karat("run", str(alphabet), "uvw", "-n", "2", "--logprobs", "2", "--prompt-logprobs", "1", "--json")
+def test_the_json_is_complete_and_consistent(alphabet: Path, karat_here: Karat) -> None:
+    done = karat_here("run", str(alphabet), "uvw", "-n", "2", "--logprobs", "2", "--prompt-logprobs", "1", "--json")
     assert done.returncode == 0 and done.stdout.count("\n") == 1
     answer = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     tokenizer = Tokenizer.from_file(str(alphabet / "tokenizer.json"))
@@ -288,8 +288,8 @@ def test_errors_are_one_line_and_nothing_is_printed(
     assert done.stdout == ""
 
 
-def test_a_word_that_was_taken_for_a_model_is_explained_when_that_fails(karat: Karat) -> None:
-    done = karat("run", "no-such-org/no-such-model", stdin="x")
+def test_a_word_that_was_taken_for_a_model_is_explained_when_that_fails(karat_here: Karat) -> None:
+    done = karat_here("run", "no-such-org/no-such-model", stdin="x")
     assert done.returncode == 6 and done.stderr.count("\n") == 1
     assert "'no-such-org/no-such-model' was taken for a model" in done.stderr
 
@@ -348,35 +348,35 @@ def test_on_a_terminal_the_prompt_comes_first_and_control_characters_are_harmles
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
-def test_the_embedded_model_tells_the_same_story_on_ranks(karat: Karat) -> None:
+def test_the_embedded_model_tells_the_same_story_on_ranks(karat_here: Karat) -> None:
     told = [
-        karat("run", "Once upon a time", "--max-tokens", "12", "--seed", "3", *ranks)
+        karat_here("run", "Once upon a time", "--max-tokens", "12", "--seed", "3", *ranks)
         for ranks in ([], ["--tensor-parallel-size", "2"], ["--tensor-parallel-size", "4"])
     ]
     assert [done.returncode for done in told] == [0, 0, 0], told
     assert len({done.stdout for done in told}) == 1 and told[0].stdout.strip()
-    checked = karat("check", "--tensor-parallel-size", "2", "--tokens", "9")
+    checked = karat_here("check", "--tensor-parallel-size", "2", "--tokens", "9")
     assert checked.returncode == 0 and "verdict: exact" in checked.stdout
 
 
-def test_the_embedded_model_tells_a_story(karat: Karat) -> None:
+def test_the_embedded_model_tells_a_story(karat_here: Karat) -> None:
     if not (embedded_model_path() / "model.safetensors").exists():
         pytest.skip("the embedded model is not in this tree")
-    plain = karat("run", "Once upon a time", "--max-tokens", "12")
+    plain = karat_here("run", "Once upon a time", "--max-tokens", "12")
     assert plain.returncode == 0 and plain.stderr.startswith("the embedded model: ")
     assert len(plain.stdout.split()) >= 5 and plain.stdout.isascii()
-    chat = karat("run", "--chat", "Tell me a story about a fox and a lantern.", "--max-tokens", "12", "-q")
+    chat = karat_here("run", "--chat", "Tell me a story about a fox and a lantern.", "--max-tokens", "12", "-q")
     assert len(chat.stdout.split()) >= 5 and chat.stderr == ""
 
 
-def test_a_json_schema_gives_the_form_of_the_answer(karat: Karat, tmp_path: Path) -> None:
+def test_a_json_schema_gives_the_form_of_the_answer(karat_here: Karat, tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 3}', encoding="utf-8")
-    done = karat("run", "Once upon a time", "--json-schema", str(file), "--temperature", "1.5", "-q")
+    done = karat_here("run", "Once upon a time", "--json-schema", str(file), "--temperature", "1.5", "-q")
     assert done.returncode == 0, done.stderr
     assert 2 <= len(json.loads(done.stdout)) <= 3
     file.write_text('{"not": {}}', encoding="utf-8")
-    refused = karat("run", "Once", "--json-schema", str(file))
+    refused = karat_here("run", "Once", "--json-schema", str(file))
     assert refused.returncode == 7 and '["not"]' in refused.stderr
-    missing = karat("run", "Once", "--json-schema", str(tmp_path / "none.json"))
+    missing = karat_here("run", "Once", "--json-schema", str(tmp_path / "none.json"))
     assert missing.returncode == 2 and "--json-schema" in missing.stderr

@@ -56,7 +56,7 @@ async def client(engine: AsyncLLM, draw: random.Random, deadline: float) -> int:
     return num_read
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(300, marks=pytest.mark.long)])
 def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
     async def soak() -> None:
         async with await AsyncLLM.open(threads=1, max_num_seqs=4, num_blocks=70, max_queue=6) as engine:
