@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
 from karat.errors import ReceiptError
@@ -251,6 +253,30 @@ def test_what_is_no_receipt_is_refused(text: bytes, tmp_path: Path) -> None:
         read_receipts(tmp_path / "file")
     with pytest.raises(ReceiptError, match="cannot be read"):
         read_receipts(tmp_path / "absent")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_has_receipts_in_any_form_of_json(receipt: Receipt, tmp_path: Path, data: st.DataObject) -> None:
+    one = members(receipt)
+    wanted = 0
+
+    def value() -> str:
+        nonlocal wanted
+        num, listed = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+        num = num if listed else 1
+        wanted += num
+        return json.dumps([one] * num if listed else one, indent=data.draw(st.sampled_from([None, 0, 2, "\t"])))
+
+    values = [value() for _ in range(data.draw(st.integers(1, 4)))]
+    space = data.draw(st.sampled_from(["\n", "\r\n", "\n\n", " ", "", "\n\t "]))
+    text = space + space.join(values) + space
+    (tmp_path / "file").write_bytes(text.encode())
+    assert read_receipts(tmp_path / "file") == [receipt] * wanted
+    broken = data.draw(st.sampled_from(['{"a": 1}', "[1]", "[NaN]", "]", "nul", "{", "[" * 5000]))
+    (tmp_path / "file").write_bytes((text + broken).encode())
+    with pytest.raises(ReceiptError, match=f"file: line {(text + broken).count(chr(10)) + 1}: "):
+        read_receipts(tmp_path / "file")
 
 
 @pytest.mark.parametrize("place", [(), ("sampling",), ("fingerprint",), ("output",)])

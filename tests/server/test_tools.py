@@ -335,3 +335,44 @@ def test_an_answer_that_is_resumed_in_the_middle_of_a_call(scripted: Running) ->
         ]
         assert len(made) == (1 if place > 150 else 2)
         assert whole["message"]["content"].endswith(rest["content"] or "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_resumed_answer_began_with_is_told_in_parts(scripted: Running, stream: bool) -> None:
+    body = chat_body(SAID["all"][0], seed=5)
+    whole = scripted.ask(CHAT, body | {"return_token_ids": True}).json["choices"][0]
+
+    def parts(message: Any) -> tuple[str, str, list[Any]]:
+        made = [each["function"] for each in message.get("tool_calls", [])]
+        return message.get("reasoning_content", ""), message["content"] or "", made
+
+    def merged(events: list[Any]) -> tuple[Any, Any]:
+        """The beginning, and the whole that a client gets who adds the deltas to it."""
+        choices = [choice for event in events for choice in event["choices"]]
+        (begun,) = [c["karat"]["resumed"] for c in choices if "resumed" in c.get("karat", {})]
+        message = json.loads(json.dumps(begun))
+        message["content"], calls = message["content"] or "", message.setdefault("tool_calls", [])
+        for delta in (choice["delta"] for choice in choices):
+            message["content"] += delta.get("content") or ""
+            if delta.get("reasoning_content"):
+                message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+            for one in delta.get("tool_calls", []):
+                if one["index"] == len(calls):
+                    calls.append({"function": {"name": one["function"]["name"], "arguments": ""}})
+                calls[one["index"]]["function"]["arguments"] += one["function"].get("arguments", "")
+        return begun, message
+
+    seen = set()
+    for place in range(0, len(whole["token_ids"]), 13):
+        resume = {"tokens": whole["token_ids"][:place], "seed": 5}
+        answer = scripted.ask(CHAT, body | {"stream": stream, "karat": {"resume": resume}})
+        if stream:
+            begun, message = merged(answer.events)
+            assert parts(message) == parts(whole["message"])
+        else:
+            (choice,) = answer.json["choices"]
+            begun = choice["karat"]["resumed"]
+            pairs = zip(parts(begun), parts(choice["message"]), parts(whole["message"]), strict=True)
+            assert all(one + other == both for one, other, both in pairs), place
+        seen.add(tuple(map(bool, parts(begun))))
+    assert len(seen) > 2, "beginnings in all parts of an answer"

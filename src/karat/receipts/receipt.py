@@ -2,7 +2,8 @@
 
 import ctypes
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,8 @@ from karat.receipts.fingerprint import Fingerprint
 from karat.request import Request, SamplingParams, StructuredOutputs
 
 MAX_BYTES = 16 * 1024**2  # of a receipt; an answer of a million tokens takes half of it
+
+_SPACE = re.compile(r"[ \t\n\r]*")
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -185,7 +188,10 @@ def read_receipt(text: bytes) -> Receipt:
 
 
 def read_receipts(path: Path) -> list[Receipt]:
-    """The receipts of a file, one a line. Raises ReceiptError with the line, also for a file that cannot be read."""
+    """The receipts of a file: JSON values one after the other, on lines of their own or indented, or lists of them.
+
+    Raises ReceiptError with the line where the value begins, also for a file that cannot be read.
+    """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -194,12 +200,38 @@ def read_receipts(path: Path) -> list[Receipt]:
     if len(text) > MAX_BYTES or not text.strip():
         raise ReceiptError(f"{path}: {len(text)} bytes: expected receipts of 1 to {MAX_BYTES} bytes together")
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, value in _values(text, path):
         try:
-            found.append(read_receipt(line))
-        except ReceiptError as fault:
+            parts = msgspec.json.decode(value, type=list[msgspec.Raw]) if value.startswith(b"[") else [value]
+            found += [read_receipt(bytes(part)) for part in parts]
+        except (ReceiptError, msgspec.DecodeError) as fault:
             raise ReceiptError(f"{path}: line {number}: {fault}") from None
+    if not found:
+        raise ReceiptError(f"{path}: an empty list; expected receipts")
     return found
+
+
+def _values(text: bytes, path: Path) -> Iterator[tuple[int, bytes]]:
+    """The JSON values of a file as they are written, each with the number of the line where it begins."""
+    number, place, decoder = 1, 0, json.JSONDecoder()
+    try:
+        whole = text.decode("utf-8")
+        while (start := _first(whole, place)) < len(whole):
+            number += whole.count("\n", place, start)
+            _, end = decoder.raw_decode(whole, start)
+            yield number, whole[start:end].encode()
+            number += whole.count("\n", start, end)
+            place = end
+    except (ValueError, RecursionError) as fault:
+        said = f"{fault}: expected a receipt (docs/receipts.md); take the file as it was written"
+        raise ReceiptError(f"{path}: line {number}: {said}") from None
+
+
+def _first(text: str, place: int) -> int:
+    """The first place from here on that is no space of JSON."""
+    found = _SPACE.match(text, place)
+    assert found is not None
+    return found.end()
 
 
 def schema() -> dict[str, Any]:

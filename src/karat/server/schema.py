@@ -126,6 +126,15 @@ class Message(Struct):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
+class BesideChat(Struct):
+    """Karat's own field beside a message. `explain`: as in Explained. `resumed`: of an answer that is resumed, what its
+    first tokens say, in the first event of a stream. What goes on from there comes in the answer.
+    """
+
+    explain: tuple[Explanation, ...] | UnsetType = UNSET
+    resumed: Message | UnsetType = UNSET
+
+
 class ChatChoice(Struct):
     index: int
     message: Message
@@ -133,7 +142,7 @@ class ChatChoice(Struct):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
-    karat: Explained | UnsetType = UNSET
+    karat: BesideChat | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -185,7 +194,7 @@ class ChatChunkChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
-    karat: Explained | UnsetType = UNSET
+    karat: BesideChat | UnsetType = UNSET
 
 
 class ChatChunk(Struct):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from karat.outputs import CompletionOutput, StreamChunk
 from karat.request import Resume
-from karat.text import Tokenizer
+from karat.text import IncrementalDetokenizer, Tokenizer
 from karat.text.tools.events import CallBegin, Event, ParsedAnswer, Reasoning, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
@@ -31,7 +31,7 @@ class Talk:
 
     def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "Reader":
         """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
-        if resume is None or self == NO_TALK:
+        if resume is None:
             return Reader(self, tokenizer)
         reader = Reader(replace(self, is_forced=False), tokenizer)  # a call that was cut is told whole
         reader.pass_over(resume.token_ids)
@@ -44,11 +44,12 @@ NO_TALK = Talk()
 class Reader:
     """Takes one choice apart.
 
-    `has_calls`: whether it has calls so far. `num_reasoning` is the number of tokens of its reasoning so far, tags
-    included.
+    `resumed`: what was told of an answer that is resumed; None for any other. `has_calls`: whether it has calls so far.
+    `num_reasoning` is the number of tokens of its reasoning so far, tags included.
     """
 
     def __init__(self, talk: Talk, tokenizer: Tokenizer) -> None:
+        self.resumed: ParsedAnswer | None = None
         self.has_calls = False
         self.num_reasoning = 0
         self._talk = talk
@@ -78,8 +79,9 @@ class Reader:
 
     def pass_over(self, token_ids: Sequence[int]) -> None:
         """Read tokens that were told before."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=not self._talk.shows_special)
-        self._events(text, token_ids, is_last=False)
+        told = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=not self._talk.shows_special)
+        text = "".join(map(told.push, token_ids))
+        self.resumed = gathered(self._events(text, token_ids, is_last=False))
 
     def call_id(self, index: int) -> str:
         """The id of the call of this number, which has begun."""

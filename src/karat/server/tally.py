@@ -33,9 +33,9 @@ class Tally:
     def see(self, index: int, update: RequestUpdate) -> None:
         """Count an update of prompt number `index`."""
         if update.progress is not None:
-            self.num_cached[index] = update.progress.num_cached
+            self._cached(index, update.progress.num_cached)
         if update.output is not None:
-            self.num_cached[index] = update.output.num_cached_tokens
+            self._cached(index, update.output.num_cached_tokens)
         num_new = 0
         for chunk in update.chunks:
             num_new += len(chunk.token_ids)
@@ -49,6 +49,10 @@ class Tally:
             self._gaps.append(now - self._last)
         self._last = now
         self.num_tokens += num_new
+
+    def _cached(self, index: int, num_found: int) -> None:
+        """Of an answer that is resumed, its own first tokens may have been found too; they are none of the prompt."""
+        self.num_cached[index] = min(num_found, self.prompt_lens[index])
 
     def take_gaps(self) -> list[float]:
         """The seconds between updates since the last call."""
@@ -74,7 +78,8 @@ class Tally:
         told = update.progress
         if told is None:
             return None
-        return PromptProgress(told.num_tokens, told.num_cached, told.num_computed, self.elapsed_s * 1000)
+        num_cached = min(told.num_cached, told.num_tokens)
+        return PromptProgress(told.num_tokens, num_cached, told.num_computed, self.elapsed_s * 1000)
 
     def timings(self) -> Timings:
         num_cached = sum(self.num_cached)

@@ -1,10 +1,14 @@
 """Branches from a token, receipts that are replayed, and answers that are compared."""
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tests.server.conftest import Running, serving
+from tests.server.conftest import SOURCE, Running, serving
 from tests.server.page.conftest import Page
 from tests.server.page.test_why import explained
 
@@ -59,6 +63,28 @@ def test_a_receipt_is_replayed_and_a_forged_one_is_not_identical(page: Page) -> 
     page.tab.get_by_role("button", name="Replay", exact=True).click()
     page.tab.wait_for_selector(".verdict.bad, .verdict .bad")
     assert "identical" not in panel.locator(".verdict").first.inner_text()
+
+
+def test_a_saved_receipt_passes_karat_verify(page: Page, tmp_path: Path) -> None:
+    page.settings(seed="5", temperature="1.2")
+    page.ask("Tell me a story.")
+    page.key("p")
+    with page.tab.expect_download() as saved:
+        page.tab.get_by_role("button", name="Save the receipt").click()
+    path = tmp_path / saved.value.suggested_filename
+    saved.value.save_as(path)
+    assert path.name == "receipt.json"
+    receipt = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(receipt, indent=2), encoding="utf-8")  # as an editor would keep it
+    done = verified(path)
+    assert done.returncode == 0 and re.fullmatch(r"identical, 24 tokens, [\d.]+ s\n", done.stdout), done.stderr
+    path.write_text(json.dumps(receipt | {"seed": "6"}), encoding="utf-8")
+    assert verified(path).returncode == 1
+
+
+def verified(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "karat", "verify", str(path), "-q", "--threads", "1"]
+    return subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_another_seed_is_compared_to_the_first_different_token(page: Page) -> None:

@@ -1,8 +1,11 @@
 """Tools and reasoning on a scripted model: what it wants to know, what it is told, and what it thinks."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from tests.server.conftest import Running
 from tests.support.scripted import script
@@ -33,6 +36,49 @@ def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Run
         assert tool == {"role": "tool", "content": "noon", "tool_call_id": assistant["tool_calls"][0]["id"]}
         assert page.texts("tool") == ["noon"]
         assert page.tab.locator(".message.assistant").count() == 2
+
+
+# Tokens of the scripted model are characters, and after a token that is not of its script it comes to an end.
+THOUGHT, SAID = "\nWhat time is it?\n", "\n\nLet me see.\n"
+ANSWER = f"<think>{THOUGHT}</think>{SAID}{CALL}\n{CALL}"
+PLACES = {
+    "in the opening tag": 3,
+    "in a thought": len("<think>") + 6,
+    "in the text": ANSWER.index("Let me") + 5,
+    "in a call": ANSWER.index("arguments"),
+    "after a call": ANSWER.index(CALL) + len(CALL),
+    "in the second call": ANSWER.rindex("arguments"),
+}
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_branch_in_an_answer_that_reasons_and_calls(
+    opened: Callable[..., Any], scripted: Running, where: str
+) -> None:
+    with opened(scripted) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.settings(tools=json.dumps(TOOLS))
+        page.ask(script(ANSWER))
+        page.key("w")
+        place = PLACES[where]
+        page.tab.locator(".token[role=button]").nth(place).click()
+        page.tab.get_by_role("tabpanel", name="Why").locator("button.alternative").filter(has_text="}").first.click()
+        page.finished()
+        kept = f"{ANSWER[:place]}}}"
+        thought, said, num_calls = "", kept, kept.count("</tool_call>")
+        if kept.startswith("<think>"):
+            thought, _, said = kept.removeprefix("<think>").partition("</think>")
+        if num_calls:
+            before, _, after = said.partition("<tool_call>")
+            said = before + after.rpartition("</tool_call>")[2]
+        message = page.tab.locator(".message.assistant").last
+        assert ["".join(text.split()) for text in page.texts("assistant")] == ["".join(said.split())]
+        reasoning = message.locator(".reasoning .text")
+        assert reasoning.all_text_contents() == ([thought.strip()] if thought else [])
+        assert message.locator(".call").count() == num_calls
+        assert f"branched after {place} tokens" in message.locator(".facts").inner_text()
+        cached, total = map(int, re.findall(r"(\d+) of (\d+) prompt", message.inner_text())[0])
+        assert 0 < cached <= total
 
 
 def test_an_answer_of_a_script_is_text(opened: Callable[..., Any], scripted: Running) -> None:

@@ -70,12 +70,12 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
         choices.append(
             schema.ChatChoice(
                 choice.index,
-                _message(parsed, reader),
+                message_of(parsed, reader),
                 logprobs,
                 reason_of(choice, has_calls=reader.has_calls),
                 choice.stop_reason,
                 list(choice.token_ids) if form.token_ids else UNSET,
-                explained(choice),
+                beside(choice, reader.resumed, reader),
             )
         )
     return schema.ChatCompletion(
@@ -92,7 +92,8 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
     )
 
 
-def _message(parsed: ParsedAnswer, reader: Reader) -> schema.Message:
+def message_of(parsed: ParsedAnswer, reader: Reader) -> schema.Message:
+    """A message of OpenAI's, with ids of its calls."""
     message = schema.Message("assistant", parsed.text if parsed.text or not parsed.calls else None)
     if parsed.reasoning:
         message.reasoning_content = message.reasoning = parsed.reasoning
@@ -163,6 +164,16 @@ def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:
     if receipts:
         made.receipt = receipts[0] if len(receipts) == 1 else receipts
     return made
+
+
+def beside(
+    choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: Reader
+) -> schema.BesideChat | UnsetType:
+    """Karat's own field beside a message: how its tokens were drawn, and what an answer that is resumed began with."""
+    if not choice.explanations and resumed is None:
+        return UNSET
+    begun = UNSET if resumed is None else message_of(resumed, reader)
+    return schema.BesideChat(choice.explanations or UNSET, begun)
 
 
 def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | UnsetType:

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from karat.engine.updates import RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.openai.answers import Subject, explained, karat_of, reason_of
+from karat.server.openai.answers import Subject, beside, explained, karat_of, message_of, reason_of
 from karat.server.openai.logprobs import num_chars, of_prompt
 from karat.server.sse import DONE, encoded, event
 from karat.server.talk import Reader
@@ -104,7 +104,10 @@ class ChatEvents(_Events):
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
             delta = schema.Delta(role="assistant", content="", refusal=None)
-            first = self._chunk([schema.ChatChunkChoice(chunk.index, delta)])
+            begun = schema.ChatChunkChoice(chunk.index, delta)
+            if reader.resumed is not None:
+                begun.karat = schema.BesideChat(resumed=message_of(reader.resumed, reader))
+            first = self._chunk([begun])
             if form.token_ids:
                 first.prompt_token_ids = list(subject.work.asks[0].token_ids)
             if chunk.prompt_logprobs is not None:
@@ -114,7 +117,7 @@ class ChatEvents(_Events):
         if params.logprobs is not None and chunk.logprobs:
             logprobs = subject.writer.chat(chunk.token_ids, chunk.logprobs, params.logprobs)
         deltas = [_delta(part, reader) for part in parts if not isinstance(part, CallEnd)]
-        karat = explained(chunk)
+        karat = beside(chunk, None, reader)
         if not deltas and (logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids)):
             deltas = [schema.Delta(content="")]
         for place, delta in enumerate(deltas):  # what is told of the chunk's tokens is in the first event

@@ -32,18 +32,10 @@ export async function branch(app, node, index, alternative) {
   if (app.stream) return;
   const details = await app.detailsOf(node);
   const tokens = [...details.tokens.slice(0, index), alternative.token];
-  const { prompt } = await app.api.json("/detokenize", { tokens });
   const old = details.explain[index];
   const { token, probability, rank, drawn, text: shown } = alternative;
   const taken = { ...old, token, probability, rank, drawn, text: shown, draw: null, picked: true };
-  await answer(app, conversation.nodes.get(node.parent), { tokens, ...parted(prompt, node), seed: node.seed ?? 0, choice: node.choice ?? 0, explain: [...details.explain.slice(0, index), taken] });
-}
-
-/** The beginning of an answer as text and reasoning, as the server parts them. */
-function parted(prompt, { reasoning }) {
-  if (!reasoning) return { text: prompt };
-  const [thought, ...said] = prompt.replace(/^\s*<think>\s*/, "").split("</think>");
-  return { reasoning: thought, text: said.join("</think>").trimStart() };
+  await answer(app, conversation.nodes.get(node.parent), { tokens, seed: node.seed ?? 0, choice: node.choice ?? 0, explain: [...details.explain.slice(0, index), taken] });
 }
 
 /** The results of the calls of `node`, one message each, and the answer to them. */

@@ -29,7 +29,7 @@ export function bodyOf(app, conversation, parent) {
 
 /**
  * Ask for an answer below `parent`, and let it grow. `from` goes on from given tokens:
- * {tokens, text, reasoning, explain, seed, choice}: seed and choice of the answer that it branches from.
+ * {tokens, explain, seed, choice}: seed and choice of the answer that it branches from.
  */
 export async function answer(app, parent, from = null) {
   const { conversation } = app;
@@ -77,7 +77,7 @@ class Answering {
     this.savedAt = performance.now();
     const n = body.n ?? 1;
     const group = n > 1 ? newId() : null;
-    this.nodes = Array.from({ length: n }, (_, i) => conversation.add(parent?.id ?? null, { role: "assistant", group, choice: from?.choice ?? i, content: from?.text ?? "", reasoning: from?.reasoning, model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
+    this.nodes = Array.from({ length: n }, (_, i) => conversation.add(parent?.id ?? null, { role: "assistant", group, choice: from?.choice ?? i, content: "", model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
     conversation.choose(this.nodes[0]);
     for (const node of this.nodes) app.details.set(node.id, { tokens: [...(from?.tokens ?? [])], explain: [...(from?.explain ?? [])], promptTokens: null, receipt: null });
   }
@@ -125,6 +125,7 @@ class Answering {
     if (!node) return;
     const details = this.app.details.get(node.id);
     const { delta } = choice;
+    if (choice.karat?.resumed) begin(node, choice.karat.resumed);
     if (event.prompt_token_ids) for (const other of this.nodes) this.app.details.get(other.id).promptTokens = event.prompt_token_ids;
     if (delta.content) node.content += delta.content;
     if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
@@ -153,6 +154,11 @@ class Answering {
     else if (this.nodes.length > 1) this.app.say(`${this.nodes.length} answers are there.`);
     else this.app.say(`${node.finish === "stopped" ? "The answer was stopped" : "The answer is there"}: ${node.content.slice(0, 400)}`);
   }
+}
+
+/** What the tokens that are gone on from say, as the server parts it. */
+function begin(node, { content, reasoning_content, tool_calls }) {
+  Object.assign(node, { content: content ?? "", reasoning: reasoning_content, toolCalls: tool_calls?.map(({ id, type, function: called }) => ({ id, type, function: { ...called } })) });
 }
 
 function takeCall(node, { index, id, function: called }) {
