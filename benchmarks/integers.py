@@ -1,11 +1,11 @@
-"""Linear layers on integers beside reading, other engines and float32: python -m benchmarks.integers [--only PART …]
+"""Linear layers on integers beside reading and other engines: python -m benchmarks.integers [--only PART …]
 
 | part     | what                                                          | beside                            |
 |----------|---------------------------------------------------------------|-----------------------------------|
-| prefill  | 512 tokens; Q4_0, Q4_K_M                                      | llama.cpp, float32                |
+| prefill  | 512 tokens; Q4_0, Q4_K_M                                      | llama.cpp                         |
 | batch    | 16 sequences, a token each; Q4_0                              | llama.cpp                         |
-| decode   | one token; Q4_0, Q8_0, Q4_K_M, Q6_K, IQ4_NL, Q5_0             | reading alone, llama.cpp, float32 |
-| long     | 8,192 tokens, and 512 of the same engine; Q4_0                | Karat of --before, else float32   |
+| decode   | one token; Q4_0, Q8_0, Q4_K_M, Q6_K, IQ4_NL, Q5_0             | reading alone, llama.cpp          |
+| long     | 8,192 tokens, and 512 of the same engine; Q4_0                | Karat of --before                 |
 | openvino | 512 tokens; Q4_0                                              | OpenVINO GenAI by its defaults    |
 | real     | 512 tokens, and one token; --model FILE                       | llama.cpp                         |
 
@@ -66,7 +66,7 @@ class Part:
     formats: tuple[str, ...]
     widths: tuple[str, ...]
     peers: tuple[str, ...] = ()
-    has_before: bool = False  # beside Karat of --before; without one beside float32
+    has_before: bool = False  # beside Karat of --before
 
 
 def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
@@ -74,12 +74,12 @@ def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
     prefill = Workload("prefill", prompt)
     short = min(128, prompt)
     return {
-        "prefill": Part((prefill,), ("Q4_0", "Q4_K_M"), ("int16", "int8", "float32"), ("llama.cpp",)),
+        "prefill": Part((prefill,), ("Q4_0", "Q4_K_M"), ("int16", "int8"), ("llama.cpp",)),
         "batch": Part((Workload("decode", short, 16, gen_tokens),), ("Q4_0",), ("int16", "int8"), ("llama.cpp",)),
         "decode": Part(
             (Workload("decode", short, 1, gen_tokens),),
             ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K", "IQ4_NL", "Q5_0"),
-            ("int16", "float32"),
+            ("int16",),
             ("llama.cpp",),
         ),
         "long": Part((prefill, Workload("prefill", long)), ("Q4_0",), ("int16",), has_before=True),
@@ -175,8 +175,8 @@ def row(workload: Workload, side: Side, series: Series) -> dict[str, Any]:
 
 
 def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:
-    """Of one row: how many times as fast as other engines, and as float32 and an earlier Karat by the same build; and
-    shares of the limits.
+    """Of one row: how many times as fast as other engines and as an earlier Karat by the same build, and shares of
+    the limits.
 
     `attention_of_peak` is of a long prompt: FLOPs of attention over the seconds beyond those of as many chunks of the
     short one, over the median FMA peak.
@@ -189,7 +189,7 @@ def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Li
         for other in rows
         if other["workload"] == own["workload"]
         and other is not own
-        and (_is_peer(other) or other["side"] in (f"{build} float32", f"{build} before"))
+        and (_is_peer(other) or other["side"] == f"{build} before")
     }
     own_rows = [other for other in rows if other["side"] == own["side"] and other["workload"].startswith("prefill")]
     share = None
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="PART", help="default: all, real only with --model")
     parser.add_argument("--formats", nargs="+", metavar="TYPE", help="some of the part's")
-    parser.add_argument("--widths", nargs="+", metavar="WIDTH", help="int8, int16, int24, float32; else the part's")
+    parser.add_argument("--widths", nargs="+", metavar="WIDTH", help="int8, int16, int24; else the part's")
     parser.add_argument("--isa", nargs="+", choices=supported_isas(), default=["avx2", supported_isas()[-1]])
     parser.add_argument("--peers", nargs="*", metavar="NAME", help="else the part's; without a name: none")
     parser.add_argument(
@@ -282,11 +282,10 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     for name in names:
         part = known[name]
-        unlike_before = ("float32",) if part.has_before and not options.before else ()
         chosen = replace(
             part,
             formats=tuple(options.formats or part.formats),
-            widths=tuple(options.widths or part.widths + unlike_before),
+            widths=tuple(options.widths or part.widths),
             peers=part.peers if options.peers is None else tuple(options.peers),
         )
         if name == "real":

@@ -86,7 +86,7 @@ endfunction()
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(integer_sources integer_few.cpp integer_many.cpp integer_rows.cpp integer_table.cpp)
-set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_nibbles.cpp linear_one.cpp table.cpp)
+set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp norm.cpp)
 list(TRANSFORM integer_sources PREPEND kernels/)
 list(TRANSFORM linear_sources PREPEND kernels/)

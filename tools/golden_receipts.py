@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from karat import LLM, SamplingParams
-from karat.config import Activations
 from tests.engine.tiny import write_model
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "receipts"
@@ -26,12 +25,12 @@ PARAMS = (
 NAMES = ("bf16", "q4_0")
 
 
-def opened(name: str, folder: Path, activations: Activations | None = None) -> LLM:
+def opened(name: str, folder: Path) -> LLM:
     """The model of the receipts of this name. `folder` is empty, and stays as long as the model is used."""
     if name == "bf16":
-        return LLM(activations=activations)
+        return LLM()
     model = write_model(folder, **SHAPE, eos_token="<|im_end|>")
-    return LLM(model, quantize="q4_0", activations=activations)
+    return LLM(model, quantize="q4_0")
 
 
 def made(llm: LLM) -> Iterator[bytes]:

@@ -24,12 +24,12 @@ namespace karat {
 
 // Without VNNI many tokens multiply int16's q as it is: a block then has 32 words instead of both digits, in this
 // order.
-constexpr int word_column(int word) {
+constexpr inline __attribute__((always_inline)) int word_column(int word) {
     constexpr int of_four[] = {0, 2, 1, 3};
     return word / 4 * 4 + of_four[word % 4];
 }
 
-enum class Activations : int { float32, int8, int16, int24 };  // float32: contract 4's chains
+enum class Activations : int { int8 = 1, int16, int24 };  // digits a column
 
 inline constexpr std::size_t kDigitColumns = 32;
 

@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 4 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 5 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
@@ -29,24 +29,11 @@ inline constexpr std::size_t kMaxColumns = std::size_t{1} << 24;
 // Sums over the input columns of a row-parallel layer are a fixed tree over this many leaves.
 inline constexpr std::size_t kMaxLeaves = 8;
 
-// Formats multiplied by nibbles, for more than kNibbleFewTokens tokens: the number of panels of each of two matrices
-// that kernels compute together fastest.
-inline constexpr std::size_t kNibblePanels = 8;
-inline constexpr std::size_t kNibbleFewTokens = 12;
-
 // out[t, r] = ((sum over k of w[r, k] * x[t, k]) + bias[r]) + residual[t, r]      (bias and residual may be absent)
 //   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over
 //   them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
-//   stored floats    sum = fma(w[k], x[k], sum)
-//   block formats    for each sub-block: part = chain of fma(code[k], x[k], part) from 0; sum = fma(part, scale, sum),
-//                    and then, in formats with minima, sum = fma(x's sum over the sub-block, minimum, sum)
-//   Q2_K and Q3_K    part is a chain over pairs instead: of the first, then of the second eight columns of a sub-block
-//                    those of k = 0, 1, 2, 3,
-//                        part = part + fma(low[k + 4], x[k + 4], low[k] * x[k])
-//                    where low is the code, or its low two bits. In Q3_K, where code = low + high (high is 0 or -4),
-//                    fours of k = 0, 1, 2, 3 follow,
-//                        part = part + fma(high[k + 12], x[k + 12], fma(high[k + 8], x[k + 8],
-//                                          fma(high[k + 4], x[k + 4], high[k] * x[k])))
+//     sum = fma(w[k], x[k], sum)
+// for stored floats. For block formats see IntegerKernels.
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart
@@ -57,10 +44,10 @@ struct LinearArgs {
     const float* residual;  // as out, or null; may be out itself
     const std::uint32_t* leaf_ends;
     std::size_t num_leaves;
-    const float* x_sums;  // [tokens, columns / 16], from `sums_of_16`; only for formats with minima
-    Activations activations = Activations::float32;  // others: x is `digits` (activations.h)
-    const std::uint8_t* digits = nullptr;            // [tokens, columns], rows digits_stride bytes apart
-    std::size_t digits_stride = 0;
+    // Block formats read x as integers (activations.h) instead.
+    Activations activations;
+    const std::uint8_t* digits;  // [tokens, columns], rows digits_stride bytes apart
+    std::size_t digits_stride;
 };
 
 enum class CacheType : int { f32, f16, bf16 };
@@ -131,14 +118,11 @@ struct Kernels {
     // Bytes of scratch memory that a thread needs for `linear` and `attention`.
     std::size_t (*scratch_bytes)(std::size_t head_dim);
 
-    // Computes panels first … last - 1 of the matrix.
+    // Computes panels first … last - 1 of a matrix of stored floats.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 
     // The same of two matrices with the same rows, columns, x and leaves.
     void (*linear_both)(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
-
-    // out[i] = x[16 i] … x[16 i + 15] folded in halves, for `count` groups of 16. A sum over 32 columns is that of two.
-    void (*sums_of_16)(const float* x, float* out, std::size_t count);
 
     // out [tokens, columns] = rows ids[t] of the table, as float32 (block formats: code * scale, or
     // fma(code, scale, minimum)).
@@ -180,7 +164,7 @@ struct Kernels {
                             float* parts, std::size_t part_stride);
 };
 
-// Numeric contract 5: block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:
+// Linear layers on block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:
 //   part = float(sum of code * q)                                                            int8, int16
 //   part = fma(float(sum of code * first digit), 65536, float(sum of code * the rest))       int24
 //   sum  = fma(part, scale * power, sum)

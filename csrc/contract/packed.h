@@ -44,27 +44,14 @@ struct FormatInfo {
     const char* name;
     std::size_t block_columns;
     std::size_t block_bytes;
-    std::size_t scale_at;      // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
-    bool has_minimum = false;  // weight = scale * code + minimum
-    bool by_nibbles = false;   // columns are not summed one by one (kernels.h)
+    std::size_t scale_at;  // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
 };
 
 inline constexpr FormatInfo kFormats[kNumFormats] = {
-    {"F32", 1, 4, 0},
-    {"F16", 1, 2, 0},
-    {"BF16", 1, 2, 0},
-    {"Q8_0", 32, 34, 0},
-    {"Q4_0", 32, 18, 0},
-    {"Q4_1", 32, 20, 0, true},
-    {"Q5_0", 32, 22, 0},
-    {"Q5_1", 32, 24, 0, true},
-    {"Q2_K", 256, 84, 0, true, true},
-    {"Q3_K", 256, 110, 108, false, true},
-    {"Q4_K", 256, 144, 0, true},
-    {"Q5_K", 256, 176, 0, true},
-    {"Q6_K", 256, 210, 208},
-    {"IQ4_NL", 32, 18, 0},
-    {"IQ4_XS", 256, 136, 0},
+    {"F32", 1, 4, 0},        {"F16", 1, 2, 0},        {"BF16", 1, 2, 0},       {"Q8_0", 32, 34, 0},
+    {"Q4_0", 32, 18, 0},     {"Q4_1", 32, 20, 0},     {"Q5_0", 32, 22, 0},     {"Q5_1", 32, 24, 0},
+    {"Q2_K", 256, 84, 0},    {"Q3_K", 256, 110, 108}, {"Q4_K", 256, 144, 0},   {"Q5_K", 256, 176, 0},
+    {"Q6_K", 256, 210, 208}, {"IQ4_NL", 32, 18, 0},   {"IQ4_XS", 256, 136, 0},
 };
 
 struct Matrix {
@@ -74,6 +61,7 @@ struct Matrix {
 
     // Not inline: this header is compiled for several instruction sets, and one copy of each function serves all.
     const FormatInfo& info() const;
+    bool in_blocks() const;  // not stored floats
     std::size_t num_groups() const;
     std::size_t num_wide() const;  // panels of four groups
     std::size_t num_panels() const;

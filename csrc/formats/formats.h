@@ -2,7 +2,8 @@
 // linear.h (docs/adding-a-format.md).
 //
 // A block format is cut into sub-blocks of `kSub` columns (16 or 32) that share a scale, and a minimum where the format
-// has one: weight = scale * code + minimum. Codes are small integers, exact in float32.
+// has one: weight = scale * code + minimum. Codes are small integers: `Codes::of(block, s, c)` has those of columns
+// 4 c … 4 c + 3 of sub-block s as unsigned bytes, kZero more than they are and at most kLargest.
 #pragma once
 
 #include "formats/codes.h"
@@ -25,10 +26,8 @@ struct BF16 {
 
 // ---- blocks of 32 columns -------------------------------------------------------------------------------------------
 //
-// Columns are asked for by fours, column 4 c + j of a sub-block as (c, j): mostly byte j of one word. Where a code is
-// put together of several words, `bytes` has the four of (c, 0 … 3) as the bytes of a word, each kBytesBias more than
-// it is. `Scales` has what those of all sub-blocks are made of. A minimum that a file stores to be subtracted is 0 -
-// its product, in one instruction: fma(0 - minimum, number, 0) has the same bits, a zero's sign included.
+// `Scales` has what those of all sub-blocks are made of. A minimum that a file stores to be subtracted is 0 - its
+// product, in one instruction: fma(0 - minimum, number, 0) has the same bits, a zero's sign included.
 
 struct ScaleBefore {
     f32x16 value;
@@ -49,8 +48,11 @@ struct Q8_0 {
     static constexpr int kColumns = 32, kBytes = 34, kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
+        static constexpr int kZero = 128, kLargest = 255;
         static KARAT_INLINE Codes make() { return {}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const { return stored_field<8, true>(b, c, j, 0); }
+        KARAT_INLINE i32x16 of(const Block& b, int, int c) const {
+            return b.word(c) ^ iset1(static_cast<std::int32_t>(0x80808080));
+        }
     };
     using Scales = ScaleBefore;
 };
@@ -58,40 +60,32 @@ struct Q8_0 {
 // Columns 0 … 15 are the low halves of the 16 bytes of four words, 16 … 31 the high ones.
 constexpr KARAT_INLINE int nibble_in_byte(int c) { return 4 * (c / 4); }
 
-constexpr float kNonLinearCodes[32] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
-                                       -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+template <int kFirstWord, int kZeroPoint>
+struct HalfBytes {
+    static constexpr int kZero = kZeroPoint, kLargest = 15;
+    static KARAT_INLINE HalfBytes make() { return {}; }
+    KARAT_INLINE i32x16 of(const Block& b, int, int c) const {
+        return low_bits<4>(b.word(kFirstWord + c % 4) >> nibble_in_byte(c));
+    }
+};
 
 // Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
+constexpr std::uint8_t kNonLinearBytes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+
 template <int kFirst, int kStep>
 struct NonLinear {
-    NibbleLut lut;
-    static KARAT_INLINE NonLinear make() { return {make_lut<NibbleLut>(kNonLinearCodes)}; }
-    static KARAT_INLINE i32x16 word(const Block& b, int s, int c) { return b.word(kFirst + kStep * s + c % 4); }
-#if defined(KARAT_AVX2)
-    static constexpr int kBytesBias = kLutBias;
-    KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
-        return look_up_bytes(lut, word(b, s, c) >> nibble_in_byte(c));
+    static constexpr int kZero = 128, kLargest = 255;
+    i32x16 table;
+    static KARAT_INLINE NonLinear make() { return {byte_table(kNonLinearBytes)}; }
+    KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
+        return bytes_of_table(table, low_bits<4>(b.word(kFirst + kStep * s + c % 4) >> nibble_in_byte(c)));
     }
-    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-        return number_of_byte(bytes(b, s, c), j, kBytesBias);
-    }
-#else
-    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-        return look_up(lut, word(b, s, c), half_of(j), byte_in_half(j) + nibble_in_byte(c));
-    }
-#endif
 };
 
 struct Q4_0 {
     static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
     static constexpr bool kHasMinimum = false;
-    struct Codes {
-        Bits<4, 8> bits;
-        static KARAT_INLINE Codes make() { return {Bits<4, 8>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int, int c, int j) const {
-            return bits.stored(b, c % 4, j, nibble_in_byte(c));
-        }
-    };
+    using Codes = HalfBytes<0, 8>;
     using Scales = ScaleBefore;
 };
 
@@ -105,30 +99,19 @@ struct IQ4_NL {
 struct Q4_1 {  // word 0: scale and minimum
     static constexpr int kColumns = 32, kBytes = 20, kSub = 32;
     static constexpr bool kHasMinimum = true;
-    struct Codes {
-        static constexpr int kWidth = 4;  // subnormal.h
-        static constexpr KARAT_INLINE int word_of(int, int c) { return 1 + c % 4; }
-        static constexpr KARAT_INLINE int bit_of(int, int c) { return nibble_in_byte(c); }
-        Bits<kWidth, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, word_of(s, c), j, bit_of(s, c));
-        }
-    };
+    using Codes = HalfBytes<1, 0>;
     using Scales = ScaleAndMinimum;
 };
 
 // The fifth bits of all 32 codes are one word, that of column 4 c + j at bit c of byte j (packed.cpp); the nibbles
 // follow it.
-template <int kHighBits, int kBias>
+template <int kHighBits, int kZeroPoint>
 struct FiveBits {
-    static constexpr int kWidth = 5, kBytesBias = kBias;
-    Bits<kWidth, kBias> bits;
-    static KARAT_INLINE FiveBits make() { return {Bits<kWidth, kBias>::make()}; }
-    static KARAT_INLINE i32x16 bytes(const Block& b, int, int c) {
-        return joined<4, 1>(b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c), b.word(kHighBits), c);
+    static constexpr int kZero = kZeroPoint, kLargest = 31;
+    static KARAT_INLINE FiveBits make() { return {}; }
+    KARAT_INLINE i32x16 of(const Block& b, int, int c) const {
+        return two_fields<4, 1>(b.word(kHighBits + 1 + c % 4) >> nibble_in_byte(c), b.word(kHighBits), c);
     }
-    KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
 };
 
 struct Q5_0 {
@@ -148,21 +131,15 @@ struct Q5_1 {  // word 0: scale and minimum
 // ---- blocks of 256 columns in sub-blocks ----------------------------------------------------------------------------
 //
 // `s` is the sub-block. Where 16 columns share a scale, a file has sub-block s in half n = s / 8 of the block, at bits
-// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp),
-// to be multiplied by nibbles (nibbles.h).
+// 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp).
 
 struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
     static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static constexpr int kWords = 1;  // nibbles.h
-        static constexpr KARAT_INLINE int word_of(int s, int) { return 4 + s; }
-        static constexpr KARAT_INLINE int shift_of(int, int) { return 0; }
-        Bits<2, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<2, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, word_of(s, 0), j, 2 * c);
-        }
+        static constexpr int kZero = 0, kLargest = 3;
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE i32x16 of(const Block& b, int s, int c) const { return low_bits<2>(b.word(4 + s) >> (2 * c)); }
     };
     struct Scales {
         f32x16 value, negated;
@@ -184,14 +161,11 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
     static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {  // of two sub-blocks three words: low bits of the first, of the second, third bits of both
-        static constexpr int kWords = 2;  // nibbles.h
-        static constexpr KARAT_INLINE int word_of(int s, int n) { return s / 2 * 3 + (n == 0 ? s % 2 : 2); }
-        static constexpr KARAT_INLINE int shift_of(int s, int n) { return n == 0 ? 0 : s % 2 * 4; }
-        Bits<3, 4> bits;
-        static KARAT_INLINE Codes make() { return {Bits<3, 4>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.byte(joined<2, 1>(b.word(word_of(s, 0)) >> (2 * c), b.word(word_of(s, 1)), shift_of(s, 1) + c),
-                             j);
+        static constexpr int kZero = 4, kLargest = 7;
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
+            const int first = s / 2 * 3;
+            return two_fields<2, 1>(b.word(first + s % 2) >> (2 * c), b.word(first + 2), s % 2 * 4 + c);
         }
     };
     struct Scales {
@@ -200,8 +174,9 @@ struct Q3_K {  // 96 bytes of codes, 12 of scales
         static constexpr KARAT_INLINE int word_of(int s) { return 24 + s % 8 / 4; }  // of a sub-block
         static KARAT_INLINE Scales of(const Block& b) { return {load_f16(b.scales)}; }
         KARAT_INLINE f32x16 scale(const Block& b, int s) const {
-            const i32x16 low = b.from_byte(word_of(s), s % 4) >> (4 * (s / 8));
-            return value * field<6>(joined<4, 2>(low, b.word(kWord), 8 * (s % 4) + 2 * (s / 4)), 0, 32);
+            const i32x16 low = (b.from_byte(word_of(s), s % 4) >> (4 * (s / 8))) & iset1(15);
+            const i32x16 high = ((b.word(kWord) >> (8 * (s % 4) + 2 * (s / 4))) & iset1(3)) << 4;
+            return value * to_float((low | high) - iset1(32));
         }
     };
 };
@@ -230,13 +205,10 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
     static constexpr int kColumns = 256, kBytes = 144, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static constexpr int kWidth = 4;  // subnormal.h
-        static constexpr KARAT_INLINE int word_of(int s, int c) { return 4 + 8 * (s / 2) + c; }
-        static constexpr KARAT_INLINE int bit_of(int s, int) { return 4 * (s % 2); }
-        Bits<kWidth, 0> bits;
-        static KARAT_INLINE Codes make() { return {Bits<kWidth, 0>::make()}; }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const {
-            return bits.stored(b, word_of(s, c), j, bit_of(s, c));
+        static constexpr int kZero = 0, kLargest = 15;
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
+            return low_bits<4>(b.word(4 + 8 * (s / 2) + c) >> (4 * (s % 2)));
         }
     };
     using Scales = SixBitScales;
@@ -246,13 +218,11 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
     static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
-        static constexpr int kWidth = 5, kBytesBias = 0;
-        Bits<kWidth, kBytesBias> bits;
-        static KARAT_INLINE Codes make() { return {Bits<kWidth, kBytesBias>::make()}; }
-        static KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) {
-            return joined<4, 1>(b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2)), b.word(4 + c), s);
+        static constexpr int kZero = 0, kLargest = 31;
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
+            return two_fields<4, 1>(b.word(12 + 8 * (s / 2) + c) >> (4 * (s % 2)), b.word(4 + c), s);
         }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     using Scales = SixBitScales;
 };
@@ -261,14 +231,12 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
     static constexpr int kColumns = 256, kBytes = 210, kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
-        static constexpr int kBytesBias = 32;
-        Bits<6, kBytesBias> bits;
-        static KARAT_INLINE Codes make() { return {Bits<6, kBytesBias>::make()}; }
-        KARAT_INLINE i32x16 bytes(const Block& b, int s, int c) const {
+        static constexpr int kZero = 32, kLargest = 63;
+        static KARAT_INLINE Codes make() { return {}; }
+        KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
             const int n = s / 8, r = s % 8 / 2, at = 4 * (s % 2) + c;
-            return joined<4, 2>(b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2)), b.word(32 + 8 * n + at), 2 * r);
+            return two_fields<4, 2>(b.word(16 * n + 8 * (r % 2) + at) >> (4 * (r / 2)), b.word(32 + 8 * n + at), 2 * r);
         }
-        KARAT_INLINE f32x16 code(const Block& b, int s, int c, int j) const { return bits.byte(bytes(b, s, c), j); }
     };
     struct Scales {
         f32x16 value;

@@ -24,11 +24,14 @@ void row_of(const Matrix& table, std::size_t row, float* out) {
             const Block block = block_of<Fmt>(w, g, groups);
             for (int sub = 0; sub < Fmt::kColumns / Fmt::kSub; ++sub) {
                 const f32x16 scale = scale_of<Fmt>(block, sub);
-                for (int j = 0; j < Fmt::kSub; ++j) {
-                    const f32x16 code = codes.code(block, sub, j / 4, j % 4);
-                    if constexpr (Fmt::kHasMinimum) store(lanes, fma(code, scale, minimum_of<Fmt>(block, sub)));
-                    else store(lanes, code * scale);
-                    *out++ = lanes[lane];
+                for (int c = 0; c < Fmt::kSub / 4; ++c) {
+                    const i32x16 four = codes.of(block, sub, c);
+                    for (int j = 0; j < 4; ++j) {
+                        const f32x16 code = to_float(((four >> (8 * j)) & iset1(255)) - iset1(Fmt::Codes::kZero));
+                        if constexpr (Fmt::kHasMinimum) store(lanes, fma(code, scale, minimum_of<Fmt>(block, sub)));
+                        else store(lanes, code * scale);
+                        *out++ = lanes[lane];
+                    }
                 }
             }
         }
@@ -50,7 +53,8 @@ struct Run {
 }  // namespace
 
 void embedding(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out) {
-    with_format(table.format, Run{table, ids, tokens, out});
+    const Run run{table, ids, tokens, out};
+    table.in_blocks() ? with_blocks(table.format, run) : with_floats(table.format, run);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

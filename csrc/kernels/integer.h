@@ -2,7 +2,6 @@
 #pragma once
 
 #include "contract/activations.h"
-#include "formats/code_bytes.h"
 #include "kernels/linear.h"
 #include "simd/dot.h"
 
@@ -46,22 +45,21 @@ std::size_t integer_scratch_floats();
 void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
               std::uint8_t* out);
 
-// Calls f.run<Fmt, digits>() for a block format.
+// Calls f.run<Fmt, digits>().
 template <int kDigits, class F>
-struct OfBlocks {
+struct WithDigits {
     const F& f;
     template <class Fmt>
     KARAT_INLINE void run() const {
-        if constexpr (kIsBlock<Fmt>) f.template run<Fmt, kDigits>();
+        f.template run<Fmt, kDigits>();
     }
 };
 template <class F>
-KARAT_INLINE void with_blocks(const LinearArgs& a, const F& f) {
+KARAT_INLINE void with_blocks_and_digits(const LinearArgs& a, const F& f) {
     switch (a.activations) {
-        case Activations::float32: return;
-        case Activations::int8: return with_format(a.weight->format, OfBlocks<1, F>{f});
-        case Activations::int16: return with_format(a.weight->format, OfBlocks<2, F>{f});
-        case Activations::int24: return with_format(a.weight->format, OfBlocks<3, F>{f});
+        case Activations::int8: return with_blocks(a.weight->format, WithDigits<1, F>{f});
+        case Activations::int16: return with_blocks(a.weight->format, WithDigits<2, F>{f});
+        case Activations::int24: return with_blocks(a.weight->format, WithDigits<3, F>{f});
     }
 }
 

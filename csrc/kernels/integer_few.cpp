@@ -21,12 +21,11 @@ struct FewTokens {
     static constexpr int kAtOnce = kGroupsAtOnce<T, kDigits, G>;
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
     static constexpr std::size_t kLinesAhead = 2048;  // bytes
-    using Bytes = CodeBytes<Fmt>;
-    using CodesOf = Codes<kClass<Bytes::kLargest>>;
+    using Codes = typename Fmt::Codes;
 
     const LinearArgs& a;
     const std::uint8_t* w;
-    const Bytes bytes = Bytes::make();
+    const Codes codes = Codes::make();
 
     KARAT_INLINE XBlock<kDigits> x(int t, std::size_t column) const {
         return {a.digits + static_cast<std::size_t>(t) * a.digits_stride +
@@ -59,7 +58,7 @@ private:
     KARAT_INLINE void groups(int first, int sub, std::size_t k, const typename Fmt::Scales (&scales)[G],
                              f32x16 (&sum)[T][G]) const {
         const int column = static_cast<int>(k % kDigitColumns);
-        Dots<kClass<Bytes::kLargest>, kSteps, (T > 2)> dots[T][kAtOnce][kDigits];
+        Dots<kClass<Codes::kLargest>, kSteps, (T > 2)> dots[T][kAtOnce][kDigits];
         for (int t = 0; t < T; ++t)
             for (int g = 0; g < kAtOnce; ++g)
                 for (int digit = 0; digit < kDigits; ++digit) dots[t][g][digit].begin();
@@ -67,12 +66,13 @@ private:
         for (int step = 0; step < kSteps; ++step) {
             // Several tokens take both halves of a word, one after the other.
             const int c = T > 1 && kSteps == 8 && Fmt::kColumns == 32 ? step / 2 + 4 * (step % 2) : step;
-            CodesOf codes[kAtOnce];
-            for (int g = 0; g < kAtOnce; ++g) codes[g] = CodesOf::of(bytes.of(block_of<Fmt>(w, first + g, G), sub, c));
+            Factors<kClass<Codes::kLargest>> factors[kAtOnce];
+            for (int g = 0; g < kAtOnce; ++g)
+                factors[g] = factors[g].of(codes.of(block_of<Fmt>(w, first + g, G), sub, c));
             for (int t = 0; t < T; ++t)
                 for (int digit = 0; digit < kDigits; ++digit) {
                     const i32x16 four = x(t, k).four(digit, column + 4 * c);
-                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(step, codes[g], four);
+                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(step, factors[g], four);
                 }
             fetch((sub * (G / kAtOnce) + first / kAtOnce) * kSteps + step);
         }
@@ -86,7 +86,7 @@ private:
                 if constexpr (kDigits > 1) rest = rest + (digits[kDigits - 2].total() << 8);
                 const f32x16 power = set1(of.power());
                 f32x16& to = sum[t][first + g];
-                to = fma(part_of<kSub>(digits[0].total(), rest, of, column, Bytes::kZero), scale * power, to);
+                to = fma(part_of<kSub>(digits[0].total(), rest, of, column, Codes::kZero), scale * power, to);
                 if constexpr (Fmt::kHasMinimum) {
                     const f32x16 total = set1(static_cast<float>(of.template sum<kSub>(column))) * power;
                     to = fma(total, scales[first + g].minimum(block, sub), to);
@@ -172,7 +172,7 @@ private:
 }  // namespace
 
 void few_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t last) {
-    with_blocks(a, Run{a, first, last});
+    with_blocks_and_digits(a, Run{a, first, last});
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,6 +1,8 @@
 // Linear layers of integers for many tokens. Codes of a chunk of columns are unpacked once, as bytes, into a buffer
 // that stays in the nearest cache; tiles of tokens then run over it. Sums are stored between sub-blocks and loaded
 // again, so the chain is the same.
+#include <type_traits>
+
 #include "kernels/integer.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -20,6 +22,7 @@ inline constexpr int kTokensOfTile = G % kTileGroups ? 3 : kTileTokens;
 
 inline constexpr std::size_t kColumnsOfChunk = 256;
 inline constexpr std::size_t kMostParts = 2;  // of codes (dot.h)
+inline constexpr std::size_t kMinSub = 16;    // columns of the smallest sub-block
 
 // Scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
 struct Scratch {
@@ -38,10 +41,9 @@ struct Scratch {
 };
 
 // Unpacks columns first … first + count - 1 of a panel, whose block begins at w.
-template <class Fmt, class CodesOf, int G>
+template <class Fmt, class FactorsOf, int G>
 void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const Scratch& s) {
-    using Bytes = CodeBytes<Fmt>;
-    const auto bytes = Bytes::make();
+    const auto codes = Fmt::Codes::make();
     std::uint8_t* out = s.codes;
     float *scale = s.scales, *minimum = s.minima;
     constexpr std::size_t kBlock = std::size_t{G} * kGroupRows * Fmt::kBytes;
@@ -50,11 +52,11 @@ void unpack(const std::uint8_t* w, std::size_t first, std::size_t count, const S
         const int sub = static_cast<int>(k % Fmt::kColumns) / Fmt::kSub;
         for (int c = 0; c < Fmt::kSub / 4; ++c)
             for (int g = 0; g < G; ++g) {
-                const i32x16 four = bytes.of(block_of<Fmt>(block, g, G), sub, c);
-                CodesOf codes;
-                if constexpr (CodesOf::kInWords) codes = CodesOf::of(four, Bytes::kZero);
-                else codes = CodesOf::of(four);
-                for (int part = 0; part < codes.kParts; ++part, out += 4 * kLanes) istore(out, codes.part[part]);
+                const i32x16 four = codes.of(block_of<Fmt>(block, g, G), sub, c);
+                FactorsOf factors;
+                if constexpr (FactorsOf::kInWords) factors = FactorsOf::of(four, Fmt::Codes::kZero);
+                else factors = FactorsOf::of(four);
+                for (int part = 0; part < factors.kParts; ++part, out += 4 * kLanes) istore(out, factors.part[part]);
             }
         for (int g = 0; g < G; ++g, scale += kLanes) store(scale, scale_of<Fmt>(block_of<Fmt>(block, g, G), sub));
         if constexpr (Fmt::kHasMinimum)
@@ -74,8 +76,8 @@ struct NextLines {
 template <int kLargest, int kSub, bool kMinimum, int kDigits, int G, int TG>
 struct Tile {
     static constexpr int kSteps = kSub / 4;
-    static constexpr bool kIsWords = Codes<kLargest>::kInWords;
-    static constexpr std::size_t kCodeBytes = std::size_t{Codes<kLargest>::kParts} * 4 * kLanes;
+    static constexpr bool kIsWords = Factors<kLargest>::kInWords;
+    static constexpr std::size_t kCodeBytes = std::size_t{Factors<kLargest>::kParts} * 4 * kLanes;
 
     const std::uint8_t* codes;  // of the first of the groups
     const float *scales, *minima;
@@ -168,7 +170,7 @@ private:
     template <int kDigit, int T, class Of, class Before>
     static KARAT_INLINE void add_digit(const std::uint8_t* code, const Of& of, int column, const Before& before,
                                        i32x16 (&total)[T][TG]) {
-        if constexpr (Codes<kLargest>::kParts == 1) {
+        if constexpr (Factors<kLargest>::kParts == 1) {
             add_part<kDigit, kLargest, T>(code, of, column, before, total);
         } else {
             i32x16 high[T][TG];
@@ -191,7 +193,7 @@ private:
             }
         KARAT_UNROLL_STEPS
         for (int c = 0; c < kSteps; ++c) {
-            Codes<kMost> of_group[TG];
+            Factors<kMost> of_group[TG];
             for (int g = 0; g < TG; ++g)
                 of_group[g].part[0] =
                     iload(code + (static_cast<std::size_t>(c) * G + static_cast<std::size_t>(g)) * kCodeBytes);
@@ -216,9 +218,9 @@ KARAT_NOINLINE void run_tile(std::size_t height, const T& tile) {
 template <class Fmt, int kDigits, int G>
 struct PanelOfMany {
     static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
-    using Bytes = CodeBytes<Fmt>;
-    static constexpr int kCodes = kInWords<kDigits> ? kWords : kClass<Bytes::kLargest>;
-    using CodesOf = Codes<kCodes>;
+    using Codes = typename Fmt::Codes;
+    static constexpr int kCodes = kInWords<kDigits> ? kWords : kClass<Codes::kLargest>;
+    using FactorsOf = Factors<kCodes>;
     using TileOf = Tile<kCodes, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
     // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
     static constexpr int kMost = kTokensOfTile<G>, kHalf = (kMost + 1) / 2;
@@ -241,7 +243,7 @@ struct PanelOfMany {
             }
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
-                unpack<Fmt, CodesOf, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
+                unpack<Fmt, FactorsOf, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
                 // As many bytes of the next chunk.
                 const std::uint8_t* const ahead = w + (start + count) / kDigitColumns * kLineBytes;
                 const std::size_t each = (count / kDigitColumns * kLineBytes / 64 + tiles - 1) / tiles * 64;
@@ -270,7 +272,7 @@ private:
                                      x,
                                      a.digits_stride,
                                      count,
-                                     Bytes::kZero,
+                                     Codes::kZero,
                                      s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
                                      {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
     }
@@ -302,7 +304,7 @@ struct Run {
 std::size_t integer_scratch_floats() { return Scratch::kFloats; }
 
 void many_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
-    with_blocks(a, Run{a, first, last, scratch});
+    with_blocks_and_digits(a, Run{a, first, last, scratch});
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

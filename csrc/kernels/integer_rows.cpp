@@ -101,7 +101,6 @@ void quantise(Activations activations, const float* x, std::size_t rows, std::si
               std::uint8_t* out) {
     const std::size_t count = rows * (columns / kDigitColumns);
     switch (activations) {
-        case Activations::float32: return;
         case Activations::int8: return quantise_rows<1>(x, count, out);
         case Activations::int16:
             return kInWords<2> && tokens > kDirectTokens<2> ? quantise_rows<2, true>(x, count, out)

@@ -38,6 +38,5 @@ using namespace KARAT_ARRANGES;
 std::size_t linear_scratch_floats();
 void linear(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 void linear_both(const LinearArgs& a, const LinearArgs& b, std::size_t first, std::size_t last, float* scratch);
-void sums_of_16(const float* x, float* out, std::size_t count);
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

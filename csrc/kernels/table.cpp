@@ -17,7 +17,6 @@ const Kernels kernels = {
     .scratch_bytes = scratch_bytes,
     .linear = linear,
     .linear_both = linear_both,
-    .sums_of_16 = sums_of_16,
     .embedding = embedding,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,

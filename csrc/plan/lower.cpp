@@ -33,48 +33,35 @@ std::unique_ptr<Op> arrive(const GatherOp& gather) {
 
 }  // namespace
 
-// What a linear layer reads of its x beside x itself, computed before it. A register's width is in floats.
-std::vector<std::unique_ptr<Op>> Plan::prepared(LinearOp& linear) {
-    std::vector<std::unique_ptr<Op>> ops;
-    const Info info = registers_[static_cast<std::size_t>(linear.x)];
-    const auto next = [&](std::size_t width) {
-        registers_.push_back({.width = width, .rows = info.rows});
-        return static_cast<Register>(registers_.size() - 1);
-    };
-    if (linear.needs_sums()) {
-        auto sums = std::make_unique<SumsOp>();
-        sums->x = linear.x;
-        linear.x_sums = sums->out = next(info.width / 16);
-        ops.push_back(std::move(sums));
-    }
-    if (linear.needs_digits()) {
-        auto quantise = std::make_unique<QuantiseOp>();
-        quantise->x = linear.x;
-        quantise->activations = linear.activations;
-        quantise->reader = &linear;
-        const std::size_t block = kDigitBlockBytes[static_cast<int>(linear.activations)];
-        linear.digits = quantise->out = next(info.width / kDigitColumns * block / sizeof(float));
-        ops.push_back(std::move(quantise));
-    }
-    return ops;
+// What writes the integers that a linear layer reads, before it; null if it reads none.
+std::unique_ptr<Op> Plan::quantise(LinearOp& linear) {
+    if (!linear.needs_digits()) return nullptr;
+    const Info x = registers_[static_cast<std::size_t>(linear.x)];
+    const std::size_t block = kDigitBlockBytes[static_cast<int>(linear.activations)];
+    registers_.push_back({.width = x.width / kDigitColumns * block / sizeof(float), .rows = x.rows});  // in floats
+    auto quantise = std::make_unique<QuantiseOp>();
+    quantise->x = linear.x;
+    quantise->activations = linear.activations;
+    quantise->reader = &linear;
+    linear.digits = quantise->out = static_cast<Register>(registers_.size() - 1);
+    return quantise;
 }
 
 void Plan::lower() {
     std::vector<std::unique_ptr<Op>> recorded = std::exchange(ops_, {});
     for (auto& op : recorded) {
-        std::vector<std::unique_ptr<Op>> before;
-        std::unique_ptr<Op> after;
+        std::unique_ptr<Op> before, after;
         if (auto* const fetch = dynamic_cast<FetchRowsOp*>(op.get())) {
-            before.push_back(own_rows(*fetch));
+            before = own_rows(*fetch);
         } else if (auto* const linear = dynamic_cast<LinearOp*>(op.get())) {
-            before = prepared(*linear);
+            before = quantise(*linear);
             if (linear->collective >= 0) after = all_reduce(*linear);
         } else if (const auto* const gather = dynamic_cast<GatherOp*>(op.get())) {
             after = arrive(*gather);
         } else if (const auto* const attend = dynamic_cast<AttendOp*>(op.get())) {
             after = std::make_unique<MergeOp>(*attend);
         }
-        for (auto& first : before) ops_.push_back(std::move(first));
+        if (before) ops_.push_back(std::move(before));
         ops_.push_back(std::move(op));
         if (after) ops_.push_back(std::move(after));
     }

@@ -93,9 +93,9 @@ class Plan {
 public:
     using Register = karat::Register;
 
-    // Weights in block formats are multiplied by `activations`; float32: the chains of numeric contract 4.
+    // Weights in block formats are multiplied by integers of the width `activations`.
     Plan(const Kernels& kernels, const IntegerKernels& integers, int num_threads,
-         Activations activations = Activations::float32);
+         Activations activations = Activations::int16);
     ~Plan();
 
     // ---- recording
@@ -173,7 +173,7 @@ private:
     };
 
     void lower();
-    std::vector<std::unique_ptr<Op>> prepared(LinearOp& linear);
+    std::unique_ptr<Op> quantise(LinearOp& linear);
     std::vector<std::size_t> cut_into_phases();
     std::vector<Life> lives(const Registers& kept) const;
     void place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases);

@@ -81,12 +81,6 @@ void GatherOp::run(StepContext& s, int thread) {
 
 void ArriveOp::run(StepContext& s, int thread) { (void)s.exchange(collective, thread); }
 
-void SumsOp::run(StepContext& s, int thread) {
-    const auto range = s.share(s.rows(x), thread);
-    s.kernels.sums_of_16(s.data(x) + range.first * s.width(x), s.data(out) + range.first * s.width(out),
-                         range.size() * s.width(out));
-}
-
 bool QuantiseOp::is_idle(const StepContext& s) const { return reader->makes_digits(s); }
 
 void QuantiseOp::run(StepContext& s, int thread) {
@@ -158,7 +152,7 @@ constexpr std::size_t kEvenItems = 16, kPartTokens = 128;
 
 Registers LinearOp::reads() const {
     Registers found{x};
-    for (const Register reg : {residual, x_sums, digits})
+    for (const Register reg : {residual, digits})
         if (reg >= 0) found.push_back(reg);
     return found;
 }
@@ -189,8 +183,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .residual = residual < 0 ? nullptr : s.data(residual) + tokens.first * out_stride,
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
-        .x_sums = x_sums < 0 ? nullptr : s.data(x_sums) + tokens.first * (matrix.columns / 16),
-        .activations = by_integers(matrix) ? activations : Activations::float32,
+        .activations = activations,
         .digits = row_digits,
         .digits_stride = digits < 0 ? 0 : s.width(digits) * sizeof(float),
     };
@@ -202,18 +195,14 @@ void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
     if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), 1, s.own_digits(thread));
-    // Panels that share a table of products (kernels/linear_nibbles.cpp) are taken together.
-    std::size_t panels = 0, least = 1;
-    for (const MatrixRef& weight : weights) {
+    std::size_t panels = 0;
+    for (const MatrixRef& weight : weights)
         panels += act < 0 || panels == 0 ? weight->matrix.num_panels() : 0;  // gate and up: panel by panel
-        if (tokens > kNibbleFewTokens && weight->matrix.info().by_nibbles && !by_integers(weight->matrix))
-            least = kNibblePanels;
-    }
     std::size_t parts = 1;
-    if (s.num_threads > 1 && least == 1)
+    if (s.num_threads > 1)
         while (parts * panels < kEvenItems * s.num_threads && tokens >= 2 * parts * kPartTokens) parts *= 2;
     StepContext::Range items;
-    while (s.take(index, parts * panels, thread, items, least))
+    while (s.take(index, parts * panels, thread, items))
         for (std::size_t item = items.first, next; item < items.last; item = next) {
             const std::size_t part = item / panels, first = item % panels;
             next = std::min(items.last, (part + 1) * panels);
@@ -226,8 +215,7 @@ void LinearOp::run(StepContext& s, int thread) {
 
 void LinearOp::compute(const StepContext& s, const LinearArgs& args, std::size_t first, std::size_t last,
                        int thread) const {
-    (args.activations == Activations::float32 ? s.kernels.linear : s.integers.linear)(args, first, last,
-                                                                                      s.scratch(thread));
+    (args.weight->in_blocks() ? s.integers.linear : s.kernels.linear)(args, first, last, s.scratch(thread));
 }
 
 // Computes a range of panels, counted over all matrices one after the other.
@@ -242,17 +230,14 @@ void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range 
     }
 }
 
-// Gate, up and SwiGLU of both. For many tokens one panel at a time (by nibbles eight, which share a table of products):
-// SwiGLU then finds gate and up in the second-level cache. Where nothing else reads gate and up, each thread writes
-// them to a place of its own that all panels share: rows as wide as a panel, so that the next panel's begin one such
-// row further on.
+// Gate, up and SwiGLU of both. For many tokens one panel at a time: SwiGLU then finds gate and up in the second-level
+// cache. Where nothing else reads gate and up, each thread writes them to a place of its own that all panels share:
+// rows as wide as a panel, so that the next panel's begin one such row further on.
 void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                            std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;
     const std::size_t width = s.width(act), count = rows.size();
-    const std::size_t each = count == 1                                         ? panels.size()
-                             : matrix.info().by_nibbles && !by_integers(matrix) ? kNibblePanels
-                                                                                : 1;
+    const std::size_t each = count == 1 ? panels.size() : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
     LinearArgs gate = args(s, 0, rows, thread), up = args(s, 1, rows, thread);
     if (const std::size_t place = most_rows * wide + width;
@@ -265,7 +250,7 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
         next = std::min(panel + each, panels.last);
         const std::size_t first = matrix.first_group(panel) * kGroupRows;
         const std::size_t end = matrix.first_group(next) * kGroupRows, columns = (end < width ? end : width) - first;
-        if (gate.activations == Activations::float32 && up.activations == Activations::float32) {
+        if (!gate.weight->in_blocks() && !up.weight->in_blocks()) {
             s.kernels.linear_both(gate, up, panel, next, s.scratch(thread));
         } else {
             compute(s, gate, panel, next, thread);

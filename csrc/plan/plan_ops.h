@@ -63,8 +63,8 @@ public:
     // Takes the next items of work for a thread; false when none are left. A thread takes items from the front of its
     // own share, so that it reads one stream of memory. When its share is used up, it takes from the back of another's.
     // Each time it takes a third of what is left of that share, an even number where possible (kernels read two panels
-    // at once), and at least `least`.
-    bool take(std::size_t op, std::size_t count, int thread, Range& range, std::size_t least = 1) const {
+    // at once).
+    bool take(std::size_t op, std::size_t count, int thread, Range& range) const {
         for (std::size_t i = 0; i < num_threads; ++i) {
             const std::size_t owner = (static_cast<std::size_t>(thread) + i) % num_threads;
             const Range all = share(count, static_cast<int>(owner));
@@ -73,7 +73,7 @@ public:
             for (;;) {
                 const std::size_t front = seen & 0xffffffff, back = seen >> 32, left = all.size() - front - back;
                 if (left == 0) break;
-                const std::size_t third = 1 + (left - 1) / 3, size = std::min(left, std::max(third + third % 2, least));
+                const std::size_t third = 1 + (left - 1) / 3, size = std::min(left, third + third % 2);
                 if (!taken.compare_exchange_weak(seen, seen + (i == 0 ? size : size << 32), std::memory_order_relaxed))
                     continue;
                 if (plan.group_) plan.group_->stir(plan.group_->self);
@@ -151,15 +151,6 @@ struct ArriveOp final : CollectiveOp {
     void run(StepContext& s, int thread) override;
 };
 
-// Sums over 16 columns, for weights with minima.
-struct SumsOp final : RowOp {
-    Register x, out;
-    const char* name() const override { return "sums"; }
-    Registers reads() const override { return {x}; }
-    Registers writes() const override { return {out}; }
-    void run(StepContext& s, int thread) override;
-};
-
 // Rows as integers (activations.h), for weights in block formats.
 struct QuantiseOp final : RowOp {
     Register x, out;
@@ -234,24 +225,14 @@ struct LinearOp final : Op {
     std::vector<VectorRef> biases;  // each may be null
     std::vector<std::uint32_t> leaf_ends;
     Register residual = -1, act = -1;
-    Activations activations = Activations::float32;
-    Register x_sums = -1;          // of the SumsOp that `lower` puts before it, if it needs one
-    Register digits = -1;          // of the QuantiseOp, likewise
+    Activations activations;
+    Register digits = -1;          // of the QuantiseOp that `lower` puts before it, if it needs one
     bool only_for_act = false;     // nothing but silu_mul reads `out`
     std::int64_t collective = -1;  // the sums go into this rank's slot, and an AllReduceOp comes after it
 
-    // Whether a matrix is multiplied with integers.
-    bool by_integers(const Matrix& matrix) const {
-        return activations != Activations::float32 && matrix.info().block_columns > 1;
-    }
-    bool needs_sums() const {
-        return std::any_of(weights.begin(), weights.end(), [this](const MatrixRef& weight) {
-            return weight->matrix.info().has_minimum && !by_integers(weight->matrix);
-        });
-    }
     bool needs_digits() const {
         return std::any_of(weights.begin(), weights.end(),
-                           [this](const MatrixRef& weight) { return by_integers(weight->matrix); });
+                           [](const auto& weight) { return weight->matrix.in_blocks(); });
     }
     // Whether each thread makes the digits for itself: of one row that takes less than a barrier.
     bool makes_digits(const StepContext& s) const { return needs_digits() && s.rows(x) == 1; }

@@ -214,13 +214,11 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](Plan* self, const std::string& isa, int num_threads, const std::string& activations) {
-                static constexpr std::pair<const char*, Activations> kWidths[] = {{"float32", Activations::float32},
-                                                                                  {"int8", Activations::int8},
-                                                                                  {"int16", Activations::int16},
-                                                                                  {"int24", Activations::int24}};
+                static constexpr std::pair<const char*, Activations> kWidths[] = {
+                    {"int8", Activations::int8}, {"int16", Activations::int16}, {"int24", Activations::int24}};
                 new (self) Plan(kernels_for(isa), integer_kernels_for(isa), num_threads, named(activations, kWidths));
             },
-            nb::arg("isa"), nb::arg("num_threads"), nb::arg("activations") = "float32")
+            nb::arg("isa"), nb::arg("num_threads"), nb::arg("activations") = "int16")
         .def(
             "input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
             nb::arg("width"), nb::arg("wanted") = false)

@@ -32,36 +32,6 @@ KARAT_INLINE i32x16 four_digits(const std::int8_t* p) {
     return iset1(bits);
 }
 
-// Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
-#if defined(KARAT_AVX512)
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))};
-}
-KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
-#elif defined(KARAT_AVX2)
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    return {both, both};
-}
-KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
-    return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.lo, index.hi)};
-}
-#else
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    i32x16 table;
-    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<std::uint8_t*>(&table) + 16 * i, bytes, sizeof bytes);
-    return table;
-}
-KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
-    std::uint8_t bytes[16], at[4 * kLanes];
-    std::memcpy(bytes, &table, sizeof bytes);
-    std::memcpy(at, &index, sizeof at);
-    for (std::uint8_t& byte : at) byte = bytes[byte];
-    std::memcpy(&index, at, sizeof at);
-    return index;
-}
-#endif
-
 #if defined(KARAT_PAIRS)
 #if defined(KARAT_AVX512)
 KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_epi16(codes.v, digits.v)}; }
@@ -100,12 +70,12 @@ inline constexpr int kClass = kLargest > 63   ? 255
 
 // Codes of a class as they are multiplied.
 template <int kLargest>
-struct Codes {
+struct Factors {
     static constexpr bool kInWords = false;
     static constexpr int kParts = kLargest > 63 ? 2 : 1;
     i32x16 part[kParts];
 
-    static KARAT_INLINE Codes of(i32x16 bytes) {
+    static KARAT_INLINE Factors of(i32x16 bytes) {
         if constexpr (kParts == 1) return {{bytes}};
         else return {{bytes & iset1(0x0f0f0f0f), (bytes >> 4) & iset1(0x0f0f0f0f)}};
     }
@@ -116,12 +86,12 @@ struct Codes {
 inline constexpr int kWords = 1 << 16;
 
 template <>
-struct Codes<kWords> {
+struct Factors<kWords> {
     static constexpr bool kInWords = true;
     static constexpr int kParts = 2;
     i32x16 part[kParts];
 
-    static KARAT_INLINE Codes of(i32x16 bytes, int zero) {
+    static KARAT_INLINE Factors of(i32x16 bytes, int zero) {
         const i32x16 each = iset1(zero * 0x00010001), low = iset1(0x00ff00ff);
         return {{subtract_pairs(bytes & low, each), subtract_pairs((bytes >> 8) & low, each)}};
     }
@@ -131,13 +101,13 @@ struct Codes<kWords> {
 // as a compiler orders them.
 template <int kLargest, int kSteps, bool kInOrder = true>
 struct Dots {
-    static constexpr int kParts = Codes<kLargest>::kParts;
+    static constexpr int kParts = Factors<kLargest>::kParts;
     static constexpr int kFits = 32767 / (2 * 128 * (kLargest > 63 ? 15 : kLargest));  // steps
     i32x16 narrow[kParts], wide;
 
     KARAT_INLINE void begin(i32x16 sum = iset1(0)) { wide = sum; }
     // After `step` steps (a constant).
-    KARAT_INLINE void add(int step, const Codes<kLargest>& codes, i32x16 digits) {
+    KARAT_INLINE void add(int step, const Factors<kLargest>& codes, i32x16 digits) {
         for (int part = 0; part < kParts; ++part) {
             const i32x16 products = pairs(codes.part[part], digits);
             narrow[part] = step % kFits == 0 ? products : add_pairs(narrow[part], products);
@@ -186,18 +156,18 @@ template <int kLargest>
 inline constexpr int kClass = 255;
 
 template <int kLargest>
-struct Codes {
+struct Factors {
     static constexpr bool kInWords = false;
     static constexpr int kParts = 1;
     i32x16 part[1];
-    static KARAT_INLINE Codes of(i32x16 bytes) { return {{bytes}}; }
+    static KARAT_INLINE Factors of(i32x16 bytes) { return {{bytes}}; }
 };
 
 template <int kLargest, int kSteps, bool = true>
 struct Dots {
     i32x16 sum;
     KARAT_INLINE void begin(i32x16 before = iset1(0)) { sum = before; }
-    KARAT_INLINE void add(int, const Codes<kLargest>& codes, i32x16 digits) {
+    KARAT_INLINE void add(int, const Factors<kLargest>& codes, i32x16 digits) {
         sum = add_products(sum, codes.part[0], digits);
     }
     KARAT_INLINE i32x16 total() const { return sum; }

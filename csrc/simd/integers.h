@@ -1,4 +1,4 @@
-// Integer operations on all lanes that only rows of integers need (kernels/integer_rows.cpp).
+// Integer operations on all lanes that only rows of integers (kernels/integer_rows.cpp) and codes need.
 #pragma once
 
 #include "simd/simd.h"
@@ -75,5 +75,35 @@ KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
 
 // The lowest byte of each lane, as a signed number.
 KARAT_INLINE i32x16 low_digit(i32x16 a) { return shift_signed(a << 24, 24); }
+
+// Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
+#if defined(KARAT_AVX512)
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))};
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
+#elif defined(KARAT_AVX2)
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return {both, both};
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
+    return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.lo, index.hi)};
+}
+#else
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    i32x16 table;
+    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<std::uint8_t*>(&table) + 16 * i, bytes, sizeof bytes);
+    return table;
+}
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
+    std::uint8_t bytes[16], at[4 * kLanes];
+    std::memcpy(bytes, &table, sizeof bytes);
+    std::memcpy(at, &index, sizeof at);
+    for (std::uint8_t& byte : at) byte = bytes[byte];
+    std::memcpy(&index, at, sizeof at);
+    return index;
+}
+#endif
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

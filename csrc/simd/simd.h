@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 // KARAT_GENERIC forbids intrinsics, whatever the compiler is told of the machine.
 #if !defined(KARAT_GENERIC)
@@ -31,17 +30,6 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 inline constexpr int kLanes = 16;
-
-// A constant as an argument, and a table computed by the compiler. The standard library has both, but as functions that
-// the linker keeps one copy of (kernels.h).
-template <int N>
-struct Constant {
-    KARAT_INLINE constexpr operator int() const { return N; }
-};
-template <int N>
-struct Floats {
-    float at[N];
-};
 
 KARAT_INLINE float float_of(std::uint32_t bits) {
     float value;
@@ -83,13 +71,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 // Operations composed of the above. An instruction set with a shorter way has it in its own header.
 
-// Byte j (0 … 3) of each lane, as an integer.
-KARAT_INLINE i32x16 byte_of(i32x16 a, int j) { return (a >> (8 * j)) & iset1(255); }
-
 #if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
-// Byte j of each lane alone, where j is a constant.
-KARAT_INLINE i32x16 byte_alone(i32x16 a, int j) { return byte_of(a, j); }
-
 // Each lane's low 16 bits, a half, as float32.
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint32_t words[kLanes];
@@ -97,22 +79,6 @@ KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     std::uint16_t halves[kLanes];
     for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<std::uint16_t>(words[i]);
     return load_f16(halves);
-}
-#endif
-
-#if !defined(KARAT_AVX512) && !defined(KARAT_AVX2)
-// Compiler barrier: everything that computes `a` is scheduled before it.
-KARAT_INLINE void compute_now(f32x16) {}
-
-// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
-KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) {
-    float values[kLanes];
-    store(values, table);
-    std::uint32_t lanes[kLanes];
-    std::memcpy(lanes, &index, sizeof lanes);
-    float picked[kLanes];
-    for (int i = 0; i < kLanes; ++i) picked[i] = values[lanes[i] & 15];
-    return load(picked);
 }
 
 // a where b < a, else b.
@@ -126,17 +92,6 @@ KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) { return a * as_float
 // All lanes *p.
 KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
 
-// (a & mask) ^ bits
-KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) {
-    return (a & iset1(mask)) ^ iset1(bits);
-}
-
-// Byte j of each lane as a number less `bias`, where j is a constant.
-KARAT_INLINE f32x16 number_of_byte(i32x16 a, int j, float bias) {
-    const i32x16 byte = byte_alone(a, j);
-    if (bias == 0) return to_float(byte);
-    return as_float(byte | iset1(0x4b000000)) - set1(0x1p23f + bias);
-}
 #endif
 
 KARAT_INLINE f32x16 zero() { return set1(0.0f); }

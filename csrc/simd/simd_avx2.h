@@ -56,16 +56,6 @@ KARAT_INLINE i32x16 operator-(i32x16 a, i32x16 b) {
 KARAT_INLINE i32x16 operator<<(i32x16 a, int n) { return {KARAT_BOTH(_mm256_slli_epi32, n)}; }
 KARAT_INLINE i32x16 operator>>(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srli_epi32, n)}; }
 
-// Compiler barrier: everything that computes `a` is scheduled before it.
-KARAT_INLINE void compute_now(f32x16 a) { __asm__ volatile("" : : "x"(a.lo), "x"(a.hi)); }
-
-// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
-KARAT_INLINE __m256 pick(f32x16 table, __m256i index) {
-    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.lo, index), _mm256_permutevar8x32_ps(table.hi, index),
-                            _mm256_castsi256_ps(_mm256_slli_epi32(index, 28)));
-}
-KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {pick(table, index.lo), pick(table, index.hi)}; }
-
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {KARAT_BOTH(_mm256_srai_epi32, n)}; }
 KARAT_INLINE f32x16 to_float(i32x16 a) { return {KARAT_BOTH(_mm256_cvtepi32_ps)}; }
 KARAT_INLINE i32x16 as_int(f32x16 a) { return {KARAT_BOTH(_mm256_castps_si256)}; }
@@ -79,35 +69,10 @@ KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
 }
 #undef KARAT_BOTH
 
-// Bytes of each lane, moved within it: byte i becomes byte (from >> 8 i) & 255, or zero if that is 128 or more.
-KARAT_INLINE i32x16 move_bytes(i32x16 a, std::uint32_t from) {
-    const std::int32_t f = static_cast<std::int32_t>(from);
-    const std::int32_t lane = 0x04040404;
-    const __m256i order =
-        _mm256_setr_epi32(f, f + lane, f + 2 * lane, f + 3 * lane, f, f + lane, f + 2 * lane, f + 3 * lane);
-    return {_mm256_shuffle_epi8(a.lo, order), _mm256_shuffle_epi8(a.hi, order)};
-}
-// Byte j of each lane alone, where j is a constant.
-KARAT_INLINE i32x16 byte_alone(i32x16 a, int j) { return move_bytes(a, 0x80808000u + static_cast<std::uint32_t>(j)); }
 KARAT_INLINE f32x16 f16_of_low_halves(i32x16 a) {
     const i32x16 low = a & iset1(0xffff);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.lo, low.hi), 0xd8);
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256(packed, 1))};
-}
-
-// Sixteen integers of at most 8 bits, as bytes, kLutBias more than they are, so that they are positive.
-inline constexpr int kLutBias = 128;
-struct NibbleLut { __m256i v; };
-template <class L>
-KARAT_INLINE L make_lut(const float* values) {
-    alignas(16) std::uint8_t bytes[16];
-    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(static_cast<int>(values[i]) + kLutBias);
-    return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)))};
-}
-// Those bytes for the low halves of all bytes of each lane.
-KARAT_INLINE i32x16 look_up_bytes(NibbleLut lut, i32x16 word) {
-    const i32x16 index = word & iset1(0x0f0f0f0f);
-    return {_mm256_shuffle_epi8(lut.v, index.lo), _mm256_shuffle_epi8(lut.v, index.hi)};
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -58,81 +58,6 @@ KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a
 KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
-// Integers of at most 8 bits, looked up by the bits of each lane that begin at bit `at` of its low (0) or high (1)
-// half: by four bits (NibbleLut), five (Lut) or six (WideLut).
-#if defined(KARAT_TWO_PORTS)
-// A look-up of 16 bits takes one of the two ports twice, one of 32 bits once.
-struct NibbleLut { __m512 v; };
-struct Lut { __m512 low, high; };
-struct WideLut;
-inline constexpr int kLookUpBits = 5;  // wider codes are fields (codes.h)
-template <class L>
-KARAT_INLINE L make_lut(const float* values) {
-    if constexpr (std::is_same_v<L, NibbleLut>) return {_mm512_loadu_ps(values)};
-    else return {_mm512_loadu_ps(values), _mm512_loadu_ps(values + 16)};
-}
-KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
-    return {_mm512_permutexvar_ps((word >> (16 * half + at)).v, lut.v)};
-}
-KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    return {_mm512_permutex2var_ps(lut.low, (word >> (16 * half + at)).v, lut.high)};
-}
-#else
-// One instruction looks up a low half, of 32 bits. One looks up a high half, of 16 bits, as bfloat16; its mask clears
-// the low half. Both may read the same shifted word.
-struct NibbleLut {
-    __m512 low;
-    __m512i high;
-};
-struct Lut {
-    __m512 low[2];
-    __m512i high;
-};
-struct WideLut { __m512i v[2]; };
-inline constexpr int kLookUpBits = 6;
-inline constexpr __mmask32 kHighHalves = 0xaaaaaaaa;
-KARAT_INLINE __m512i as_bf16(const float* values) {  // 32 of them
-    const __m512i low = _mm512_loadu_si512(values), high = _mm512_loadu_si512(values + 16);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16))),
-                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)), 1);
-}
-template <class L>
-KARAT_INLINE L make_lut(const float* values) {
-    if constexpr (std::is_same_v<L, WideLut>) return {{as_bf16(values), as_bf16(values + 32)}};
-    else if constexpr (std::is_same_v<L, Lut>)
-        return {{_mm512_loadu_ps(values), _mm512_loadu_ps(values + 16)}, as_bf16(values)};
-    else return {_mm512_loadu_ps(values), as_bf16(values)};
-}
-KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
-    const __m512i shifted = (word >> at).v;
-    return {half ? _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kHighHalves, shifted, lut.high))
-                 : _mm512_permutexvar_ps(shifted, lut.low)};
-}
-KARAT_INLINE f32x16 look_up(Lut lut, i32x16 word, int half, int at) {
-    const __m512i shifted = (word >> at).v;
-    return {half ? _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kHighHalves, shifted, lut.high))
-                 : _mm512_permutex2var_ps(lut.low[0], shifted, lut.low[1])};
-}
-KARAT_INLINE f32x16 look_up(WideLut lut, i32x16 word, int half,
-                            int at) {  // looked up at once, by the compiler if both are wanted
-    const __m512i both = _mm512_permutex2var_epi16(lut.v[0], (word >> at).v, lut.v[1]);
-    return {
-        _mm512_castsi512_ps(half ? _mm512_and_si512(both, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(both, 16))};
-}
-#endif
-
-// Compiler barrier: everything that computes `a` is scheduled before it.
-KARAT_INLINE void compute_now(f32x16 a) { __asm__ volatile("" : : "v"(a.v)); }
-
-// `a`, held in a register: without this a compiler loads it from memory again.
-KARAT_INLINE i32x16 in_register(i32x16 a) {
-    __asm__("" : "+v"(a.v));
-    return a;
-}
-
-// Each lane: the lane of `table` with the number in the lowest four bits of `index`.
-KARAT_INLINE f32x16 pick(f32x16 table, i32x16 index) { return {_mm512_permutexvar_ps(index.v, table.v)}; }
-
 // Lane i of to[k] = rows[i][k].
 KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLanes]) {
     __m512 by_two[kLanes], by_four[kLanes];  // [4 g + j]: column 4 l + j of rows 4 g … 4 g + 3 is quarter l
@@ -156,24 +81,6 @@ KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLa
         to[8 + j] = {_mm512_shuffle_f32x4(even_a, even_b, 0xdd)};
         to[12 + j] = {_mm512_shuffle_f32x4(odd_a, odd_b, 0xdd)};
     }
-}
-
-KARAT_INLINE i32x16 rotate_right(i32x16 a, int n) { return {_mm512_rorv_epi32(a.v, _mm512_set1_epi32(n))}; }
-
-// Bits of a where mask has ones, of b elsewhere.
-KARAT_INLINE i32x16 bits_of_two(i32x16 a, i32x16 b, std::int32_t mask) {
-    return {_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), a.v, b.v, 0xca)};
-}
-
-// Whether each lane is zero, or at least `low` and less than `high`, of numbers that are not negative.
-KARAT_INLINE bool zero_or_between(i32x16 a, std::int32_t low, std::int32_t high) {
-    const __m512i above = _mm512_sub_epi32(a.v, _mm512_set1_epi32(low));
-    return !_mm512_mask_cmpge_epu32_mask(_mm512_test_epi32_mask(a.v, a.v), above, _mm512_set1_epi32(high - low));
-}
-
-// (a & mask) ^ bits
-KARAT_INLINE i32x16 masked_xor(i32x16 a, std::int32_t mask, std::int32_t bits) {
-    return {_mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(mask), _mm512_set1_epi32(bits), 0x6a)};
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -59,16 +59,6 @@ KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { KARAT_EACH(mask16, a.v[i] < 
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     KARAT_EACH(f32x16, float_of((bits_of(yes.v[i]) & m.v[i]) | (bits_of(no.v[i]) & ~m.v[i])));
 }
-
-struct NibbleLut { const float* values; };
-template <class L>
-KARAT_INLINE L make_lut(const float* values) {
-    return {values};
-}
-KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half, int at) {
-    const i32x16 index = word >> (16 * half + at);
-    KARAT_EACH(f32x16, lut.values[index.v[i] & 15]);
-}
 #undef KARAT_EACH
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

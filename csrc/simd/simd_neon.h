@@ -58,20 +58,6 @@ KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { KARAT_EACH(mask16, vcltq_f32
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
     KARAT_EACH(f32x16, vbslq_f32(m.v[i], yes.v[i], no.v[i]));
 }
-
-struct NibbleLut { uint8x16x4_t v; };
-template <class L>
-KARAT_INLINE L make_lut(const float* values) {
-    return {{{bytes_at(values), bytes_at(values + 4), bytes_at(values + 8), bytes_at(values + 12)}}};
-}
-KARAT_INLINE f32x16 look_up(NibbleLut lut, i32x16 word, int half,
-                            int at) {  // bytes: those of value n are 4 n … 4 n + 3
-    const i32x16 first = ((word >> (16 * half + at)) & iset1(15)) << 2;
-    KARAT_EACH(
-        f32x16,
-        vreinterpretq_f32_u8(vqtbl4q_u8(
-            lut.v, vreinterpretq_u8_s32(vaddq_s32(vmulq_n_s32(first.v[i], 0x01010101), vdupq_n_s32(0x03020100))))));
-}
 #undef KARAT_EACH
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

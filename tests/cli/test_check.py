@@ -6,7 +6,6 @@ karat.check.stages.layers, karat.check.stages.llamacpp, karat.check.stages.logit
 karat.check.stages.trace, karat.cli.check_facts, karat.cli.check_ranks, karat.cli.perplexity.
 """
 
-import io
 import json
 import math
 from pathlib import Path
@@ -180,8 +179,7 @@ def test_perplexity_of_stdin_and_of_what_is_no_text(
     path = tmp_path / "text.txt"
     path.write_bytes(text)
     expected = karat_here("perplexity", str(path)).stdout
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert karat_here("perplexity", "-").stdout == expected != ""
+    assert karat_here("perplexity", "-", stdin=text).stdout == expected != ""
     path.write_bytes(b"caf\xe9")
     monkeypatch.setattr("karat.cli.perplexity.MAX_PIPE_BYTES", 1000)
     for name, words in [

@@ -45,7 +45,7 @@ def test_a_model_without_blocks_says_that_widths_change_nothing(text: str, karat
     ("words", "message"),
     [
         (["--against", "float32"], "--against float32: expected float64"),
-        (["--against", "float64", "--activations", "int4"], "--activations int4: expected float32, int24, int16, int8"),
+        (["--against", "float64", "--activations", "int4"], "--activations int4: expected int24, int16, int8"),
         (["--activations", "int8", "--activations", "int16"], "--activations int8 and int16: expected one"),
         (["--against", "float64", "--stride", "4"], "--stride has no meaning with --against"),
         (["--against", "float64", "--executor", "native"], "--executor has no meaning with --against"),

@@ -31,7 +31,7 @@ PROMPT = "Once upon a time"
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[dict[str, LLM]]:
     """A model for each width, each loaded with it."""
-    made = {name: LLM(activations=name, **MODEL) for name in ("float32", "int16", "int8")}
+    made = {name: LLM(activations=name, **MODEL) for name in ("int24", "int16", "int8")}
     yield made
     for llm in made.values():
         llm.close()
@@ -51,7 +51,7 @@ def rows(llm: LLM, receipt: Receipt, index: int) -> NDArray[np.floating]:
     return row
 
 
-@pytest.mark.parametrize("own", ["int16", "int8", "float32"])
+@pytest.mark.parametrize("own", ["int16", "int8", "int24"])
 def test_it_says_what_a_model_loaded_with_the_other_activations_does(loaded: dict[str, LLM], own: str) -> None:
     llm, draw = loaded[own], random.Random(f"{SEED} {own}")
     num_parted = 0
@@ -87,19 +87,19 @@ def _params(receipt: Receipt) -> SamplingParams:
 
 def test_any_receipt_of_the_weights_is_compared_and_nothing_is_left_behind(loaded: dict[str, LLM]) -> None:
     receipt = receipt_of(loaded["int8"], seed=5, temperature=1.2)
-    here = loaded["int16"].compare(receipt, "float32")  # its own activations are loaded by neither
-    there = loaded["int8"].compare(receipt, "float32")
+    here = loaded["int16"].compare(receipt, "int24")  # its own activations are loaded by neither
+    there = loaded["int8"].compare(receipt, "int24")
     assert here.parting == there.parting and here.activations == "int8"
     engine = loaded["int16"].engine
     assert engine.stats().num_blocks_used == 0 and not engine.has_work
-    assert loaded["int16"].comparable == ("float32", "int24", "int16", "int8")
+    assert loaded["int16"].comparable == ("int24", "int16", "int8")
 
 
 def test_what_cannot_be_compared_is_said(loaded: dict[str, LLM]) -> None:
     llm = loaded["int16"]
     receipt = receipt_of(llm, seed=5, temperature=1.2)
     for activations in ("int16", "float64", "bits"):
-        with pytest.raises(RequestError, match="expected one of float32, int24, int8; the receipt has int16"):
+        with pytest.raises(RequestError, match="expected one of int24, int8; the receipt has int16"):
             llm.compare(receipt, activations)  # type: ignore[arg-type]
     (output,) = llm.generate(PROMPT, SamplingParams(max_tokens=4), receipt="digests")
     digests = output.outputs[0].receipt
@@ -133,10 +133,10 @@ def test_an_event_loop_compares_beside_streams(loaded: dict[str, LLM]) -> None:
         try:
             assert llm.comparable == loaded["int16"].comparable
             stream = asyncio.ensure_future(llm.generate(PROMPT, SamplingParams(max_tokens=100, seed=1)))
-            found = await asyncio.gather(*(llm.compare(receipt, name) for name in ("int8", "float32", "int8")))
+            found = await asyncio.gather(*(llm.compare(receipt, name) for name in ("int8", "int24", "int8")))
             assert [one.parting for one in found] == [
                 expected.parting,
-                loaded["int16"].compare(receipt, "float32").parting,
+                loaded["int16"].compare(receipt, "int24").parting,
                 expected.parting,
             ]
             left = asyncio.ensure_future(llm.compare(receipt, "int8"))

@@ -138,7 +138,6 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
                               .residual = nullptr,
                               .leaf_ends = leaf_ends.data(),
                               .num_leaves = leaf_ends.size(),
-                              .x_sums = nullptr,
                               .activations = width,
                               .digits = digits[0].bytes,
                               .digits_stride = row_bytes};

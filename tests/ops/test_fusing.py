@@ -47,7 +47,7 @@ def residual(plan: Any, x: int, y: int) -> int:
     return int(plan.add(y, *linear(plan, x, 1)))
 
 
-def residual_of_minima(plan: Any, x: int, y: int) -> int:
+def residual_of_blocks(plan: Any, x: int, y: int) -> int:
     return int(plan.add(y, *linear(plan, x, 1, stored="Q4_K")))
 
 
@@ -58,7 +58,7 @@ def residual_over_ranks(plan: Any, x: int, y: int) -> int:
 FUSED: dict[Recording, tuple[str, list[str]]] = {
     swiglu: ("swiglu_into_gate_and_up", ["linear"]),
     residual: ("residual_into_linear", ["linear"]),
-    residual_of_minima: ("residual_into_linear", ["sums", "linear"]),
+    residual_of_blocks: ("residual_into_linear", ["quantise", "linear"]),
     residual_over_ranks: ("residual_into_all_reduce", ["linear", "all_reduce"]),
 }
 
@@ -142,7 +142,7 @@ def test_what_is_read_after_the_run_is_not_fused_away() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 @pytest.mark.parametrize(
-    "recording", [swiglu, residual, residual_of_minima, second_sum, *NOT_FUSED], ids=lambda call: call.__name__
+    "recording", [swiglu, residual, residual_of_blocks, second_sum, *NOT_FUSED], ids=lambda call: call.__name__
 )
 def test_fusing_changes_no_bit(recording: Recording, tokens: int) -> None:
     rng = np.random.default_rng(tokens)

@@ -54,7 +54,7 @@ def run_plan(plan: Any, outs: list[int], inputs: dict[int, F32]) -> list[F32]:
     kept=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(other="Q3_K", alike=False, rows=200, tokens=40, kept=False, seed=1)  # Q2_K beside it shares no table with it
+@example(other="F16", alike=False, rows=200, tokens=40, kept=False, seed=1)  # blocks beside floats
 def test_gate_and_up_together_have_the_bits_of_each(
     stored: str, other: str, alike: bool, rows: int, tokens: int, kept: bool, seed: int
 ) -> None:
@@ -91,11 +91,11 @@ def test_gate_and_up_together_have_the_bits_of_each(
     blocks=st.sampled_from([1, 2, 9]),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(rows=4700, tokens=48, blocks=2, seed=2)  # one thread takes more rows at a time than a table serves
+@example(rows=4700, tokens=48, blocks=2, seed=2)
 def test_many_rows_and_tokens_have_the_bits_of_each_token(
     stored: str, rows: int, tokens: int, blocks: int, seed: int
 ) -> None:
-    """Rows and tokens are taken in blocks, by nibbles in such that share a table, of one matrix and of two."""
+    """Rows and tokens are taken in blocks, of one matrix and of two."""
     rng = np.random.default_rng(seed)
     columns = 256 * blocks
     leaves = leaf_ends(columns, 256 if seed % 3 else None)

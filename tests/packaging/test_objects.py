@@ -42,7 +42,7 @@ SOURCES = (
     "kernels/embedding.cpp",
     "kernels/integer_many.cpp",
     "kernels/integer_rows.cpp",
-    "kernels/linear_nibbles.cpp",
+    "kernels/linear_few.cpp",
     "kernels/linear_one.cpp",
     "search/k_fit.cpp",
 )

@@ -46,7 +46,7 @@ def plain(tmp_path: Path) -> Fingerprint:
         ({"tokenizer"}, {}, {"eos_token": "<|im_end|>"}),
         ({"chat_template"}, {}, {"chat_template": CHATML + " "}),
         ({"chat_template"}, {}, {"chat_template": None}),
-        ({"weights"}, {"quantize": "q8_0"}, {}),
+        ({"weights", "activations", "numeric_contract"}, {"quantize": "q8_0"}, {}),
         ({"executor", "kv_dtype"}, {"executor": "reference"}, {}),
         ({"kv_dtype"}, {"kv_dtype": "float32"}, {}),
     ],

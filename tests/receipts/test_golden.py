@@ -1,7 +1,6 @@
 """Receipts of tests/data that other builds and machines made are confirmed by this one, and made again."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,7 @@ AGAIN = "if a numeric contract changed that: python -m tools.golden_receipts"
 def test_golden_receipts_hold(name: str, tmp_path: Path) -> None:
     receipts = read_receipts(FOLDER / f"{name}.jsonl")
     assert len(receipts) == 8
-    activations: Any = receipts[0].fingerprint.activations
-    with opened(name, tmp_path, activations) as llm:
+    with opened(name, tmp_path) as llm:
         assert {receipt.fingerprint.numeric_contract for receipt in receipts} == {llm.numeric_contract}, AGAIN
         assert [llm.verify(receipt).kind for receipt in receipts] == ["identical"] * 8
         again = list(made(llm))

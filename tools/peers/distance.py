@@ -62,7 +62,7 @@ class Distance:
 def distance_of(path: Path, ids: Sequence[int]) -> Distance:
     """On one file."""
     exact = LLM(path, executor="reference", dtype="float64").logits(ids)
-    karat = LLM(path, executor="native", kv_dtype="float32").logits(ids)
+    karat = LLM(path, executor="native", kv_dtype="float32", activations="int24").logits(ids)
     with LlamaCpp(path) as peer:
         theirs = peer.logits(ids)
     return Distance(relative(karat, exact), relative(theirs, exact))

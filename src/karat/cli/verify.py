@@ -101,6 +101,8 @@ def _by_reference(path: Path, receipts: "list[Receipt]", model: str | None, give
 
 def _settings(receipts: "list[Receipt]", given: LoadOptions) -> LoadOptions:
     """Types and executor of the receipts, where no option says otherwise and they can be believed."""
+    from karat.ops.integers import WIDTHS
+
     if any(each.altered() for each in receipts):
         return given
     stated = receipts[0].fingerprint
@@ -109,5 +111,5 @@ def _settings(receipts: "list[Receipt]", given: LoadOptions) -> LoadOptions:
         executor=given.executor or stated.executor,
         dtype=given.dtype or stated.dtype,
         kv_dtype=given.kv_dtype or stated.kv_dtype,
-        activations=given.activations or [stated.activations],
+        activations=given.activations or ([stated.activations] if stated.activations in WIDTHS else None),
     )

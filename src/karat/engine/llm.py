@@ -76,8 +76,8 @@ class LLM:
     - max_step_ms: while streams are open, a step with decoding takes at most about this time, by computing less of
       other prompts. 0 is no bound. None is 200 with the native executor, whose bits do not depend on it, and no bound
       with others.
-    - activations: what linear layers on weights in blocks read: "float32", or integers of one, two or three bytes,
-      "int8", "int16", "int24" (docs/determinism.md), with dtype float32. None is the executor's default.
+    - activations: what linear layers on weights in blocks read, with dtype float32: integers of one, two or three
+      bytes, "int8", "int16", "int24" (docs/determinism.md). None is "int16"; the reference executor's is dtype.
 
     Arguments of vLLM that cannot change an answer of Karat, such as gpu_memory_utilization, are logged and ignored. Any
     other name is a UsageError that says what replaces it.

@@ -19,7 +19,7 @@ from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import Model, build, find_weights
 from karat.ops import registry
 from karat.ops.api import Ops, Runner
-from karat.ops.contract import activations_read, contract_of
+from karat.ops.contract import activations_read, contract_of, integers_read
 from karat.ops.rope_table import table_bytes
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class LoadPlan:
 
         The native executor packs weights in blocks alike for all of them. A rank has no plan beside its own.
         """
-        read = [name for name in get_args(Activations) if activations_read(self.types, name) == name != "float64"]
-        if len(read) < 2 or self.ops.executor != "native" or self.options.tensor_parallel_size > 1:
+        read = [name for name in get_args(Activations) if integers_read(self.types, name)]
+        if not read or self.ops.executor != "native" or self.options.tensor_parallel_size > 1:
             return {}
         return {name: contract_of(self.types, name) for name in read}
 

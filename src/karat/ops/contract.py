@@ -3,9 +3,9 @@
 from collections.abc import Collection
 
 from karat.config import Activations
-from karat.quant import FORMATS
 from karat.quant.codes import CODINGS
 
+_LEAVES = 2  # the version since which leaves of row-parallel layers end where they do
 _INTEGERS = 5  # the version that defines activations as integers
 
 
@@ -26,14 +26,4 @@ def contract_of(types: Collection[str], activations: Activations) -> int:
 
     It is at most karat.NUMERIC_CONTRACT: a later version that leaves a model's bits as they are keeps its digests.
     """
-    if integers_read(types, activations) is not None:
-        return _INTEGERS
-    return max(map(_last_change, types), default=1)
-
-
-def _last_change(stored_type: str) -> int:
-    if stored_type in ("Q2_K", "Q3_K"):
-        return {"Q2_K": 3, "Q3_K": 4}[stored_type]
-    format_ = FORMATS.get(stored_type)
-    is_wide = format_ is not None and format_.block_size == 256
-    return 1 if is_wide else 2  # leaves of row-parallel layers end elsewhere since version 2
+    return _LEAVES if integers_read(types, activations) is None else _INTEGERS

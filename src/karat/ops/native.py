@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, num_stored_bytes
-from karat.config import FLOAT_BYTES, Activations, FloatName, RopeConfig
+from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
+from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
 from karat.ranks.group import Group, Share, tree_sum
@@ -73,10 +74,12 @@ class NativeOps:
         *,
         isa: str | None = None,
         threads: int | None = None,
-        activations: Activations = "float32",
+        activations: Activations = DEFAULT_ACTIVATIONS,
     ) -> None:
         if dtype != "float32":
             raise ExecutorError(f"dtype={dtype!r}: the native executor computes in float32")
+        if activations not in WIDTHS:
+            raise ExecutorError(f"activations={activations!r}: the native executor reads {', '.join(WIDTHS)}")
         if reason := unavailable_reason():
             raise ExecutorError(f"the native executor is not available: {reason}; or use the reference executor")
         runnable = supported_isas()

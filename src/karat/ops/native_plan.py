@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
+from karat.config import DEFAULT_ACTIVATIONS
 from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops.api import HeadGroups, Loaded, Observer, StepLimits
 from karat.ranks.group import Group, Share
@@ -68,7 +69,7 @@ class Handle:
 class PlanRecorder:
     """The arithmetic of Ops (karat.ops.api); each call records one op. Then `finish` once, and `run` once a step."""
 
-    def __init__(self, isa: str, threads: int, activations: str = "float32") -> None:
+    def __init__(self, isa: str, threads: int, activations: str = DEFAULT_ACTIVATIONS) -> None:
         try:
             self._plan = _native.Plan(isa, threads, activations)
         except RuntimeError as refusal:  # the system refuses threads

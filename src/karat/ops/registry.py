@@ -15,11 +15,12 @@ from karat.ops.reference import ReferenceOps
 @dataclass(frozen=True, slots=True)
 class Executor:
     """`create` makes the executor from dtype, activations (None: its own choice), threads and kernel build; `dtypes`
-    are those it computes in.
+    are those it computes in. `rounds_nothing`: weights in blocks may also read activations of the dtype.
     """
 
     create: Callable[[FloatName, Activations | None, int | None, str | None], Ops]
     dtypes: tuple[FloatName, ...]
+    rounds_nothing: bool
 
 
 def _reference(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Ops:
@@ -32,8 +33,8 @@ def _native(dtype: FloatName, activations: Activations | None, threads: int | No
 
 
 EXECUTORS: Mapping[str, Executor] = {
-    "reference": Executor(_reference, ("float32", "float64")),
-    "native": Executor(_native, ("float32",)),
+    "reference": Executor(_reference, ("float32", "float64"), rounds_nothing=True),
+    "native": Executor(_native, ("float32",), rounds_nothing=False),
 }
 
 
@@ -51,9 +52,9 @@ def create(
     the fastest), apply to the native executor only. "auto" is native where the extension is installed and has the
     dtype, else the reference; `ops.executor` is the name of the one chosen.
 
-    `activations` is what linear layers on weights in blocks read: `dtype`, or with float32 a width of integers
-    (karat.ops.integers), which the reference executor computes as they are defined. None is DEFAULT_ACTIVATIONS with
-    the native executor, and `dtype`, which rounds nothing, with the reference.
+    `activations` is what linear layers on weights in blocks read: with float32 a width of integers
+    (karat.ops.integers), which the reference executor computes as they are defined; it may also read `dtype`, which
+    rounds nothing. None is DEFAULT_ACTIVATIONS with the native executor, and `dtype` with the reference.
     """
     if executor == "auto":
         native = dtype in EXECUTORS["native"].dtypes and unavailable_reason() is None
@@ -63,10 +64,11 @@ def create(
     if dtype not in EXECUTORS[executor].dtypes:
         able = " and ".join(EXECUTORS[executor].dtypes)
         raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
-    able_to_read = (dtype, *(WIDTHS if dtype == "float32" else ()))
+    widths = tuple(WIDTHS) if dtype == "float32" else ()
+    able_to_read = (dtype, *widths) if EXECUTORS[executor].rounds_nothing else widths
     if activations is not None and activations not in able_to_read:
         raise ExecutorError(
-            f"activations={activations!r}: with dtype={dtype!r} expected {', '.join(able_to_read)}; integers are "
-            "defined in float32"
+            f"activations={activations!r}: the {executor} executor with dtype={dtype!r} reads {', '.join(able_to_read)}"
+            " where weights are in blocks; int24 has float32's accuracy"
         )
     return EXECUTORS[executor].create(dtype, activations, threads, isa)

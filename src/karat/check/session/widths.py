@@ -23,7 +23,7 @@ from karat.quant.codes import CODINGS
 
 Array = NDArray[np.floating]
 
-CHOICES: tuple[Activations, ...] = ("float32", "int24", "int16", "int8")
+CHOICES: tuple[Activations, ...] = ("int24", "int16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
