@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 _WORDS = frozenset(
-    "adaptive all assistant auto clear_thinking_20251015 default developer ephemeral high none "
+    "24h adaptive all assistant auto clear_thinking_20251015 default developer ephemeral high none "
     "reasoning.encrypted_content system text user".split()
 )  # of the protocols
 _SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")

@@ -47,6 +47,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
         self.send_error(400)
 
+    def do_GET(self) -> None:
+        """A list of models, without one: what some clients ask for before they send anything."""
+        answer = b'{"object": "list", "data": []}'
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
     def log_message(self, *_: object) -> None:
         pass
 

@@ -1,7 +1,7 @@
-"""What clients send with every request is taken: recorded ones, and the shapes of some that could not be recorded.
+"""What clients send with every request is taken: recorded requests of them.
 
 In the files are names of fields, types and structure; every text is a placeholder (tools/record_requests.py,
-tools/record_programs.py). A file without a route is of /v1/chat/completions.
+tools/record_programs.py, tools/record_home_assistant.py). A file without a route is of /v1/chat/completions.
 """
 
 import json
@@ -17,6 +17,7 @@ from tests.server.conftest import Running
 FILES = sorted((Path(__file__).parent / "requests").glob("*.json"))
 LENGTHS = {CHAT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
 WORDS = {
+    "24h",
     "auto",
     "none",
     "default",
@@ -33,7 +34,7 @@ WORDS = {
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_request_is_taken_and_what_has_no_effect_is_named(server: Running, scripted: Running, file: Path) -> None:
     recorded = json.loads(file.read_text(encoding="utf-8"))
-    assert recorded["from"].startswith("shape of, not recorded: " if "shape" in file.stem else "recorded: ")
+    assert recorded["from"].startswith("recorded: ")
     route = recorded.get("route", CHAT)
     # The models have small contexts, and programs ask for long answers.
     body = {name: value for name, value in recorded["body"].items() if name != "max_completion_tokens"}
@@ -62,7 +63,7 @@ def test_texts_are_placeholders() -> None:
         is_word = name in ("role", "type", "$schema") or value in WORDS or name == "from"
         return [value] if isinstance(value, str) and not is_word else []
 
-    assert len(FILES) >= 9
+    assert len(FILES) >= 11
     for file in FILES:
         for text in texts(json.loads(file.read_text(encoding="utf-8"))["body"]):
             assert re.fullmatch(r"PLACEHOLDER|p[0-9]+", text), (file.name, text)

@@ -82,6 +82,7 @@ def check(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words and ids again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as a page.")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Prove that a model runs right: tokens, weights, every op, logits, generation, health, same bits.
 
@@ -172,7 +173,7 @@ def check(
         seed=drawn,
         **options,
     )
-    progress = Progress(quiet=False)
+    progress = Progress(quiet=quiet)
     session = Session(plan, progress)
     if session.drawn:
         note(f"{session.no_tokenizer}; so {len(session.ids)} token ids were drawn with --seed {drawn}")

@@ -51,6 +51,7 @@ def diagnose(
         float, typer.Option(metavar="S", min=0, help="Time limit of all searches for mistakes together.")
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Find the op of a traced run that departs from the right computation of its own inputs, and name the bug.
 
@@ -74,7 +75,7 @@ def diagnose(
         assert right is not None
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
     trace, differing = gathered(opened.graph, trace)
-    progress = Progress(quiet=False)
+    progress = Progress(quiet=quiet)
 
     def say(text: str) -> None:
         progress.clear()

@@ -48,6 +48,7 @@ def perplexity(
         typer.Option(metavar="float64", help="Compare logits of the first tokens (64, or --window) with float64's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Show the perplexity of a text, in windows that slide over it: every token but the first is scored once.
 
@@ -65,7 +66,7 @@ def perplexity(
     if against is not None:
         if stride is not None:
             raise UsageError("--stride has no meaning with --against, which computes one window; leave it out")
-        table(load, model, file, _read(file), against=against, window=window, as_json=as_json)
+        table(load, model, file, _read(file), against=against, window=window, as_json=as_json, quiet=quiet)
         return
     text = _read(file)
     given = load.given()
@@ -74,7 +75,7 @@ def perplexity(
     size = window or min(2048, llm.max_model_len)
     if not 2 <= size <= llm.max_model_len:
         raise UsageError(f"--window {size}: expected 2 to {llm.max_model_len}, what the model allows")
-    score, progress = None, Progress(quiet=False)
+    score, progress = None, Progress(quiet=quiet)
     for score in scoring.perplexity(llm.write_logits, ids, window=size, stride=stride or size // 2):
         progress(f"{score.num_scored} of {score.num_total} tokens, {score.perplexity:.4f}")
     assert score is not None

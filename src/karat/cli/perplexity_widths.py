@@ -24,6 +24,7 @@ def table(
     against: str,
     window: int | None,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Print the table for the first `window` tokens of a text. Raises UsageError for options that it has no use for."""
     from karat.check.model.checked import open_model
@@ -52,7 +53,7 @@ def table(
     if len(ids) < 2:
         raise UsageError(f"{len(ids)} tokens: perplexity needs at least two; give a longer text")
     taken = ids[:size]
-    progress = Progress(quiet=False)
+    progress = Progress(quiet=quiet)
     rows = []
     for row in widths.measure(
         checked,
