@@ -85,14 +85,18 @@ def why(scene: Scene) -> None:
 
 
 def proof(scene: Scene) -> None:
-    """A receipt that was replayed, and the comparison with another seed."""
+    """A receipt that was replayed, and the comparisons with another seed and, where there are, other activations."""
     scene.settings(temperature="0.8", top_p="0.95", seed="3", max_completion_tokens="70")
     scene.ask("Why is the sky blue?")
     scene.key("p")
     scene.tab.get_by_role("button", name="Replay", exact=True).click()
     scene.tab.wait_for_selector(".verdict .good")
-    scene.tab.get_by_role("button", name="Compare").click()
+    scene.tab.get_by_role("button", name="Compare", exact=True).click()
     scene.tab.wait_for_selector(".verdict .two, .verdict .good >> nth=1")
+    if scene.tab.locator("#compare-activations").count():
+        scene.tab.locator("#compare-activations").select_option("int8")
+        scene.tab.get_by_role("button", name="Compare activations").click()
+        scene.tab.wait_for_selector(".verdict .two >> nth=1, .verdict .good >> nth=1")
     scene.tab.locator(".verdict").last.scroll_into_view_if_needed()
     scene.tab.locator(".proof.body").evaluate("panel => panel.scrollTo(0, panel.scrollHeight)")
 

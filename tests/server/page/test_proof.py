@@ -111,7 +111,7 @@ def test_other_activations_are_compared_to_the_first_different_token(opened: Cal
         page.ask("Tell me a story.")
         page.key("p")
         choice = page.tab.get_by_role("combobox", name="Activations")
-        assert choice.locator("option").all_text_contents() == ["float32", "int24", "int8"]
+        assert choice.locator("option").all_text_contents() == ["int24", "int8"]
         panel = page.tab.get_by_role("tabpanel", name="Proof")
         for activations in ("int24", "int8"):
             choice.select_option(activations)

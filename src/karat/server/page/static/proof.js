@@ -57,7 +57,7 @@ export function makeProof(app) {
     const compare = () => run(said, `Choosing its tokens again with ${choice.value}…`, async () => parted(await app.api.json("/v1/receipts/compare", { receipt, activations: choice.value })));
     return [
       h("h2", {}, "Compare activations"),
-      h("p", {}, `The server computes with ${receipt.fingerprint.activations}. Other numbers, with the same seed and the same weights, and the first token that they choose otherwise.`),
+      h("p", {}, `This answer was computed with ${receipt.fingerprint.activations}. The same weights and seed with other numbers, and the first token that they choose otherwise.`),
       h("div", { class: "row" }, h("label", { for: choice.id }, "Activations"), choice, button("Compare activations", compare, { class: "primary" })),
       said,
     ];
