@@ -4,6 +4,7 @@ Covers: karat.engine.async_engine, karat.engine.async_messages, karat.engine.asy
 """
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 import karat
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
+from karat.checkpoint import Weight
 from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import CapacityError, CheckpointError, KaratError, RequestError, UsageError
+from karat.receipts import fingerprint as fingerprint_module
 from tests.engine.tiny import write_model
 
 Result = TypeVar("Result")
@@ -272,3 +275,44 @@ def test_progress_of_loading() -> None:
 
 def test_it_is_imported_when_it_is_asked_for() -> None:
     assert karat.AsyncLLM is AsyncLLM and "AsyncLLM" in dir(karat)
+
+
+def test_weights_are_hashed_beside_loading_and_no_token_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashing, may_go_on = threading.Event(), threading.Event()
+    leaf = fingerprint_module._leaf
+
+    def held(name: str, weight: Weight, do: Any) -> bytes:
+        hashing.set()
+        assert may_go_on.wait(120)
+        return leaf(name, weight, do)
+
+    began: list[bool] = []  # before all is loaded
+    monkeypatch.setattr(fingerprint_module, "_leaf", held)
+    engine = AsyncLLM(threads=1, progress=lambda done, total: began.append(hashing.wait(60)))
+    try:
+        assert began and all(began)
+        output = run(engine.generate("Once", GREEDY))
+        assert isinstance(output, RequestOutput) and len(output.outputs[0].token_ids) == 12
+        assert engine.system_fingerprint is None
+        may_go_on.set()
+        assert run(engine.fingerprint()).short == engine.system_fingerprint
+    finally:
+        may_go_on.set()
+        engine.shutdown()
+
+
+def test_a_closed_model_is_hashed_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on, hashed = threading.Event(), list[str]()
+
+    def held(name: str, weight: Weight, do: Any) -> bytes:
+        hashed.append(name)
+        assert may_go_on.wait(120)
+        return b""
+
+    monkeypatch.setattr(fingerprint_module, "_leaf", held)
+    engine = AsyncLLM(threads=1)
+    engine.shutdown()
+    may_go_on.set()
+    with pytest.raises(UsageError, match="closed before its weights were hashed"):
+        run(engine.fingerprint())
+    assert len(hashed) <= 1

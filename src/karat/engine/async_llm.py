@@ -85,15 +85,20 @@ class AsyncLLM:
         opening = _opening(model, options)
         self.path = Path(opening.path)
         self.model_name = _name_of(model, self.path)
-        process = EngineProcess(opening)
+        process, hashing = EngineProcess(opening), None
         try:
             checkpoint = open_model(self.path)
             self.config = read_config(checkpoint.config)
+            prepare = Preparation(opening.options.quantize, quiet=True)
+            hashing = self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare, patient=True)
+            hashing.begin()  # beside the engine's process, which loads
             text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
             text_side.start()
             ready = process.ready(progress)
             self.tokenizer, defaults = text_side.result()
         except BaseException:
+            if hashing is not None:
+                hashing.end()
             process.close()
             raise
         write_logs(ready.logs)
@@ -116,21 +121,19 @@ class AsyncLLM:
             opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
-        self._fingerprinting = Fingerprinting(
+        self._fingerprinting.identify(
             Identity(
                 config=self.config,
                 checkpoint=checkpoint,
-                prepare=Preparation(opening.options.quantize, quiet=True),
+                prepare=prepare,
                 tokenizer=self.tokenizer,
                 sampler=SAMPLER_VERSION,
                 executor=self.executor,
                 dtype=self.dtype,
                 activations=self.activations,
                 kv_dtype=self.kv_dtype,
-            ),
-            patient=True,
+            )
         )
-        self._fingerprinting.begin()
 
     @classmethod
     async def open(
@@ -425,6 +428,7 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """`close` without an event loop. It must not be called from another thread while an event loop runs."""
         self._engine.end_requests()
+        self._fingerprinting.end()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._engine.process.close()
 

@@ -165,11 +165,13 @@ class LLM:
         self.engine = Engine(run, self.tokenizer, plan.sizes)
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
-        self._fingerprinting = Fingerprinting(
+        prepare = Preparation(quantize, quiet=True)
+        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
+        self._fingerprinting.identify(
             Identity(
                 config=self.config,
                 checkpoint=checkpoint,
-                prepare=Preparation(quantize, quiet=True),
+                prepare=prepare,
                 tokenizer=self.tokenizer,
                 sampler=SAMPLER_VERSION,
                 executor=self.executor,

@@ -7,13 +7,17 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from concurrent.futures import Future
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from queue import SimpleQueue
 
 from karat.checkpoint import Checkpoint, Weight
 from karat.config import Activations, ModelConfig
+from karat.errors import UsageError
 from karat.layers.weights import Prepare
 from karat.models.registry import find_weights
 from karat.ops.contract import activations_read, contract_of
@@ -21,6 +25,7 @@ from karat.receipts.canonical import digest
 from karat.text import Tokenizer
 
 SHORT = 32  # hexadecimal digits of a digest in system_fingerprint
+_CLOSED = "the model was closed before its weights were hashed; open it again"
 _PIECE = 1 << 26  # bytes that are hashed at once
 
 
@@ -80,16 +85,19 @@ class Identity:
 
 
 class Fingerprinting:
-    """The fingerprint of a model, found by a thread of its own beside whatever the model does.
+    """The fingerprint of a model, found by a thread of its own beside whatever the model does, its loading included.
 
-    Weights are hashed without the interpreter's lock. A `patient` thread gets only processor time that nobody else
-    wants (on Linux), so that it delays no token.
+    Weights are hashed without the interpreter's lock. Where it is `patient`, they get only processor time that nobody
+    else wants (on Linux), so that no token is delayed. What is hashed is known before a model is loaded; `identify`
+    gives the rest of the identity, with the same config, checkpoint and prepare.
     """
 
-    def __init__(self, identity: Identity, *, patient: bool = False) -> None:
-        self._identity = identity
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prepare: Prepare, *, patient: bool = False) -> None:
+        self._weights = (config, checkpoint, prepare)
         self._patient = patient
         self._lock = threading.Lock()
+        self._identity: Future[Identity] = Future()
+        self._ended = threading.Event()
         self._found: Future[Fingerprint] | None = None
 
     def begin(self) -> "Future[Fingerprint]":
@@ -98,9 +106,18 @@ class Fingerprinting:
             if self._found is None:
                 self._found = Future()
                 self._found.set_running_or_notify_cancel()  # whoever waits may leave, and ends nothing
-                arguments = (self._identity, self._found, self._patient)
+                arguments = (self._weights, self._identity, self._ended, self._found, self._patient)
                 threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
             return self._found
+
+    def identify(self, identity: Identity) -> None:
+        """The rest of what the fingerprint is made of, once."""
+        self._identity.set_result(identity)
+
+    def end(self) -> None:
+        """End the thread after the tensor that it hashes: the model is not loaded, or no more. May be called again."""
+        self._ended.set()
+        self._identity.cancel()
 
     @property
     def known(self) -> Fingerprint | None:
@@ -109,23 +126,68 @@ class Fingerprinting:
         return found.result() if found is not None and found.done() and found.exception() is None else None
 
 
-def _find(identity: Identity, found: "Future[Fingerprint]", patient: bool) -> None:
-    if patient and sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # of this thread alone
+def _find(
+    hashed: tuple[ModelConfig, Checkpoint, Prepare],
+    identity: "Future[Identity]",
+    ended: threading.Event,
+    found: "Future[Fingerprint]",
+    patient: bool,
+) -> None:
+    config, checkpoint, prepare = hashed
     try:
-        found.set_result(fingerprint(identity))
+        weights = find_weights(config, checkpoint)
+        root = merkle_root(weights, prepare, ended, _Patient().do if patient else _at_once)
+        found.set_result(_fingerprint(identity.result(), root))
+    except CancelledError:
+        found.set_exception(UsageError(_CLOSED))
     except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
         found.set_exception(fault)
 
 
+class _Patient:
+    """A daemon thread that gets only processor time that nobody else wants (on Linux), while it computes something.
+
+    Only work without the interpreter's lock is for it: a thread that waits for a processor and holds the lock would
+    have all threads wait with it.
+    """
+
+    def __init__(self) -> None:
+        self._work = SimpleQueue[tuple[Callable[[], None], threading.Event] | None]()
+        weakref.finalize(self, self._work.put, None)
+        threading.Thread(target=_work_patiently, args=(self._work,), name="karat-hashing", daemon=True).start()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have the thread do it, and wait."""
+        done = threading.Event()
+        self._work.put((work, done))
+        done.wait()
+
+
+def _work_patiently(queue: "SimpleQueue[tuple[Callable[[], None], threading.Event] | None]") -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
+    while (given := queue.get()) is not None:
+        work, done = given
+        work()
+        done.set()
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 def fingerprint(identity: Identity) -> Fingerprint:
     """Reads all weights once."""
+    return _fingerprint(identity, merkle_root(find_weights(identity.config, identity.checkpoint), identity.prepare))
+
+
+def _fingerprint(identity: Identity, root: str) -> Fingerprint:
     weights = find_weights(identity.config, identity.checkpoint)
     types = {identity.prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
     return Fingerprint(
         configuration=digest(_configuration(identity.config)),
-        weights=merkle_root(weights, identity.prepare),
+        weights=root,
         tokenizer=digest(identity.tokenizer.definition),
         chat_template=digest(dict(identity.tokenizer.template_sources)),
         numeric_contract=contract_of(types, identity.activations),
@@ -143,26 +205,34 @@ def _configuration(config: ModelConfig) -> dict[str, object]:
     return values
 
 
-def merkle_root(weights: Mapping[str, Weight], prepare: Prepare) -> str:
+def merkle_root(
+    weights: Mapping[str, Weight],
+    prepare: Prepare,
+    ended: threading.Event | None = None,
+    do: "Callable[[Callable[[], None]], None]" = _at_once,
+) -> str:
     """The root of the tree of RFC 9162 (section 2.1.1) with SHA-256, over the tensors in order of names.
 
     A leaf is a tensor's name, stored type and shape as canonical JSON, as a digest, then its bytes in order of rows.
-    A tensor that two names share is read once for each. Pages of files are given back to the system.
+    A tensor that two names share is read once for each. Pages of files are given back to the system. UsageError once
+    it is `ended`. `do` runs what hashes a tensor's bytes.
     """
     leaves = []
     for name in sorted(weights):
-        leaves.append(_leaf(name, prepare(weights[name])))
+        if ended is not None and ended.is_set():
+            raise UsageError(_CLOSED)
+        leaves.append(_leaf(name, prepare(weights[name]), do))
         if weights[name].is_mapped:
             weights[name].release()
     return _root(leaves).hex()
 
 
-def _leaf(name: str, weight: Weight) -> bytes:
+def _leaf(name: str, weight: Weight, do: Callable[[Callable[[], None]], None]) -> bytes:
     header = digest({"name": name, "type": weight.dtype, "shape": list(weight.shape)})
     summed = hashlib.sha256(b"\0" + bytes.fromhex(header))
     data = weight.data.data
     for start in range(0, len(data), _PIECE):
-        summed.update(data[start : start + _PIECE])
+        do(partial(summed.update, data[start : start + _PIECE]))
     return summed.digest()
 
 
