@@ -141,7 +141,9 @@ class SamplingOptions:
         Path | None, _option("Sampling", "FILE", "The answer is JSON that keeps to the JSON Schema in FILE.")
     ] = None
     seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
-    max_tokens: Annotated[int | None, _option("Stopping", "N", "End after N tokens.")] = None
+    max_tokens: Annotated[
+        int | None, _option("Stopping", "N", "End after N tokens (default: the model's own, or the context).")
+    ] = None
     min_tokens: Annotated[int | None, _option("Stopping", "N", "Do not end before N tokens.")] = None
     stop: Annotated[list[str] | None, _option("Stopping", "TEXT", "End before TEXT; repeatable.")] = None
     stop_token_ids: Annotated[list[int] | None, _option("Stopping", "ID", "End at a token; repeatable.")] = None
