@@ -91,9 +91,8 @@ class AsyncLLM:
             self.config = read_config(checkpoint.config)
             prepare = Preparation(opening.options.quantize, quiet=True)
             hashing = self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare, patient=True)
-            hashing.begin()  # beside the engine's process, which loads
             text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
-            text_side.start()
+            text_side.then(hashing.begin)  # beside the engine's process, which loads; not beside the interpreter's lock
             ready = process.ready(progress)
             self.tokenizer, defaults = text_side.result()
         except BaseException:

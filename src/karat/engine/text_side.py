@@ -1,5 +1,6 @@
 """TextSide: the tokenizer and the defaults of an LLM, made while its weights are loading."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,12 @@ class TextSide:
             self._future = thread.submit(self._make)
             thread.shutdown(wait=False)
         return not self._future.done()
+
+    def then(self, work: Callable[[], object]) -> None:
+        """Have `work` done when the thread has ended, or now if it has. It is short, and raises nothing."""
+        self.start()
+        assert self._future is not None
+        self._future.add_done_callback(lambda _: work())
 
     def raise_fault(self) -> None:
         """Raise the error that `result` will raise, if it is known by now."""
