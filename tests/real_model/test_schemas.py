@@ -41,6 +41,7 @@ def test_fifty_schemas(llm: LLM) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)  # 21 minutes on two cores that other work kept busy
 def test_five_hundred_schemas(llm: LLM) -> None:
     rng = random.Random(int(SEED))
     schemas: list[Schema] = []
