@@ -86,12 +86,13 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
     values = weight.to_array(np.dtype(np.float64))
     leaves = leaf_ends(columns, None if seed % 3 else 256)
     results = {}
+    some = rng.permutation(tokens)[:16]
     for isa in supported_isas():
         ops = NativeOps(isa=isa, threads=1 + seed % 2, activations="int24")
         loaded = ops.load(weight)
         results[isa] = ops.linear(x, loaded, leaves=leaves, name="op")
-        alone = [ops.linear(row, loaded, leaves=leaves, name="op") for row in x[:, None]]
-        np.testing.assert_array_equal(results[isa], np.concatenate(alone))
+        alone = [ops.linear(row, loaded, leaves=leaves, name="op") for row in x[some, None]]
+        np.testing.assert_array_equal(results[isa][some], np.concatenate(alone))
         np.testing.assert_array_equal(results[isa], results["generic"])
     size = np.abs(values).reshape(rows, -1, 16).max(axis=2).repeat(16, axis=1) if stored in FORMATS else np.abs(values)
     if stored in FORMATS:

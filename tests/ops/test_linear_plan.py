@@ -101,11 +101,12 @@ def test_many_rows_and_tokens_have_the_bits_of_each_token(
     leaves = leaf_ends(columns, 256 if seed % 3 else None)
     gate, up = (random_blocks(stored, rows, columns, rng) for _ in range(2))
     x, residual = (rng.standard_normal((tokens, n)).astype(np.float32) for n in (columns, rows))
+    some = rng.permutation(tokens)[:16]
     for isa in supported_isas():
         threads = 1 + seed % 2
         ops = NativeOps(isa=isa, threads=threads)
         loaded = [ops.load(weight) for weight in (gate, up)]
-        alone = [[ops.linear(row, w, leaves=leaves, name="op") for w in loaded] for row in x[:, None]]
+        alone = [[ops.linear(row, w, leaves=leaves, name="op") for w in loaded] for row in x[some, None]]
         of_gate, of_up = (np.concatenate(results) for results in zip(*alone, strict=True))
         plan = native().Plan(isa, threads)
         register, other = plan.input(columns), plan.input(rows)
@@ -113,8 +114,8 @@ def test_many_rows_and_tokens_have_the_bits_of_each_token(
         together = plan.add(other, one)  # taken into the layer
         act = plan.silu_mul(*plan.linear(register, loaded, [None, None], list(leaves)))
         got_one, got_act = run_plan(plan, [together, act], {register: x, other: residual})
-        np.testing.assert_array_equal(got_one, of_gate + residual, err_msg=isa)
-        np.testing.assert_array_equal(got_act, ops.silu_mul(of_gate, of_up, name="op"), err_msg=isa)
+        np.testing.assert_array_equal(got_one[some], of_gate + residual[some], err_msg=isa)
+        np.testing.assert_array_equal(got_act[some], ops.silu_mul(of_gate, of_up, name="op"), err_msg=isa)
 
 
 @pytest.mark.parametrize("stored", ["F16", "Q4_1", "Q5_K"])

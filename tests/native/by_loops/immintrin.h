@@ -18,7 +18,6 @@ BY_LOOPS_VECTOR(__m128i, std::uint32_t, 16);
 BY_LOOPS_VECTOR(__m256i, std::uint32_t, 32);
 BY_LOOPS_VECTOR(__m512i, std::uint32_t, 64);
 using __mmask16 = std::uint16_t;
-using __mmask32 = std::uint32_t;
 
 namespace by_loops {
 
@@ -175,7 +174,6 @@ BY_LOOPS_BOTH(512, __m512, __m512i)
 
 // ---- 128 bits -------------------------------------------------------------------------------------------------------
 
-BY_LOOPS __m128i _mm_load_si128(const void* p) { return by_loops::load<__m128i>(p); }
 BY_LOOPS __m128i _mm_loadu_si128(const void* p) { return by_loops::load<__m128i>(p); }
 BY_LOOPS void _mm_storeu_si128(void* p, __m128i a) { by_loops::store(p, a); }
 BY_LOOPS __m128i _mm_add_epi32(__m128i a, __m128i b) { return a + b; }
@@ -208,10 +206,6 @@ BY_LOOPS __m256i _mm256_permute4x64_epi64(__m256i a, int n) {
     for (int i = 0; i < 4; ++i) r.at[i] = of.at[n >> (2 * i) & 3];
     return r;
 }
-BY_LOOPS __m256i _mm256_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h) {
-    const std::int32_t lanes[] = {a, b, c, d, e, f, g, h};
-    return by_loops::load<__m256i>(lanes);
-}
 BY_LOOPS __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpbusd(sum, a, b); }
 
 // ---- AVX-512 --------------------------------------------------------------------------------------------------------
@@ -228,13 +222,6 @@ BY_LOOPS __m128i _mm512_cvtepi32_epi8(__m512i a) {
 }
 BY_LOOPS __m512i _mm512_sllv_epi32(__m512i a, __m512i n) { return a << n; }
 BY_LOOPS __m512i _mm512_srlv_epi32(__m512i a, __m512i n) { return a >> n; }
-BY_LOOPS __m512i _mm512_rorv_epi32(__m512i a, __m512i n) { return a >> (n & 31) | a << (-n & 31); }
-BY_LOOPS __m512i _mm512_ternarylogic_epi32(__m512i a, __m512i b, __m512i c, int table) {
-    __m512i r = {};
-    for (int i = 0; i < 8; ++i)
-        if (table >> i & 1) r |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
-    return r;
-}
 BY_LOOPS __m512i _mm512_broadcast_i32x4(__m128i a) { return by_loops::all<__m512i>(a); }
 BY_LOOPS std::int32_t _mm512_reduce_max_epi32(__m512i a) {
     const by_loops::Lanes<std::int32_t, __m512i> of(a);
@@ -261,22 +248,13 @@ BY_LOOPS_UNUSED(void, _MM_TRANSPOSE4_PS);
 BY_LOOPS_UNUSED(__m256, _mm256_blendv_ps);
 BY_LOOPS_UNUSED(__m256, _mm256_cmp_ps);
 BY_LOOPS_UNUSED(__m256, _mm256_max_ps);
-BY_LOOPS_UNUSED(__m256, _mm256_permutevar8x32_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_castpd_ps);
 BY_LOOPS_UNUSED(__m512d, _mm512_castps_pd);
-BY_LOOPS_UNUSED(__m512i, _mm512_castsi256_si512);
 BY_LOOPS_UNUSED(__mmask16, _mm512_cmp_ps_mask);
-BY_LOOPS_UNUSED(__m512i, _mm512_inserti64x4);
 BY_LOOPS_UNUSED(__m512, _mm512_mask_blend_ps);
-BY_LOOPS_UNUSED(__mmask16, _mm512_mask_cmpge_epu32_mask);
-BY_LOOPS_UNUSED(__m512i, _mm512_maskz_permutexvar_epi16);
 BY_LOOPS_UNUSED(__m512, _mm512_max_ps);
-BY_LOOPS_UNUSED(__m512i, _mm512_permutex2var_epi16);
-BY_LOOPS_UNUSED(__m512, _mm512_permutex2var_ps);
-BY_LOOPS_UNUSED(__m512, _mm512_permutexvar_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_scalef_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_shuffle_f32x4);
-BY_LOOPS_UNUSED(__mmask16, _mm512_test_epi32_mask);
 BY_LOOPS_UNUSED(__m512d, _mm512_unpackhi_pd);
 BY_LOOPS_UNUSED(__m512, _mm512_unpackhi_ps);
 BY_LOOPS_UNUSED(__m512d, _mm512_unpacklo_pd);
