@@ -31,14 +31,13 @@ def figures(side: str, workload: str, seconds: float, **work: int | None) -> dic
 def test_ratios_are_of_the_same_build_and_of_other_engines() -> None:
     rows = [
         figures("avx2 int16", "decode after 8", 2.0, bytes=60, linear_flops=1, attention_flops=1),
-        figures("avx2 float32", "decode after 8", 3.0, bytes=60, linear_flops=1, attention_flops=1),
-        figures("generic float32", "decode after 8", 9.0, bytes=60, linear_flops=1, attention_flops=1),
+        figures("avx2 int8", "decode after 8", 3.0, bytes=60, linear_flops=1, attention_flops=1),
         figures("llama.cpp", "decode after 8", 5.0),
         figures("avx2 before", "decode after 8", 4.0),
         figures("generic before", "decode after 8", 7.0),
     ]
     found = integers.ratios(rows[0], rows, LIMITS)
-    assert found["beside"] == {"avx2 float32": 1.5, "llama.cpp": 2.5, "avx2 before": 2.0}
+    assert found["beside"] == {"llama.cpp": 2.5, "avx2 before": 2.0}
     assert found["of_reading"] == 60 / 2 / 40  # of the median
     assert found["attention_of_peak"] is None
     assert integers.ratios(rows[3], rows, LIMITS)["beside"] == {}
@@ -77,7 +76,7 @@ def test_a_part_from_a_file_to_its_result(
     build = supported_isas()[-1]
     has_goal = build == "avx2" or build.endswith(("vnni", "intel"))
     assert [(line["build"], line["beside"]) for line in result["goals"]] == [(build, "of_reading")] * has_goal
-    assert {row["side"].split()[1] for row in result["formats"]["Q4_0"]} == {"int16", "float32"}
+    assert {row["side"].split()[1] for row in result["formats"]["Q4_0"]} == {"int16"}
     output = capsys.readouterr()
     assert "| Q4_0 | decode after 8 |" in output.out
     assert " s left" in output.err

@@ -20,7 +20,7 @@ from karat.engine import async_engine, async_process
 from karat.errors import EngineDiedError, UsageError
 from karat.ops.native import unavailable_reason
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run
-from tests.engine.test_rank_faults import NOTICED_S, children, descriptors, gone, is_alive
+from tests.engine.test_rank_faults import NOTICED_S, children, descriptors, gone, is_alive, opened_since
 from tests.support.clock import FairClock
 
 if unavailable_reason():
@@ -234,8 +234,7 @@ def test_closing_ends_what_is_open_and_leaves_nothing() -> None:
             await llm.close()
             assert gone(processes) and not llm.healthy
         del llm, stream
-        gc.collect()  # a model's file is open until its object is collected
-        assert not descriptors() - before
+        assert opened_since(before) == []
 
     asyncio.run(asyncio.sleep(0))  # what asyncio opens once
     run(close())
