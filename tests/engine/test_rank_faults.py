@@ -151,11 +151,11 @@ def descriptors() -> set[tuple[str, str]]:
 
 def opened_since(before: set[tuple[str, str]]) -> list[tuple[str, str]]:
     """Descriptors that are new and stay: threads that end close theirs a little later."""
-    with FairClock() as clock:
-        while (new := descriptors() - before) and clock.seconds < NOTICED_S:
-            gc.collect()  # a model's file is open until its object is collected
-            time.sleep(0.01)
-        return sorted(new)
+    deadline = time.monotonic() + NOTICED_S
+    while (new := descriptors() - before) and time.monotonic() < deadline:
+        gc.collect()  # a model's file is open until its object is collected
+        time.sleep(0.01)
+    return sorted(new)
 
 
 def named_memory(pid: int) -> list[str]:
