@@ -230,19 +230,96 @@ def test_a_model_without_tools_says_so(server: Running, route: str) -> None:
 @pytest.mark.parametrize("route", BODIES)
 def test_a_call_that_is_cut(scripted: Running, route: str) -> None:
     length = "max_output_tokens" if route == RESPONSES else "max_tokens"
-    short = {length: 60}
-    free = scripted.ask(route, BODIES[route](call(), **short)).json
-    assert calls_in(route, free) == [] and "tool_call" in str(free)
+    before = scripted.ask(route, BODIES[route](call(), **{length: 50})).json
+    assert '{"name": "get_weather"' in str(before).replace('\\"', '"'), "no argument has begun: it is text"
     choice: Any = {"type": "any"} if route == MESSAGES else "required"
-    forced = scripted.ask(route, BODIES[route](call(), tool_choice=choice, **short)).json
-    if route == CHAT:
-        (made,) = forced["choices"][0]["message"]["tool_calls"]
-        assert made["function"]["arguments"].startswith('{"city') and forced["choices"][0]["finish_reason"] == "length"
-    elif route == RESPONSES:
-        assert forced["status"] == forced["output"][0]["status"] == "incomplete"
-        assert forced["output"][0]["arguments"].startswith('{"city')
-    else:
-        assert forced["stop_reason"] == "max_tokens" and forced["content"] == []
+    for given in ({}, {"tool_choice": choice}):
+        made = scripted.ask(route, BODIES[route](call(), **given, **{length: 70})).json
+        if route == CHAT:
+            (cut,) = made["choices"][0]["message"]["tool_calls"]
+            assert cut["function"]["arguments"].startswith('{"city')
+            assert made["choices"][0]["finish_reason"] == "length"
+        elif route == RESPONSES:
+            assert made["status"] == made["output"][0]["status"] == "incomplete"
+            assert made["output"][0]["arguments"].startswith('{"city')
+        else:
+            assert made["stop_reason"] == "max_tokens" and made["content"] == []
+
+
+BROKEN = call(arguments='{"city": "Oslo\n"}') + " Sorry."
+BEGUN, REST = '{"city": "Oslo', BROKEN[BROKEN.index('\n"}') :]
+
+
+class TestCallsThatBreak:
+    """A call that proves malformed after its first value: what was told of it is cut, and the rest is text."""
+
+    @pytest.mark.parametrize("more", [False, True])
+    def test_chats(self, scripted: Running, *, more: bool) -> None:
+        body = chat_body(BROKEN + more * f"\n{call()}")
+        (choice,) = scripted.ask(CHAT, body).json["choices"]
+        made = [each["function"]["arguments"] for each in choice["message"]["tool_calls"]]
+        assert made == [BEGUN] + more * ['{"city": "Oslo", "days": 2}'] and choice["message"]["content"] == REST
+        assert choice["finish_reason"] == ("tool_calls" if more else "stop")
+        events = scripted.ask(CHAT, body | {"stream": True}).events
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == REST
+        streamed = ["" for _ in made]
+        for piece in (piece for delta in deltas for piece in delta.get("tool_calls", ())):
+            streamed[piece["index"]] += piece["function"]["arguments"]
+        assert streamed == made and events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+    def test_responses(self, scripted: Running) -> None:
+        body = response_body(BROKEN)
+        whole = scripted.ask(RESPONSES, body).json
+        broken, message = whole["output"]
+        assert (broken["arguments"], broken["status"]) == (BEGUN, "incomplete")
+        assert message["content"][0]["text"] == REST and message["status"] == whole["status"] == "completed"
+        events = response_events(scripted.ask(RESPONSES, body | {"stream": True}))
+        ended = events[-1]["response"]["output"]
+        assert [_without_ids(item) for item in ended] == [_without_ids(item) for item in whole["output"]]
+        _check_items(events[2:-1], ended)
+
+    @pytest.mark.parametrize("more", [False, True])
+    def test_messages(self, scripted: Running, *, more: bool) -> None:
+        at_once = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo", ' + call()
+        body = message_body(at_once if more else BROKEN)
+        whole = scripted.ask(MESSAGES, body).json
+        kinds = [block["type"] for block in whole["content"]]
+        assert kinds == (["tool_use"] if more else ["text"]), "input must be an object, so the cut use is left out"
+        assert whole["stop_reason"] == ("tool_use" if more else "end_turn")
+        events = message_events(scripted.ask(MESSAGES, body | {"stream": True}))[2:-2]
+        assert [event["content_block"]["type"] for event in events if "content_block" in event] == ["tool_use", *kinds]
+        for index in (0, 1):
+            own = [event["type"] for event in events if event["index"] == index]
+            assert own[0] == "content_block_start" and own.index("content_block_stop") == len(own) - 1
+            assert set(own[1:-1]) == {"content_block_delta"}
+        pieces = [event["delta"]["partial_json"] for event in events if "delta" in event and event["index"] == 0]
+        assert "".join(pieces) == ('{"city": "Oslo", ' if more else BEGUN)
+        assert events[-1] == {"type": "content_block_stop", "index": 1}
+
+
+def test_calls_that_the_model_makes_by_itself_come_as_it_writes_them(scripted: Running) -> None:
+    text = "a" * 200
+    said = call(arguments=f'{{"city": "{text}"}}')
+    pieces: dict[str, list[str]] = {
+        CHAT: [
+            piece["function"]["arguments"]
+            for event in scripted.ask(CHAT, chat_body(said, stream=True)).events
+            for piece in event["choices"][0]["delta"].get("tool_calls", ())
+        ],
+        RESPONSES: [
+            event["delta"]
+            for event in response_events(scripted.ask(RESPONSES, response_body(said, stream=True)))
+            if event["type"] == "response.function_call_arguments.delta"
+        ],
+        MESSAGES: [
+            event["delta"]["partial_json"]
+            for event in message_events(scripted.ask(MESSAGES, message_body(said, stream=True)))
+            if event["type"] == "content_block_delta"
+        ],
+    }
+    for told in pieces.values():
+        assert "".join(told) == f'{{"city": "{text}"}}' and len(told) > 100
 
 
 def test_a_schema_that_cannot_be_kept_to(scripted: Running) -> None:
@@ -326,7 +403,7 @@ def test_what_explains_the_tokens_of_calls_is_told(scripted: Running) -> None:
 def test_an_answer_that_is_resumed_in_the_middle_of_a_call(scripted: Running) -> None:
     body = chat_body(SAID["all"][0], seed=5)
     whole = scripted.ask(CHAT, body | {"return_token_ids": True}).json["choices"][0]
-    for place in (3, 70, 130, len(SAID["all"][0]) - 5):
+    for place in (3, 70, 130, len(SAID["all"][0]) - 16):
         resume = {"tokens": whole["token_ids"][:place], "seed": 5}
         rest = scripted.ask(CHAT, body | {"karat": {"resume": resume}}).json["choices"][0]["message"]
         made = rest.get("tool_calls", [])

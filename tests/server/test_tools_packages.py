@@ -8,36 +8,39 @@ from karat.server.fields import CHAT, MESSAGES, RESPONSES
 from tests.server.anthropic.test_messages import events_of as message_events
 from tests.server.conftest import Running
 from tests.server.openai.test_responses import events_of as response_events
-from tests.server.tool_cases import CASES, SAID, chat_body, message_body, response_body
+from tests.server.tool_cases import SAID, call, chat_body, message_body, response_body
 from tests.support.scripted import script
+
+SAYS = {case: said[0] for case, said in SAID.items()} | {"broken": call(arguments='{"city": "a\n"}') + " Sorry."}
+EVERY = pytest.mark.parametrize("case", SAYS)
 
 
 class TestPackages:
     """The packages of the protocols, and their types, strictly."""
 
-    @CASES
+    @EVERY
     def test_strictly_of_the_types_of_chats(self, scripted: Running, case: str) -> None:
         chat = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
-        body = chat_body(SAID[case][0])
+        body = chat_body(SAYS[case])
         chat.ChatCompletion.model_validate_json(scripted.ask(CHAT, body).content, strict=True)
         for event in scripted.ask(CHAT, body | {"stream": True}).events:
             chat.ChatCompletionChunk.model_validate(event, strict=True)
 
-    @CASES
+    @EVERY
     def test_strictly_of_the_types_of_responses(self, scripted: Running, case: str) -> None:
         types = pytest.importorskip("openai.types.responses", reason="the openai package is not installed")
         pydantic = pytest.importorskip("pydantic")
-        body = response_body(SAID[case][0], tool_choice="auto", parallel_tool_calls=True)
+        body = response_body(SAYS[case], tool_choice="auto", parallel_tool_calls=True)
         types.Response.model_validate_json(scripted.ask(RESPONSES, body).content, strict=True)
         event_type = pydantic.TypeAdapter(types.ResponseStreamEvent)
         for event in response_events(scripted.ask(RESPONSES, body | {"stream": True})):
             event_type.validate_python(event, strict=True)
 
-    @CASES
+    @EVERY
     def test_strictly_of_the_types_of_messages(self, scripted: Running, case: str) -> None:
         types = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")
         pydantic = pytest.importorskip("pydantic")
-        body = message_body(SAID[case][0])
+        body = message_body(SAYS[case])
         types.Message.model_validate_json(scripted.ask(MESSAGES, body).content, strict=True)
         event_type = pydantic.TypeAdapter(types.RawMessageStreamEvent)
         for event in message_events(scripted.ask(MESSAGES, body | {"stream": True})):

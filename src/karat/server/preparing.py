@@ -56,7 +56,6 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
             is_open,
             dialect.form if tools.functions else None,
             tuple(function.name for function in tools.functions),
-            is_forced=grammar is not None,
             shows_special=dialect.hides_marks and (dialect.tags is not None or bool(tools.functions)),
         )
         if talk.shows_special:

@@ -3,12 +3,12 @@
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from karat.outputs import CompletionOutput, StreamChunk
 from karat.request import Resume
 from karat.text import IncrementalDetokenizer, Tokenizer
-from karat.text.tools.events import CallBegin, Event, ParsedAnswer, Reasoning, Text, gathered
+from karat.text.tools.events import CallBegin, CallEnd, Event, ParsedAnswer, Reasoning, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 
@@ -26,14 +26,13 @@ class Talk:
     is_open: bool = False
     form: ToolFormat | None = None
     tools: tuple[str, ...] = ()
-    is_forced: bool = False
     shows_special: bool = False
 
     def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "Reader":
         """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
         if resume is None:
             return Reader(self, tokenizer)
-        reader = Reader(replace(self, is_forced=False), tokenizer)  # a call that was cut is told whole
+        reader = Reader(self, tokenizer, whole_calls=True)  # a call that was cut is told whole
         reader.pass_over(resume.token_ids)
         return reader
 
@@ -44,18 +43,19 @@ NO_TALK = Talk()
 class Reader:
     """Takes one choice apart.
 
-    `resumed`: what was told of an answer that is resumed; None for any other. `has_calls`: whether it has calls so far.
-    `num_reasoning` is the number of tokens of its reasoning so far, tags included.
+    `resumed`: what was told of an answer that is resumed; None for any other. `has_calls`: whether it has whole calls
+    so far. `whole_calls` is as in AnswerParser. `num_reasoning` is the number of tokens of its reasoning so far, tags
+    included.
     """
 
-    def __init__(self, talk: Talk, tokenizer: Tokenizer) -> None:
+    def __init__(self, talk: Talk, tokenizer: Tokenizer, *, whole_calls: bool = False) -> None:
         self.resumed: ParsedAnswer | None = None
         self.has_calls = False
         self.num_reasoning = 0
         self._talk = talk
         self._is_plain = talk.tags is None and talk.form is None
         self._parser = AnswerParser(
-            talk.tags, is_open=talk.is_open, form=talk.form, tools=talk.tools, is_forced=talk.is_forced
+            talk.tags, is_open=talk.is_open, form=talk.form, tools=talk.tools, whole_calls=whole_calls
         )
         self._tokenizer = tokenizer
         self._ids: list[str] = []
@@ -93,8 +93,9 @@ class Reader:
             events += self._parser.finish()
         for event in events:
             if isinstance(event, CallBegin):
-                self.has_calls = True
                 self._ids.append(self._new_id())
+            elif isinstance(event, CallEnd):
+                self.has_calls = True
         if self._may_reason:
             self._count(events, token_ids)
         return events

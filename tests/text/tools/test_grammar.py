@@ -88,7 +88,6 @@ def test_whatever_is_drawn_is_calls_that_keep_to_the_schema(
         is_open=reasoning == "open",
         form=FORMATS[form],
         tools=[tool.name for tool in TOOLS],
-        is_forced=True,
     )
     found = parser.parse(text)
     if not state.may_end:

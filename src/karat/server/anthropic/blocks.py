@@ -29,12 +29,12 @@ class Blocks:
         self._blocks: list[Block] = []
         self._pieces: list[str] = []  # of the open block
         self._is_open = False
-        self._cut: Block | None = None  # a use of a tool that the end of the answer cut
+        self._cut: set[int] = set()  # uses of tools whose end never came, by their place
 
     @property
     def content(self) -> list[Block]:
         """All blocks. A use of a tool that was cut is none, for its input is no JSON."""
-        return [block for block in self._blocks if block is not self._cut]
+        return [block for place, block in enumerate(self._blocks) if place not in self._cut]
 
     def add(self, part: Part) -> list[Event]:
         """The events of one more part."""
@@ -49,18 +49,16 @@ class Blocks:
             case CallArguments(_, text):
                 return [self._delta(InputJsonDelta(text), text)]
             case CallEnd():
-                return self._close()
+                return self._close(is_whole=True)
 
     def end(self) -> list[Event]:
         """The events at the end of the answer, which has a text if it has nothing else."""
-        if self._is_open and isinstance(self._blocks[-1], ToolUseBlock):
-            self._cut = self._blocks[-1]
         begun = [] if self._blocks else self._opened(TextBlock(""))
         return [*begun, *self._close()]
 
     def _opened(self, block: Block) -> list[Event]:
-        """The events that open a block, unless one of its kind is open."""
-        if self._is_open and type(self._blocks[-1]) is type(block):
+        """The events that open a block, unless one of its kind is open. Each use of a tool has its own."""
+        if self._is_open and type(self._blocks[-1]) is type(block) and not isinstance(block, ToolUseBlock):
             return []
         closing = self._close()
         self._blocks.append(block)
@@ -71,7 +69,8 @@ class Blocks:
         self._pieces.append(text)
         return ContentBlockDelta(delta, len(self._blocks) - 1)
 
-    def _close(self) -> list[Event]:
+    def _close(self, *, is_whole: bool = False) -> list[Event]:
+        """The events that close the open block. A use of a tool is cut unless it is whole."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -84,6 +83,8 @@ class Blocks:
             case ThinkingBlock():
                 self._blocks[-1] = ThinkingBlock(text)
                 return [ContentBlockDelta(SignatureDelta(), index), ContentBlockStop(index)]
-            case ToolUseBlock(call_id, name) as block if block is not self._cut:
+            case ToolUseBlock(call_id, name) if is_whole:
                 self._blocks[-1] = ToolUseBlock(call_id, name, json.loads(text))
+            case ToolUseBlock():
+                self._cut.add(index)
         return [ContentBlockStop(index)]

@@ -54,7 +54,7 @@ class Items:
                 return [*begun, self._delta(text)]
             case CallBegin(index, name):
                 call = FunctionCall(self._id("fc"), self._reader.call_id(index), name, "", "in_progress")
-                return [*self.close("completed"), *self._opened(call)]
+                return [*self._closed(), *self._opened(call)]
             case CallArguments(_, text):
                 return [self._delta(text)]
             case CallEnd():
@@ -63,7 +63,7 @@ class Items:
     def end(self, status: Status) -> list[Event]:
         """The events at the end of the answer, which has a message if it has nothing else."""
         begun = [] if self.items else self._message()
-        return [*begun, *self.close(status)]
+        return [*begun, *(self._closed() if status == "completed" else self.close(status))]
 
     def close(self, status: Status) -> list[Event]:
         """The events that close the open item, if there is one."""
@@ -95,12 +95,16 @@ class Items:
             self._item("response.output_item.done", item),
         ]
 
+    def _closed(self) -> list[Event]:
+        """The events that close the open item before its end was told. Of a call it never comes: that is cut."""
+        return self.close("incomplete" if self.items and isinstance(self.items[-1], FunctionCall) else "completed")
+
     def _message(self) -> list[Event]:
         """The events that open a message, unless one is open."""
         if self._is_open and isinstance(self.items[-1], OutputMessage):
             return []
         message = OutputMessage(self._id("msg"), [], "in_progress")
-        return [*self.close("completed"), *self._opened(message)]
+        return [*self._closed(), *self._opened(message)]
 
     def _opened(self, item: Item) -> list[Event]:
         self.items.append(item)

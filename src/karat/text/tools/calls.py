@@ -10,17 +10,21 @@ from karat.text.tools.values import SPACE, MalformedError
 class CallFinder:
     """`tools` are the names that calls may have.
 
-    A call is told when it is whole, for a malformed one is text. Where a grammar keeps calls well-formed (`is_forced`)
-    it is told as it is written; one that is cut at the end of the answer then has a part of its arguments and no end.
+    A call is told as it is written, from its first argument's value on: until then, what proves malformed is text. A
+    call that proves malformed later stays what was told of it, a beginning of a JSON object, and has no end; the rest
+    is text. What follows them in a call that the end of the answer cuts is dropped. A call whose name comes
+    after its arguments is told when it is whole; so is every call with `whole_calls`, which changes nothing else.
 
     White space before a call, and after the last one, is dropped. Each character is looked at once.
     """
 
-    def __init__(self, form: ToolFormat, tools: Collection[str], *, is_forced: bool = False) -> None:
+    def __init__(self, form: ToolFormat, tools: Collection[str], *, whole_calls: bool = False) -> None:
         self._form = form
-        self._calls = _Calls(tools, is_forced=is_forced)
+        self._whole_calls = whole_calls
+        self._calls = _Calls(tools)
         self._reading: Reading[None] | None = None
-        self._held: list[str] = []  # of the call that is read
+        self._held: list[str] = []  # of the calls that are read, after what is told
+        self._is_told = False  # whether some of the calls that are read is told
         self._space: list[str] = []  # before it
         self._partial = ""  # the beginning of a mark
         self._at_start = True
@@ -30,14 +34,12 @@ class CallFinder:
 
     def feed(self, text: str) -> list[Event]:
         """The parts that `text` completes."""
-        self._calls.cut()
         for char in text:
             if self._reading is not None:
                 self._read(char)
             else:
                 self._plain_or_mark(char)
-        if self._reading is not None and self._calls.is_forced:
-            self._tell()
+        self._tell(whole_calls=self._whole_calls)
         return self._take()
 
     def finish(self) -> list[Event]:
@@ -71,39 +73,43 @@ class CallFinder:
     def _read(self, char: str) -> None:
         """One more character of a call; "" is the end of the answer."""
         assert self._reading is not None
-        self._held.append(char)
+        is_over = is_malformed = False
         try:
             self._reading.send(char)
         except StopIteration:
+            is_over = True
+        except MalformedError:
+            is_malformed = True
+        if self._calls.grew():
+            self._is_told = True
+            self._held = [char] if self._calls.holds else []
+            self._space = []
+        elif not is_malformed:
+            self._held.append(char)
+        if is_over:
             self._reading = None
-            self._held, self._space = [], []
+            self._held = []
             self._after_call = self._at_start = True
             self._tell()
-            self._calls.close()
-        except MalformedError:
-            self._held.pop()
-            self._give_up()
+        elif is_malformed or not char:
+            self._give_up(is_cut=not char)
             if char:
                 self._plain_or_mark(char)
-        else:
-            if not char:
-                self._give_up()
 
-    def _give_up(self) -> None:
-        """What was read is no call, or one that is cut."""
+    def _give_up(self, *, is_cut: bool) -> None:
+        """What was read is no call, or its end is none, or the end of the answer cut it (`is_cut`)."""
         self._reading = None
-        if self._calls.is_forced:
-            self._tell()
-        if not self._calls.drop():
+        self._tell()
+        self._calls.drop()
+        if not (is_cut and self._is_told):
             self._flush()
             self._text += self._held
-            self._after_call = self._at_start = False
+        self._after_call = self._at_start = False
         self._held = []
 
-    def _tell(self) -> None:
-        told = self._calls.take()
+    def _tell(self, *, whole_calls: bool = False) -> None:
+        told = self._calls.take(whole_calls=whole_calls)
         if told:
-            self._space = []
             self._add_text()
             self._events += told
 
@@ -140,65 +146,77 @@ class CallFinder:
             self._after_call = self._at_start = False
 
     def _begin(self, opening: str) -> None:
-        self._held = [opening]
+        self._held, self._is_told = [opening], False
         self._reading = self._form.read(opening, self._calls)
         next(self._reading)
 
 
 class _Calls:
-    """The calls of one reading, told at its end or as they come."""
+    """The calls that are read, from which `take` takes what is to be told."""
 
-    def __init__(self, tools: Collection[str], *, is_forced: bool) -> None:
-        self.is_forced = is_forced
+    def __init__(self, tools: Collection[str]) -> None:
         self._tools = frozenset(tools)
-        self._num_calls = 0
+        self._index = 0
+        self._name: str | None = None  # of the open call
+        self.holds = False  # whether the last character is not among what was written
+        self._has_begun = False  # whether the beginning of the open call is among what is told
+        self._pieces: list[str] = []  # of its arguments
         self._told: list[Event] = []
-        self._name: str | None = None
-        self._pieces: list[list[str]] = [[]]  # arguments, of which each piece came in one part of the text
-        self._is_begun = False  # whether anything of this reading was told
+        self._grew = False
 
     def begin(self, name: str) -> None:
         if name not in self._tools:
             raise MalformedError
         self._name = name
-        self._told.append(CallBegin(self._num_calls, name))
-        self._tell_pieces()
 
     def write(self, text: str) -> None:
-        self._pieces[-1].append(text)
-
-    def cut(self) -> None:
-        """A new part of the text begins."""
         if self._name is not None:
-            self._tell_pieces()
-        elif self._pieces[-1]:
-            self._pieces.append([])
+            self._begin()
+        self.holds = False
+        self._pieces.append(text)
+
+    def hold(self) -> None:
+        self.holds = True
 
     def end(self) -> None:
-        self._tell_pieces()
-        self._told.append(CallEnd(self._num_calls))
-        self._num_calls += 1
-        self._name = None
+        self._begin()
+        self.holds = False
+        self._pieces.append("}")
+        self._add_pieces()
+        self._told.append(CallEnd(self._index))
+        self._index += 1
+        self._reset()
 
-    def take(self) -> list[Event]:
-        """What may be told now."""
-        if self._name is not None:
-            self._tell_pieces()
-        told, self._told = self._told, []
-        self._is_begun |= bool(told)
+    def grew(self) -> bool:
+        """Whether there is more to tell than at the last time this was asked."""
+        grew, self._grew = self._grew, False
+        return grew
+
+    def take(self, *, whole_calls: bool) -> list[Event]:
+        """What may be told now; with `whole_calls` nothing of the open call."""
+        is_kept = whole_calls and self._has_begun
+        if self._has_begun and not whole_calls:
+            self._add_pieces()
+        told, self._told = (self._told[:-1], self._told[-1:]) if is_kept else (self._told, [])
         return told
 
-    def close(self) -> None:
-        """The reading ended, and all was taken."""
-        self._is_begun = False
+    def drop(self) -> None:
+        """Close the open call, if there is one. It gets no end, and what was not taken of it is forgotten."""
+        if self._has_begun:
+            self._index += 1
+        self._reset()
 
-    def drop(self) -> bool:
-        """Forget what was not told. Returns whether a part of a call was told, which then stays."""
-        was_begun = self._is_begun
-        self._num_calls -= sum(isinstance(event, CallEnd) for event in self._told)
-        self._told, self._name, self._pieces, self._is_begun = [], None, [[]], False
-        return was_begun
+    def _begin(self) -> None:
+        self._grew = True
+        if not self._has_begun:
+            assert self._name is not None
+            self._has_begun = True
+            self._told.append(CallBegin(self._index, self._name))
 
-    def _tell_pieces(self) -> None:
-        self._told += [CallArguments(self._num_calls, "".join(piece)) for piece in self._pieces if piece]
-        self._pieces = [[]]
+    def _add_pieces(self) -> None:
+        if self._pieces:
+            self._told.append(CallArguments(self._index, "".join(self._pieces)))
+            self._pieces = []
+
+    def _reset(self) -> None:
+        self._name, self._has_begun, self._pieces = None, False, []

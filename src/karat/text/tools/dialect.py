@@ -184,6 +184,6 @@ def _written_in(text: str, answer: str) -> ToolFormat | None:
             starts.append(answer)
         for start in starts:
             found = AnswerParser(form=form, tools=[_NAME]).parse(start)
-            if found.calls and json.loads(found.calls[0].arguments) == {_KEY: _VALUE}:
+            if found.calls and found.calls[0].is_whole and json.loads(found.calls[0].arguments) == {_KEY: _VALUE}:
                 return form
     return None

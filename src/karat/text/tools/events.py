@@ -27,7 +27,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments. All of them together are a JSON object."""
+    """More of a call's arguments. All of them together are a JSON object, or the beginning of one that is cut."""
 
     index: int
     text: str
@@ -45,10 +45,15 @@ Event = Text | Reasoning | CallBegin | CallArguments | CallEnd
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of the tool `name`; `arguments` is a JSON object as the model wrote it."""
+    """A call of the tool `name`; `arguments` is a JSON object as the model wrote it.
+
+    Of a call that was cut, or was malformed after its arguments had begun (`is_whole` is false), it is the beginning of
+    an object, which is no JSON.
+    """
 
     name: str
     arguments: str
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ class ParsedAnswer:
 def gathered(events: list[Event]) -> ParsedAnswer:
     """All events of an answer, or of its later part, in one."""
     calls: dict[int, tuple[str, list[str]]] = {}
+    whole: set[int] = set()
     texts: list[str] = []
     reasoning: list[str] = []
     for event in events:
@@ -75,7 +81,7 @@ def gathered(events: list[Event]) -> ParsedAnswer:
                 calls[index] = name, []
             case CallArguments(index, text):
                 calls[index][1].append(text)
-            case CallEnd():
-                pass
-    made = tuple(ToolCall(name, "".join(parts)) for name, parts in calls.values())
+            case CallEnd(index):
+                whole.add(index)
+    made = tuple(ToolCall(name, "".join(parts), index in whole) for index, (name, parts) in calls.items())
     return ParsedAnswer("".join(texts), "".join(reasoning), made)

@@ -26,10 +26,16 @@ class Sink(Protocol):
         """A call of this tool. MalformedError if there is no such tool. Some arguments may have come before."""
 
     def write(self, text: str) -> None:
-        """More of the arguments, as JSON."""
+        """More of the arguments, as JSON, but for the brace that closes them: what is cut is never a whole object.
+
+        The first piece comes with the first argument's value, or with the closing brace: until then it may be text.
+        """
+
+    def hold(self) -> None:
+        """The last character of the reading is not among what was written."""
 
     def end(self) -> None:
-        """The call is whole."""
+        """The call is whole, and so are its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,22 @@ def json_object(char: str, sink: Sink) -> Reading[None]:
     """Arguments as a JSON object, from its brace on."""
     if char != "{":
         raise MalformedError
-    yield from json_value(char, sink.write)
+    written: list[str] = []
+    scan = ValueScan(written.append)
+    while True:
+        try:
+            scan.push(char)
+        finally:
+            if scan.done:
+                written.pop()
+            if scan.done or scan.has_inner:
+                for text in written:
+                    sink.write(text)
+                written.clear()
+        if scan.done:
+            sink.hold()
+            return
+        char = yield
 
 
 def call_object(char: str, sink: Sink) -> Reading[None]:

@@ -12,7 +12,7 @@ class AnswerParser:
     """Parses one answer. However its text is split, the parts are the same.
 
     `tags` are those of reasoning, None where the model has none; `is_open`: the prompt has opened it. `form` is the
-    format of calls, None to find none, and `tools` are the names of those that may be called. `is_forced` is as in
+    format of calls, None to find none, and `tools` are the names of those that may be called. `whole_calls` is as in
     CallFinder. Calls inside the reasoning are reasoning.
     """
 
@@ -23,10 +23,10 @@ class AnswerParser:
         is_open: bool = False,
         form: ToolFormat | None = None,
         tools: Collection[str] = (),
-        is_forced: bool = False,
+        whole_calls: bool = False,
     ) -> None:
         self._splitter = None if tags is None else ReasoningSplitter(tags, is_open=is_open)
-        self._finder = None if form is None else CallFinder(form, tools, is_forced=is_forced)
+        self._finder = None if form is None else CallFinder(form, tools, whole_calls=whole_calls)
 
     def feed(self, text: str) -> list[Event]:
         """The parts that `text` completes, in order."""

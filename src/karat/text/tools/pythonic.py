@@ -20,8 +20,7 @@ def _read(opening: str, sink: Sink) -> Reading[None]:
 
 
 def _keywords(sink: Sink) -> Reading[None]:
-    """name=value, … and the closing parenthesis, as a JSON object."""
-    sink.write("{")
+    """name=value, … and the closing parenthesis, as a JSON object without its last brace."""
     char = yield from space()
     found: set[str] = set()
     while char != ")":
@@ -30,19 +29,29 @@ def _keywords(sink: Sink) -> Reading[None]:
         yield from literal("=", char)
         if key in found:
             raise MalformedError
-        sink.write((", " if found else "") + f'"{key}": ')
+        before = (", " if found else "{") + f'"{key}": '
         found.add(key)
-        char = yield from _value((yield from space()), sink)
+        char = yield from _value(before, (yield from space()), sink)
         if char == ",":
+            sink.hold()
             char = yield from space()
         elif char != ")":
             raise MalformedError
-    sink.write("}")
+    if not found:
+        sink.write("{")
 
 
-def _value(char: str, sink: Sink) -> Reading[str]:
-    """A Python value from `char` on, and the next character after it that is no white space."""
-    scan = ValueScan(sink.write, python=True)
+def _value(before: str, char: str, sink: Sink) -> Reading[str]:
+    """A Python value from `char` on, and the next character after it that is no white space. It is written after
+    `before`.
+    """
+
+    def write(text: str) -> None:
+        nonlocal before
+        sink.write(before + text)
+        before = ""
+
+    scan = ValueScan(write, python=True)
     while scan.push(char):
         char = yield
         if scan.done:

@@ -19,11 +19,14 @@ class MalformedError(Exception):
 class ValueScan:
     """One value. `write` gets it as JSON, in pieces; `done` says whether it is whole.
 
+    `has_inner`: it is an object or array, and a value in it was begun, or is whole if it is a number or a word.
+
     With `python`, strings may have single quotes and Python's escapes, and True, False and None are words too.
     """
 
     def __init__(self, write: Callable[[str], None], *, python: bool = False) -> None:
         self.done = False
+        self.has_inner = False
         self._write = write
         self._python = python
         self._words = _PYTHON_WORDS if python else _JSON_WORDS
@@ -55,6 +58,7 @@ class ValueScan:
         return True
 
     def _nest(self, char: str, close: str, state: Callable[[str], bool]) -> None:
+        self.has_inner |= bool(self._open)
         self._write(char)
         self._open.append(close)
         self._state = state
@@ -115,6 +119,7 @@ class ValueScan:
         text = "".join(self._taken)
         if text not in self._words and not _NUMBER.fullmatch(text):
             raise MalformedError
+        self.has_inner |= bool(self._open)
         self._write(self._words.get(text, text))
         self._end_value()
         return False if self.done else self._after(char)
@@ -123,6 +128,7 @@ class ValueScan:
         return char == '"' or (self._python and char == "'")
 
     def _begin_string(self, quote: str, *, is_key: bool) -> None:
+        self.has_inner |= not is_key and bool(self._open)
         self._write('"')
         self._quote, self._is_key = quote, is_key
         self._state = self._string
