@@ -14,7 +14,7 @@ from karat.errors import RequestError
 from karat.models.opening import open_model
 from karat.request import StructuredOutputs
 from karat.text import Tokenizer
-from karat.text.grammar import MAX_KEPT, Form, GrammarCompiler
+from karat.text.grammar import Form, GrammarCompiler
 from tests.engine.fakes import BYTES, END, piece_tokenizer
 
 PIECES = [*(bytes([i]) for i in range(256)), b"tr", b"true", b"ue", b"fal", b' "', b"22", b"2-", "é".encode(), b"\xa9]"]
@@ -155,14 +155,3 @@ def test_what_cannot_be_kept_to_is_refused_by_name(schema: dict[str, object]) ->
     named = {"type": "foo", "pattern": "look-around", "format": "no-such-format", "$ref": "example.com"}.get(key, key)
     with pytest.raises(RequestError, match=re.escape(named)):
         GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema))
-
-
-def test_compiled_grammars_are_kept_and_bounded() -> None:
-    compiler = GrammarCompiler(BYTES, 258)
-    forms = [StructuredOutputs(regex=f"a{i}") for i in range(MAX_KEPT + 1)]
-    first = compiler.compile(forms[0])
-    assert compiler.compile(StructuredOutputs(regex="a0")) is first
-    for form in forms:
-        compiler.compile(form)
-    assert compiler.compile(forms[-1]) is compiler.compile(forms[-1])
-    assert compiler.compile(forms[0]) is not first

@@ -39,7 +39,7 @@ from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference, Verdict
-from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, shown
+from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 
@@ -112,7 +112,7 @@ class AsyncLLM:
         self.defaults_notice = defaults.notice
         self.end_token_ids = defaults.end_token_ids
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
-        # Only for its check_request: what the engine would refuse is refused here, before it is queued.
+        # Only for its checks and forms: what the engine would refuse is refused here, before it is queued.
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
         self._dialect: Dialect | None = None
         self._numbers = count()
@@ -385,6 +385,15 @@ class AsyncLLM:
             self._dialect = await self._in_thread(lambda: self._intake.dialect)
         return self._dialect
 
+    async def compile_form(self, form: StructuredOutputs) -> None:
+        """Returns when a form of answers is compiled; requests with it then begin at once, while it is kept.
+
+        RequestError for one that is refused or takes too long, OverloadedError where those of others do. Requests that
+        come without it wait here themselves.
+        """
+        self._engine.attach()
+        await self._admission.forms.compiled(form)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""
         self._engine.attach()
@@ -494,12 +503,15 @@ class AsyncLLM:
                 raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
             request = replace(made, request_id=number, seed=seed, salt=salt, resume=resume)
-            self._admission.check_request(request)
+            self._admission.check_limits(request)
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
             return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
 
         with self._engine.place(how.name):
-            return await self._in_thread(make)
+            add, message = await self._in_thread(make)
+            if (form := add.request.params.structured_outputs) is not None:
+                await self.compile_form(form)
+            return add, message
 
     def _end_waiting(self, opened: OpenRequest) -> None:
         if not opened.has_begun and not opened.has_ended:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,15 +38,20 @@ from karat.engine.async_messages import (
     ToEngine,
 )
 from karat.engine.comparing import Comparing, comparing
+from karat.engine.forms import Asked
 from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
-from karat.errors import CapacityError, KaratError, RequestError
+from karat.errors import CapacityError, KaratError
 from karat.ranks.lifeline import end_with_parent
+
+if TYPE_CHECKING:
+    from karat.text.grammar import Grammar
 
 _REPLAYED_ROWS = 64  # tokens of a receipt that a step chooses again, 20 ms of work, while others stream
 _IDLE_LOOK_S = 0.5  # between looks at idle ranks
+_FORM_LOOK_S = 0.002  # between looks at forms that are compiled, where there is nothing else to do
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -153,13 +158,15 @@ class Worker:
         self._news: list[News] = []
         self._replays: dict[str, EngineReplay] = {}
         self._replayed: list[Replayed | Parted] = []
+        self._formed: dict[str, tuple[Add | Replay | Compare, Asked]] = {}  # in order; their forms are compiled
         self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
 
     def serve(self) -> None:
         """Serve until the connection ends. Errors of the engine pass through."""
         while True:
             for command in self._commands():
-                self._obey(command)
+                self._receive(command)
+            self._begin_formed()
             if self._engine.has_work:
                 self._engine.advance(prompt_step_s=PROMPT_STEP_S if any(self._open.values()) else inf)
             elif not self._comparisons:
@@ -171,39 +178,78 @@ class Worker:
     def _commands(self) -> Iterator[ToEngine]:
         """The commands that have arrived. Without work, waits for one, or until the ranks are to be checked."""
         idle_s = _IDLE_LOOK_S if self._llm.tensor_parallel_size > 1 else None
-        wait_s = 0.0 if self._engine.has_work or self._comparisons else idle_s
+        wait_s = 0.0 if self._engine.has_work or self._comparisons else _FORM_LOOK_S if self._formed else idle_s
         while self._line.has_come(wait_s):
             yield self._line.receive()
             wait_s = 0.0
 
-    def _obey(self, command: ToEngine) -> None:
+    def _receive(self, command: ToEngine) -> None:
+        """Obey a command, or keep it until the form of its answer is compiled: no step waits for that."""
         match command:
-            case Add(request, tells_progress):
+            case Add() | Replay() | Compare():
+                form = command.request.params.structured_outputs
                 try:
-                    self._engine.add_request(request)
-                except RequestError as error:
-                    self._news.append(News(request.request_id, [], True, None, _told(error)))
-                    return
-                self._open[request.request_id] = tells_progress
-                self._waiting.add(request.request_id)
-            case Replay(request, choice, token_ids):
-                try:
-                    replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS)
-                    self._replays[request.request_id] = replay
+                    if form is not None:
+                        self._formed[command.request.request_id] = command, self._engine.forms.ask(form)
+                        return
+                    self._begin(command)
                 except KaratError as error:
-                    self._replayed.append(Replayed(request.request_id, None, None, _told(error)))
-            case Compare(asked):
-                self._comparisons[asked.request.request_id] = comparing(self._llm.engine_beside, asked, _REPLAYED_ROWS)
-            case Abort(request_id) if request_id in self._comparisons:
-                self._comparisons.pop(request_id).close()
-            case Abort(request_id) if request_id in self._replays:
-                self._engine.abort_replay(self._replays.pop(request_id).request)
+                    self._refuse(command, error)
             case Abort(request_id):
-                update = self._engine.abort(request_id)
-                if update is not None:
-                    self._news.append(self._forgotten(update))
+                self._abort(request_id)
             case _:
                 raise AssertionError(f"no command for a model that is loaded: {type(command).__name__}")
+
+    def _begin_formed(self) -> None:
+        """Begin what waited for a form that is compiled by now, in the order in which it came."""
+        for request_id, (command, asked) in list(self._formed.items()):
+            try:
+                if (grammar := asked.grammar) is None:
+                    continue
+                self._begin(command, grammar)
+            except KaratError as error:
+                self._refuse(command, error)
+            del self._formed[request_id]
+            asked.leave()
+
+    def _begin(self, command: Add | Replay | Compare, grammar: "Grammar | None" = None) -> None:
+        """Errors of the request pass through."""
+        request = command.request
+        match command:
+            case Add():
+                self._engine.add_request(request, grammar)
+                self._open[request.request_id] = command.tells_progress
+                self._waiting.add(request.request_id)
+            case Replay(_, choice, token_ids):
+                replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
+                self._replays[request.request_id] = replay
+            case Compare(asked):
+                steps = comparing(self._llm.engine_beside, asked, _REPLAYED_ROWS, grammar)
+                self._comparisons[request.request_id] = steps
+
+    def _refuse(self, command: Add | Replay | Compare, error: KaratError) -> None:
+        request_id, told = command.request.request_id, _told(error)
+        match command:
+            case Add():
+                self._news.append(News(request_id, [], True, None, told))
+            case Replay():
+                self._replayed.append(Replayed(request_id, None, None, told))
+            case Compare():
+                self._replayed.append(Parted(request_id, None, told))
+
+    def _abort(self, request_id: str) -> None:
+        if request_id in self._formed:
+            command, asked = self._formed.pop(request_id)
+            asked.leave()
+            if isinstance(command, Add):
+                pieces = [Piece(index, "", (), "abort") for index in range(command.request.params.n)]
+                self._news.append(News(request_id, pieces, True))
+        elif request_id in self._comparisons:
+            self._comparisons.pop(request_id).close()
+        elif request_id in self._replays:
+            self._engine.abort_replay(self._replays.pop(request_id).request)
+        elif (update := self._engine.abort(request_id)) is not None:
+            self._news.append(self._forgotten(update))
 
     def _compare(self) -> None:
         """One step of the comparison that came first."""

@@ -6,6 +6,7 @@ it has an engine of its own, with a KV cache for this one answer, and is compute
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from karat.config import Activations
 from karat.engine.engine import Engine
@@ -16,6 +17,9 @@ from karat.receipts.comparison import Parting
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.receipt import Receipt
 from karat.request import Request, shown
+
+if TYPE_CHECKING:
+    from karat.text.grammar import Grammar
 
 STEP_S = 0.1  # about the longest step of a comparison
 OpenEngine = Callable[[Activations, int], Engine]  # of these activations, for one sequence of so many tokens
@@ -64,21 +68,23 @@ def compared_from(
     return Compared(examined.request, receipt.choice, examined.token_ids, own, wanted)
 
 
-def comparing(open_engine: OpenEngine, asked: Compared, rows: int | None = None) -> Comparing:
-    """Compute a comparison; `rows` are the most tokens that a step chooses. Raises ReceiptError if the receipt's own
-    activations do not give its tokens, and errors of computing.
+def comparing(
+    open_engine: OpenEngine, asked: Compared, rows: int | None = None, grammar: "Grammar | None" = None
+) -> Comparing:
+    """Compute a comparison; `rows` are the most tokens that a step chooses, grammar is as in `Engine.add_request`.
+    Raises ReceiptError if the receipt's own activations do not give its tokens, and errors of computing.
 
     The other activations choose all tokens after the receipt's. Where they part, the receipt's own are computed too, up
     to there, for their margin.
     """
-    there = yield from _replayed(open_engine, asked, asked.other, asked.token_ids, rows)
+    there = yield from _replayed(open_engine, asked, asked.other, asked.token_ids, rows, grammar)
     if there.difference is None:
         return None
     if (other := there.difference.replayed_token) is None or (index := there.difference.index) is None:
         raise _not_of_this_model(asked, there.difference.text)
     # With the other token as the stated one, the receipt's own activations differ at this token and no other.
     probe = (*asked.token_ids[:index], other)
-    here = yield from _replayed(open_engine, asked, asked.activations, probe, rows)
+    here = yield from _replayed(open_engine, asked, asked.activations, probe, rows, grammar)
     taken, difference = asked.token_ids[index], here.difference
     if difference is None or (difference.index, difference.replayed_token) != (index, taken):
         raise _not_of_this_model(asked, f"token {index + 1} is not what {asked.activations} chooses")
@@ -88,12 +94,18 @@ def comparing(open_engine: OpenEngine, asked: Compared, rows: int | None = None)
 
 
 def _replayed(
-    open_engine: OpenEngine, asked: Compared, activations: Activations, token_ids: tuple[int, ...], rows: int | None
+    open_engine: OpenEngine,
+    asked: Compared,
+    activations: Activations,
+    token_ids: tuple[int, ...],
+    rows: int | None,
+    grammar: "Grammar | None",
 ) -> Generator[None, None, Replay]:
     num_tokens = len(asked.request.prompt_token_ids) + len(token_ids)
     params = replace(asked.request.params, max_tokens=len(token_ids))  # of more there is no room, and no need
     engine = open_engine(activations, num_tokens)
-    replay = engine.replay(replace(asked.request, params=params), asked.choice, token_ids, rows=rows)
+    request = replace(asked.request, params=params)
+    replay = engine.replay(request, asked.choice, token_ids, rows=rows, grammar=grammar)
     while not replay.done:
         engine.advance(prompt_step_s=STEP_S)
         yield

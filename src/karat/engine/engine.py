@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.engine.choice import Choice, resolve_max_tokens
+from karat.engine.forms import Forms
 from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.replay import Replay
@@ -28,7 +29,7 @@ from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, is_int, shown
 from karat.text import Tokenizer
 
 if TYPE_CHECKING:
-    from karat.text.grammar import Grammar, GrammarCompiler
+    from karat.text.grammar import Grammar
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +47,17 @@ class Engine:
     """
 
     def __init__(
-        self, run: Runner, tokenizer: Tokenizer, config: EngineConfig, clock: Callable[[], float] = perf_counter
+        self,
+        run: Runner,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        clock: Callable[[], float] = perf_counter,
+        forms: Forms | None = None,
     ) -> None:
-        """`clock` gives seconds. The time of steps decides how much of a prompt the next ones compute."""
+        """`clock` gives seconds. The time of steps decides how much of a prompt the next ones compute.
+
+        forms: those of another engine with this tokenizer and vocabulary (None: its own).
+        """
         self.config = config
         self.scheduler = Scheduler(
             BlockPool(config.num_blocks, config.block_size),
@@ -66,7 +75,7 @@ class Engine:
         self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
-        self._grammars: GrammarCompiler | None = None
+        self.forms = Forms.of(tokenizer, config.vocab_size) if forms is None else forms
 
     @property
     def has_work(self) -> bool:
@@ -89,7 +98,16 @@ class Engine:
         )
 
     def check_request(self, request: Request) -> int:
-        """The most tokens of each choice. RequestError for a request that can never be served."""
+        """The most tokens of each choice. RequestError for a request that can never be served.
+
+        It waits until the form of its answer is compiled, if it has one.
+        """
+        max_tokens = self.check_limits(request)
+        self._grammar(request)
+        return max_tokens
+
+    def check_limits(self, request: Request) -> int:
+        """As `check_request`, but for the form of the answer."""
         params = request.params
         self._check_tokens("the prompt", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_token_ids, may_be_empty=True)
@@ -103,16 +121,18 @@ class Engine:
         if request.resume is not None:
             self._check_resume(request, request.resume, max_tokens)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
-        self._grammar(request)
         return max_tokens
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. RequestError, with nothing queued, for one that can never be served."""
-        max_tokens = self.check_request(request)
+    def add_request(self, request: Request, grammar: "Grammar | None" = None) -> None:
+        """Queue a request. RequestError, with nothing queued, for one that can never be served.
+
+        grammar: the compiled form of the answer, if it has one and the caller has that; else this waits for it.
+        """
+        max_tokens = self.check_limits(request)
         self._mend()
         if request.request_id in self._entries:
             raise RequestError(f"request {request.request_id!r} is already running; give each its own id")
-        choices, grammar = [], self._grammar(request)
+        choices, grammar = [], grammar or self._grammar(request)
         for index in range(request.params.n):
             sequence = self._sequence(
                 request.prompt_token_ids,
@@ -145,13 +165,21 @@ class Engine:
         self._half_done = False
         return reader
 
-    def replay(self, request: Request, index: int, token_ids: tuple[int, ...], *, rows: int | None = None) -> Replay:
+    def replay(
+        self,
+        request: Request,
+        index: int,
+        token_ids: tuple[int, ...],
+        *,
+        rows: int | None = None,
+        grammar: "Grammar | None" = None,
+    ) -> Replay:
         """Queue the replay of choice `index` of a request, whose tokens were these. It uses no cached block.
 
         It comes after all other sequences in order. rows: the most tokens that one step of it chooses (None: as many as
-        fit). RequestError for one that can never be served.
+        fit). grammar is as in `add_request`. RequestError for one that can never be served.
         """
-        max_tokens = self.check_request(request)
+        max_tokens = self.check_limits(request)
         self._check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
         sequence = self._sequence(
@@ -159,7 +187,7 @@ class Engine:
         )
         sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
-        choice = Choice(request, index, beside, self._tokenizer, max_tokens, self._grammar(request))
+        choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar or self._grammar(request))
         self.scheduler.check_fits(len(text))
         self._mend()
         replay = Replay(sequence, choice, token_ids, self._tokenizer)
@@ -293,14 +321,8 @@ class Engine:
 
     def _grammar(self, request: Request) -> "Grammar | None":
         """The compiled form of the answer, if one is asked for. RequestError for one that cannot be kept to."""
-        wanted = request.params.structured_outputs
-        if wanted is None:
-            return None
-        if self._grammars is None:
-            from karat.text.grammar import GrammarCompiler  # loads a library that few requests need
-
-            self._grammars = GrammarCompiler(self._tokenizer, self.config.vocab_size)
-        return self._grammars.compile(wanted)
+        form = request.params.structured_outputs
+        return None if form is None else self.forms.compile(form)
 
     def _check_resume(self, request: Request, resume: Resume, max_tokens: int) -> None:
         self._check_tokens("resume", resume.token_ids, may_be_empty=True)

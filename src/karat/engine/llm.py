@@ -364,7 +364,7 @@ class LLM:
         """
         assert self._model is not None, "ranks have no plan beside their own"
         run, sizes = self.plan.beside(self._model, activations, num_tokens)
-        return Engine(run, self.tokenizer, sizes)
+        return Engine(run, self.tokenizer, sizes, forms=self.engine.forms)
 
     def chat_prompt(
         self,

@@ -108,7 +108,7 @@ class Answering:
         model = self.model_name(asked.form.model)
         made = await prepare(asked, llm)
         work = self._work(request, asked, made.given, llm, [made.prompt])
-        await _until_known(work, llm)
+        await _until_ready(work, llm)
         return self._subject(prefix, model, asked.form, work, llm, talk=made.talk, without_effect=made.without_effect)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
@@ -123,7 +123,7 @@ class Answering:
             if asked.form.echo:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
         work = self._work(request, asked, asked.given, llm, prompts, texts)
-        await _until_known(work, llm)
+        await _until_ready(work, llm)
         return self._subject("cmpl", model, asked.form, work, llm, echoed=echoed)
 
     def _work(
@@ -209,7 +209,12 @@ def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(answer), headers=headers)
 
 
-async def _until_known(work: Work, llm: AsyncLLM) -> None:
-    """Wait for the fingerprint, if receipts are wished for. Other answers never do."""
+async def _until_ready(work: Work, llm: AsyncLLM) -> None:
+    """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
+
+    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait.
+    """
     if work.receipt is not False:
         await llm.fingerprint()
+    if (form := work.asks[0].params.structured_outputs) is not None:  # that of all
+        await llm.compile_form(form)

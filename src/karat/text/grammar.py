@@ -2,12 +2,10 @@
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
 from math import isfinite, lcm, prod
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from karat.request import StructuredOutputs
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.grammar import CallGrammar, lark_of
 
-MAX_KEPT = 64  # compiled grammars
 MASK_THREADS = 1  # of all sequences together, beside the kernels
 MAX_DEPTH = 32  # of a schema
 MAX_NODES = 4096  # values in a schema
@@ -38,7 +35,7 @@ _DEFINITION = re.compile(r"^\s*[?!]?[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 
 
 class GrammarCompiler:
-    """Compiles forms of answers for one tokenizer, and keeps the last MAX_KEPT. Threads may share it.
+    """Compiles forms of answers for one tokenizer. Threads may share it.
 
     Masks have `vocab_size` tokens, which may be more or fewer than the tokenizer's.
     """
@@ -59,20 +56,9 @@ class GrammarCompiler:
             verbose_errors=False,
         )
         self._threads = ThreadPoolExecutor(MASK_THREADS, "karat-masks")
-        self._kept: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
-        self._lock = Lock()
 
     def compile(self, form: StructuredOutputs) -> "Grammar":
         """RequestError for a form that is too large, malformed, or that cannot be kept to the letter."""
-        with self._lock:
-            if form not in self._kept:
-                self._kept[form] = self._compiled(form)
-                if len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(form)
-            return self._kept[form]
-
-    def _compiled(self, form: StructuredOutputs) -> "Grammar":
         kind, source = _source(form, self._plain_tokenizer)
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():

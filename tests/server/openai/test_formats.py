@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT
-from tests.server.conftest import Running
+from tests.server.conftest import Running, serving
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -176,3 +176,16 @@ class TestPackages:
             model="karat-embedded", max_tokens=200, messages=TURNS, output_format=Person, extra_body={"seed": 1}
         )
         assert isinstance(made.parsed_output, Person)
+
+
+def test_a_form_that_takes_too_long_is_a_400_and_others_go_on() -> None:
+    """Compiling it takes three seconds, of which one is the limit; the next one does not wait for it."""
+    with serving(program="tests.support.slow_forms_serve") as running:
+        for _ in range(2):
+            refused = running.chat(structured_outputs={"regex": "slow [a-z]{3}"}, max_tokens=20, stream=True)
+            assert refused.status == 400, refused.content
+            message = refused.json["error"]["message"]
+            assert "regex was not compiled within 1 s" in message and "simpler form" in message
+            answer = running.chat(structured_outputs={"regex": "[a-z]{3}"}, max_tokens=20)
+            assert len(text_of(answer.json)) == 3
+        assert running.stop() == 0
