@@ -44,7 +44,10 @@ LEAVES = st.one_of(
     st.just({"type": "null"}),
     st.just({"type": "number", "multipleOf": 0.5, "minimum": 0, "maximum": 10}),
     st.builds(lambda n: {"type": "string", "maxLength": n}, st.integers(0, 6)),
-    st.builds(lambda values: {"enum": values}, st.lists(st.text(max_size=4) | st.integers(), min_size=1, max_size=3)),
+    st.builds(
+        lambda values: {"enum": values},
+        st.lists(st.text(max_size=4) | st.integers(-(2**53), 2**53), min_size=1, max_size=3),
+    ),
     st.just({"type": "string", "pattern": "^[a-c]{1,4}-[0-9]{2}$"}),
     st.just({"type": "string", "format": "date"}),
 )

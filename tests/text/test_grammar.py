@@ -14,7 +14,7 @@ from karat.errors import RequestError
 from karat.models.opening import open_model
 from karat.request import StructuredOutputs
 from karat.text import Tokenizer
-from karat.text.grammar import Form, GrammarCompiler
+from karat.text.grammar import Form, Grammar, GrammarCompiler
 from tests.engine.fakes import BYTES, END, piece_tokenizer
 
 PIECES = [*(bytes([i]) for i in range(256)), b"tr", b"true", b"ue", b"fal", b' "', b"22", b"2-", "é".encode(), b"\xa9]"]
@@ -144,6 +144,11 @@ def test_bombs_are_refused_quickly(name: str) -> None:
         {"unevaluatedProperties": False},
         {"x-guidance": {"lenient": True}},
         {"minProperties": 2},
+        {"enum": [1, 2**53 + 1]},
+        {"const": {"a": [-(2**53) - 1]}},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"type": "integer", "exclusiveMinimum": 2**63},
+        {"type": "integer", "maximum": -(2**53) - 1},
         {"type": "foo"},
         {"type": "string", "pattern": "(?=a)"},
         {"type": "string", "format": "no-such-format"},
@@ -155,3 +160,25 @@ def test_what_cannot_be_kept_to_is_refused_by_name(schema: dict[str, object]) ->
     named = {"type": "foo", "pattern": "look-around", "format": "no-such-format", "$ref": "example.com"}.get(key, key)
     with pytest.raises(RequestError, match=re.escape(named)):
         GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_integers_are_kept_to(sign: int) -> None:
+    """The upper bound of 64 bits, which programs write for "any integer", and the last of those that are exact."""
+    for schema, fitting, unfitting in [
+        ({"maximum": 2**63 - 1, "minimum": -(2**62)}, 2**53 + 1, 2**63 + 1),
+        ({"const": sign * 2**53}, 2**53, 2**53 + 1),
+        ({"maximum": 2**53, "minimum": -(2**53)}, 2**53, 2**53 + 1),
+    ]:
+        grammar = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json={"type": "integer", **schema}))
+        for value, fits in ((fitting, True), (unfitting, False)):
+            assert takes(grammar, str(sign * value).encode()) == fits, (schema, value)
+
+
+def takes(grammar: Grammar, text: bytes) -> bool:
+    form = grammar.begin(())
+    for byte in text:
+        if not form.fitting(())[byte]:
+            return False
+        form.push(byte)
+    return form.may_end

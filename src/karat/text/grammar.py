@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from numpy.typing import NDArray
 
 from karat.errors import RequestError
-from karat.request import StructuredOutputs
+from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.grammar import CallGrammar, lark_of
 
@@ -24,6 +24,7 @@ MAX_REPEATS = 2000  # of a part of an expression or a grammar, and of items that
 MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf: the compiler makes about that many states
 MAX_TEXT = 8192  # characters of one text in a form: each step looks at all text that is forced
 MAX_PROPERTIES = 400  # of an object, in the order of a schema
+MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
 MAX_RULES = 500  # definitions of a grammar: the compiler follows them by recursion
 # llguidance would choose the tokens of a text that is forced, instead of the model.
 _HEADER = '%llguidance {"no_forcing": true}\n'
@@ -288,11 +289,37 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
             f"structured_outputs: json: minProperties={least}: keys that are not required may repeat; "
             "expected at most the number of required keys; name them in required"
         )
+    _check_integers(schema)
     for name in ("pattern", "patternProperties"):
         value = schema.get(name)
         for expression in value if isinstance(value, Mapping) else [value]:
             if isinstance(expression, str):
                 _check_repeats(f"json: {name}", expression)
+
+
+def _check_integers(schema: Mapping[str, Any]) -> None:
+    """RequestError for integers that the compiler would round to others: as a value, or as a bound that gets wider."""
+    for name in ("enum", "const"):
+        values = [schema.get(name)]
+        while values:
+            value = values.pop()
+            values += _inner(value)
+            if isinstance(value, int) and abs(value) > MAX_WHOLE:
+                raise _too_large(name, value)
+    for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+        value = schema.get(name)
+        if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
+            continue
+        outward = value if name in ("maximum", "exclusiveMaximum") else -value
+        is_exact = abs(value) < 2**63 and int(float(value)) == value
+        if outward < 2**63 - 1 and not is_exact:  # beyond, the compiler has no integers at all
+            raise _too_large(name, value)
+
+
+def _too_large(name: str, value: int) -> RequestError:
+    return RequestError(
+        f"structured_outputs: json: {name} has {shown(value)}; expected integers from -2^53 to 2^53; write it as a text"
+    )
 
 
 def _check_repeats(what: str, text: str, *, nested: bool = False) -> None:
