@@ -1,6 +1,6 @@
 """Numeric contract 5, defined: linear layers on block formats, with activations as block fixed point.
 
-Nothing computes by it yet but measurements (karat.ops.integer_reference) and tests. Kernels will equal it, bit for bit.
+Kernels equal it, bit for bit; karat.ops.integer_reference computes by it.
 
 **Activations.** A row is cut into blocks of 32 columns at absolute multiples of 32. A block is integers q and a power,
 float32, of which they are multiples, rounded to nearest even. |q| is at most the width's `limit`.

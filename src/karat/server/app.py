@@ -36,7 +36,7 @@ from karat.server.openai.messages import read_messages
 from karat.server.openai.requests import read_variables
 from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
-from karat.server.page.files import PREFIX, ROOT, Page
+from karat.server.page.files import DOCS, PREFIX, ROOT, Page
 from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_content, until_left
 from karat.server.settings import Settings
@@ -48,7 +48,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
     """The ASGI app of a server."""
     metrics = Metrics(settings.model_names[0])
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
-    facts, page, receipts = _Facts(keeper, settings, state, metrics), Page().answer, Receipts(keeper, settings)
+    facts, page, receipts = _Facts(keeper, settings, state, metrics), Page(), Receipts(keeper, settings)
     routes = [
         Route(CHAT, answering.chat, methods=["POST"]),
         Route(TEXT, answering.text, methods=["POST"]),
@@ -68,8 +68,9 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
         Route("/metrics", facts.metrics),
         Route("/version", facts.version),
         Route("/openapi.json", facts.openapi),
-        Route(ROOT, page),
-        Route(PREFIX + "{name}", page),
+        Route(DOCS, page.docs),
+        Route(ROOT, page.answer),
+        Route(PREFIX + "{name}", page.answer),
     ]
     router = Router(routes, redirect_slashes=False)
 

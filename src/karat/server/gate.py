@@ -101,7 +101,7 @@ class Gate:
         headers.only("x-request-id")
         self._check_host(headers)
         is_open = scope["path"] in OPEN_ROUTES
-        if self._keys and not is_open and not _is_page(scope["path"]):
+        if self._keys and not is_open and not files.is_page(scope["path"]):
             scope["karat.tenant"] = self._tenant(headers)
         if is_open:
             await self._inner(scope, receive, send)
@@ -175,11 +175,6 @@ class Gate:
             if hmac.compare_digest(given, known):
                 found = known
         return found
-
-
-def _is_page(path: str) -> bool:
-    """Whether a path is of the page, which asks for the key itself."""
-    return path == files.ROOT or path.startswith(files.PREFIX)
 
 
 class _Headers:

@@ -2,16 +2,19 @@
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from karat.server.errors import ApiError
+from karat.server.page import docs
 from karat.server.pipe import encoded
 
 ROOT = "/"
 PREFIX = "/page/"  # of the files that the page loads
+DOCS = "/docs"
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -50,8 +53,13 @@ class _File:
     etag: str
 
 
+def is_page(path: str) -> bool:
+    """Whether a path is one of a page. They need no key: nothing in them is secret, and / asks for the key itself."""
+    return path in (ROOT, DOCS) or path.startswith(PREFIX)
+
+
 class Page:
-    """The route of all files of the page. It needs no key: nothing in them is secret."""
+    """The routes of all files of the page, and of /docs."""
 
     def __init__(self) -> None:
         paths = sorted(path for path in _FOLDER.iterdir() if path.suffix in _TYPES)
@@ -63,7 +71,19 @@ class Page:
         if name not in self._files:
             raise ApiError(404, f"the page has no file {name[:80]!r}", code="not_found")
         file = self._files[name]
-        return _Sent(file, unchanged=request.headers.get("if-none-match") == file.etag)
+        return _sent(request, file)
+
+    async def docs(self, request: Request) -> ASGIApp:
+        return _sent(request, _docs())
+
+
+@cache
+def _docs() -> _File:
+    return _file(docs.html().encode(), _TYPES[".html"])
+
+
+def _sent(request: Request, file: _File) -> ASGIApp:
+    return _Sent(file, unchanged=request.headers.get("if-none-match") == file.etag)
 
 
 class _Sent:
@@ -84,5 +104,8 @@ class _Sent:
 
 
 def _read(path: Path) -> _File:
-    content = path.read_bytes()
-    return _File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return _file(path.read_bytes(), _TYPES[path.suffix])
+
+
+def _file(content: bytes, type_: str) -> _File:
+    return _File(content, type_, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
