@@ -59,8 +59,8 @@ class Scripted:
         self._usual[self._end_ids] = 30
         add = llm.engine.add_request
 
-        def add_request(request: Request) -> None:
-            add(request)
+        def add_request(request: Request, grammar: Any = None) -> None:
+            add(request, grammar)
             self._note(request)
 
         llm.engine.add_request = add_request  # type: ignore[method-assign]

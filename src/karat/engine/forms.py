@@ -1,6 +1,5 @@
 """Forms: forms of answers, compiled by threads beside whoever asks, within a limit of time."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -183,6 +182,8 @@ class Asked:
 
     async def wait_async(self) -> "Grammar":
         """`grammar`, once it is known, without blocking the event loop."""
+        import asyncio  # its caller has it; others who use forms do without
+
         loop, is_known = asyncio.get_running_loop(), asyncio.Event()
 
         def tell(_: object) -> None:
