@@ -7,6 +7,7 @@ import pytest
 
 from karat.cli.perplexity_widths import lines
 from tests.cli.conftest import Karat
+from tools.peers.real_texts import TEXT
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def test_a_table_of_the_widths_that_are_asked_for(text: str, karat_here: Karat) 
     assert head.startswith(f"logits of 12 tokens (of {facts['tokens_of_text']}; --window N takes N), against float64; ")
     assert columns.split() == "activations cache by RMS/deviation KL likeliest perplexity".split()
     assert rows == lines(facts["rows"])[1:] and rows[1].split()[0] == "int16"
+
+
+def test_each_width_has_its_place(tmp_path: Path, karat_here: Karat) -> None:
+    """What decides the defaults (docs/determinism.md): 16 bits round less than the float16 cache does."""
+    (text := tmp_path / "text.txt").write_text(TEXT)
+    words = ["perplexity", "--against", "float64", "--quantize", "q4_0", "--window", "38", str(text), "--json"]
+    rows = json.loads(karat_here(*words).stdout)["rows"]
+    rms = {(row["activations"], row["kv_dtype"]): row["rms_of_deviation"] for row in rows}
+    float16_cache = rms["int24", "float16"]
+    assert rms["int24", "float32"] < 1e-6 < rms["int16", "float32"] < float16_cache < 1e-3 < rms["int8", "float32"]
+    assert rms["int16", "float16"] < 1.2 * float16_cache
 
 
 def test_a_model_without_blocks_says_that_widths_change_nothing(text: str, karat_here: Karat) -> None:

@@ -295,6 +295,8 @@ def test_who_leaves_while_compiling_leaves_nothing(engine: AsyncLLM, monkeypatch
         tasks = [asyncio.create_task(engine.generate("Once", one)) for one in params]
         while engine._engine._num_coming < len(tasks) or len(slow.forms._jobs) < len(tasks):
             await asyncio.sleep(0.001)
+        while len(slow.compiled) < COMPILE_THREADS:
+            await asyncio.sleep(0.001)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

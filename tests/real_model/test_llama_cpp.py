@@ -1,7 +1,7 @@
 """Against what llama.cpp computes of the same file, as tests/data keeps it, and against float64.
 
-llama.cpp rounds the inputs of every product to 8 bits, Karat does not. So how far the two may be apart is how far
-llama.cpp itself is from float64 (recorded beside it), and Karat is held to float64 far more closely.
+llama.cpp rounds the inputs of every product to 8 bits, Karat by default to 16. So how far the two may be apart is how
+far llama.cpp itself is from float64 (recorded beside it), and Karat is held to float64 far more closely.
 """
 
 from itertools import takewhile
@@ -63,6 +63,19 @@ def test_probabilities_are_those_of_float64(kv_dtype: Any, smollm2: Path, record
     chains = LLM(smollm2, kv_dtype=kv_dtype, max_model_len=128, activations="int24")
     off = np.subtract(*sides(chains, recorded, "karat", "float64"))
     assert np.abs(off).max() < largest and rms(off) < mean
+
+
+def test_each_width_has_its_place(
+    smollm2: Path, recorded: dict[str, Any], likely: dict[str, NDArray[np.float64]]
+) -> None:
+    """16 bits round less than the float16 cache does; 8 bits about as llama.cpp (docs/determinism.md says how far)."""
+
+    def off(activations: Any, kv_dtype: Any) -> float:
+        made = LLM(smollm2, kv_dtype=kv_dtype, max_model_len=128, activations=activations)
+        return rms(np.subtract(*sides(made, recorded, "karat", "float64")))
+
+    assert off("int16", "float32") < off("int24", "float16")
+    assert off("int8", "float32") < 1.3 * rms(likely["llama.cpp"] - likely["float64"])
 
 
 def test_llama_cpp_is_as_far_as_its_own_rounding(likely: dict[str, NDArray[np.float64]]) -> None:

@@ -166,7 +166,7 @@ class LLM:
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
-        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
+        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare, patient=True)
         self._fingerprinting.identify(
             Identity(
                 config=self.config,
@@ -198,7 +198,7 @@ class LLM:
         None is the model's defaults. use_tqdm shows the numbers of finished requests and tokens on stderr. priority is
         for all prompts, or one for each: of all waiting requests, other threads' included, the smallest enters first.
         With receipt=True each choice that did not fail has a `receipt` (karat.receipts), with "digests" one without
-        prompt and answer; the first one waits until all weights are hashed.
+        prompt and answer; weights are hashed beside the first one, which waits for the rest of that in the end.
 
         Raises RequestError, before any work, for a prompt that is empty or too long, and for parameters that do not
         suit the model; UsageError for any other argument. A later failure ends only its own choice, with finish_reason
@@ -307,7 +307,7 @@ class LLM:
         return self._turns.stream(self._resumed(prompt, token_ids, sampling_params, choice))
 
     def fingerprint(self) -> Fingerprint:
-        """What of this model decides its answers. The first call reads all weights once more."""
+        """What of this model decides its answers. The first call, or receipt, reads all weights once more."""
         return self._fingerprinting.begin().result()
 
     def verify(self, receipt: "Receipt", prompt: Prompt | None = None) -> "Verdict":
@@ -506,6 +506,7 @@ class LLM:
         from karat.engine.verifying import check_wish, with_receipts
 
         check_wish(receipt)
+        self._fingerprinting.begin()
         outputs = self._turns.run(requests, show_progress=use_tqdm)
         found = self.fingerprint()
         pairs = zip(outputs, requests, strict=True)
