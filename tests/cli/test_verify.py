@@ -116,6 +116,18 @@ def test_a_receipt_of_digests_is_verified_beside_its_request(
     assert done.returncode == 1 and "prompt.token_ids: their digest is not that of the request" in done.stdout
 
 
+def test_a_whole_receipt_is_compared_with_the_request_too(model: str, tmp_path: Path, karat_here: Karat) -> None:
+    path, asked = tmp_path / "receipt.json", tmp_path / "request.json"
+    karat_here("run", "-m", model, "-p", "Once", "--max-tokens", "4", "--receipt", str(path))
+    asked.write_text(json.dumps({"prompt": ["Twice", "Once"]}))
+    done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
+    assert done.returncode == 0 and done.stdout.startswith("identical"), done
+    asked.write_text(json.dumps({"prompt": "Twice"}))
+    done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
+    assert done.returncode == 1, done
+    assert done.stdout == "different: prompt.token_ids: they are not those of the request\n"
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"messages": 3}', '{"prompt": "a", "nonsense": 1}'])
 def test_what_is_no_request_is_refused(content: str, model: str, tmp_path: Path, karat_here: Karat) -> None:
     path, asked = tmp_path / "receipt.json", tmp_path / "request.json"

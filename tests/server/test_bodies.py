@@ -92,8 +92,13 @@ def test_false_is_not_zero_and_one_is_not_true() -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias", "expected an integer"),
         ({"messages": []}, "messages", "length >= 1"),
         ({"messages": [1]}, "messages[0]", "expected object, got an integer"),
-        ({"store": True}, "store", "what came is True"),
-        ({"service_tier": "flex"}, "service_tier", "what came is 'flex'"),
+        ({"store": True}, "store", "expected False; what came is True. Nothing is kept; true is refused"),
+        (
+            {"service_tier": "flex"},
+            "service_tier",
+            "expected 'auto' or 'default'; what came is 'flex'. There is one tier; others are refused",
+        ),
+        ({"modalities": ["audio"]}, "modalities[0]", "what came is ['audio']. Answers are text"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_came_and_what_was_expected(

@@ -20,7 +20,8 @@ import pytest
 
 from karat.cli import main
 from karat.cli.exits import TERMINATED
-from karat.errors import EngineDiedError
+from karat.errors import EngineDiedError, KaratError, OverloadedError, UsageError
+from karat.server.errors import of_karat
 from tests.server.conftest import Running, serving
 from tests.server.test_hostile import LONG, TEXT, connected, everything, request_bytes
 
@@ -88,6 +89,12 @@ def test_the_deadline_of_the_end() -> None:
         received = everything(connection)
         assert server.process.wait(30) == 0
         assert b'"code":"aborted"' in received and b"[DONE]" not in received
+
+
+@pytest.mark.parametrize("error", [OverloadedError("full"), EngineDiedError("killed"), UsageError("closed")])
+def test_every_503_says_when_to_ask_again(error: KaratError) -> None:
+    answer = of_karat(error)
+    assert answer.status == 503 and int(answer.headers["retry-after"]) > 0
 
 
 def test_a_second_signal_ends_at_once() -> None:
@@ -163,6 +170,17 @@ def test_a_full_queue_is_said_at_once() -> None:
             assert int(refused.headers["retry-after"]) > 0
         for connection in (waiting, running):
             connection.close()
+
+
+def test_who_waits_too_long_is_told_to_try_later() -> None:
+    with serving("--max-num-seqs", "1", "--queue-timeout-s", "0.5", "--ping-s", "0.1") as server:
+        running = streaming(server)
+        refused = server.text(max_tokens=1)
+        assert refused.status == 503 and refused.json["error"]["code"] == "overloaded"
+        assert "has waited for 0.5 s" in refused.json["error"]["message"] and int(refused.headers["retry-after"]) > 0
+        stream = server.text(max_tokens=1, stream=True)  # a ping came before, and with it the headers
+        assert stream.status == 200 and b"has waited for 0.5 s" in stream.content and b"[DONE]" not in stream.content
+        running.close()
 
 
 def test_a_stream_that_waits_is_pinged() -> None:

@@ -175,6 +175,14 @@ def test_digests_are_verified_beside_the_request(server: Running, route: str) ->
     assert other["verdict"] == "different" and "not that of the request" in other["text"]
 
 
+def test_a_whole_receipt_is_compared_with_the_request_too(server: Running) -> None:
+    body = BODIES["/v1/completions"]
+    made = server.ask("/v1/completions", body, karat_receipt="1").json["karat"]["receipt"]
+    assert server.ask(VERIFY, {"receipt": made, "request": body}).json["verdict"] == "identical"
+    other = server.ask(VERIFY, {"receipt": made, "request": {"prompt": "Another"}}).json
+    assert other["text"] == "different: prompt.token_ids: they are not those of the request"
+
+
 def test_digests_of_a_request_with_tools_and_effort() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     asked = {"messages": MESSAGES, "tools": [tool], "reasoning_effort": "high"}

@@ -37,7 +37,7 @@ def verify(
     ] = None,
     request: Annotated[
         Path | None,
-        typer.Option("--request", metavar="FILE", help="The request, as JSON: for a receipt that has digests only."),
+        typer.Option("--request", metavar="FILE", help="The request, as JSON. A receipt of digests needs it."),
     ] = None,
     by: Annotated[
         Literal["native", "reference"],

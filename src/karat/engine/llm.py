@@ -313,9 +313,9 @@ class LLM:
     def verify(self, receipt: "Receipt", prompt: Prompt | None = None) -> "Verdict":
         """Whether this model answers as the receipt says, by one pass over prompt and answer.
 
-        prompt: that of the request, for a receipt that has only digests; its answer is generated anew. Raises
-        OtherContractError if the model or its rules are others than the receipt's, ReceiptError for a prompt that is
-        missing, and errors of computing.
+        prompt: that of the request, compared with the receipt's. A receipt that has only digests needs it; its answer
+        is generated anew. Raises OtherContractError if the model or its rules are others than the receipt's,
+        ReceiptError for a prompt that is missing, and errors of computing.
         """
         from karat.engine.verifying import compared, examine, verdict
 

@@ -63,7 +63,7 @@ class Examined:
 def examine(
     receipt: Receipt, fingerprint: Callable[[], Fingerprint], facts: Facts, prompt_token_ids: tuple[int, ...] | None
 ) -> Examined:
-    """What is to be computed for a verdict. prompt_token_ids: of the request that a receipt has only digests of.
+    """What is to be computed for a verdict. prompt_token_ids: of the request; a receipt of digests needs them.
 
     OtherContractError for a receipt of another model or of other rules, ReceiptError for one that lacks its prompt.
     """
@@ -86,6 +86,8 @@ def examine(
         if digest(prompt_token_ids) != stated:
             return Examined(receipt, signer, Difference("prompt.token_ids: their digest is not that of the request"))
         stated = prompt_token_ids
+    elif prompt_token_ids is not None and prompt_token_ids != stated:
+        return Examined(receipt, signer, Difference("prompt.token_ids: they are not those of the request"))
     try:
         request = receipt.request(stated)
         resolve_max_tokens(request, facts.max_model_len)

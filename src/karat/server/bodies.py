@@ -4,12 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
 from karat.request import shown
-from karat.server.errors import invalid
+from karat.server.errors import ApiError, invalid
 from karat.server.fields import Field
 
 _AT = re.compile(r" - at `(?:key in )?\$?([^`]*)`$")
@@ -55,10 +56,10 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
                 raise invalid(within + name, f"{within}{name}={shown(value)}: {field.text}", "unsupported_field")
             harmless.append(name)
             continue
-        converted = converted_to(field.type, value, within + name)
         if field.kind == "honoured":
-            values[name] = converted
+            values[name] = converted_to(field.type, value, within + name)
         else:
+            _require_harmless(field, value, within + name)
             harmless.append(name)
     for field in fields.values():
         if field.required and field.name not in values:
@@ -75,8 +76,26 @@ def converted_to(kind: Any, value: Any, name: str) -> Any:
         place = _AT.search(reason)
         expected = _AT.sub("", reason).replace("`", "")
         where = name + (place[1] if place else "")
+        if place is None and expected.startswith("Invalid enum value") and (words := _literals(kind)):
+            expected = "expected " + " or ".join(map(shown, words))
         expected = _WORD.sub(lambda found: _WORDS[found[1]], expected[:1].lower() + expected[1:])
         raise invalid(where[:200], f"{where[:200]}: {expected}; what came is {shown(value)}", "invalid_value") from None
+
+
+def _require_harmless(field: Field, value: object, name: str) -> None:
+    """400, which says why the field has no effect, for a value that would have one."""
+    try:
+        converted_to(field.type, value, name)
+    except ApiError as error:
+        raise invalid(error.param, f"{error.message}. {field.text.rstrip('.')}", error.code) from None
+
+
+def _literals(kind: Any) -> tuple[object, ...]:
+    """The values of a Literal, and of a union of them."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
+    return tuple(word for part in parts for word in _literals(part))
 
 
 def _unknown(name: str, fields: Mapping[str, Field], within: str) -> str:

@@ -64,7 +64,9 @@ def of_karat(error: KaratError) -> ApiError:
     if isinstance(error, OverloadedError):
         return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, UsageError):  # of an engine that was closed: what clients send raises none
-        return ApiError(503, "the server ended before the answer did; send it again", code="aborted")
+        return ApiError(
+            503, "the server ended before the answer did; send it again", code="aborted", retry_after_s=RETRY_AFTER_S
+        )
     if isinstance(error, EngineDiedError):
         return ApiError(503, message, code="engine_died", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, CapacityError):

@@ -306,8 +306,15 @@ TABLE: tuple[Field, ...] = (
     # /v1/receipts/verify and /v1/receipts/compare
     _honoured("receipt", (VERIFY, COMPARE), dict[str, Any], "The receipt.", required=True),
     _honoured("activations", (COMPARE,), Activations, "Others than the receipt's.", required=True),
-    _honoured("by", (VERIFY,), Literal["native", "reference"], "native, the engine that answers (default)."),
-    _honoured("request", (VERIFY,), dict[str, Any], "The request, for a receipt that has only digests."),
+    _honoured(
+        "by",
+        (VERIFY,),
+        Literal["native", "reference"],
+        "native, the engine that answers (default). reference is refused: karat verify --by reference has it.",
+    ),
+    _honoured(
+        "request", (VERIFY,), dict[str, Any], "The request, whose prompt is compared; a receipt of digests needs it."
+    ),
     _honoured("skip_special_tokens", (DETOKENIZE,), bool, "Special tokens are left out (default) or shown."),
     # without effect on the answer
     _harmless("user", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
