@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from karat.cli.bench_serve_table import as_table
 from karat.cli.load_progress import rates
 from tests.cli.conftest import Karat
 from tests.support.scripted_server import DONE, Answer, beside, event, plain, stream, text
@@ -55,6 +56,10 @@ def test_the_embedded_model_cold_and_warm(karat: Karat, tmp_path: Path) -> None:
         assert 0 < figures["ttft_s"]["p50"] <= figures["e2e_s"]["p50"] and figures["goodput"]["share"] == 1
     assert cold["cached_share"] == 0 and warm["cached_share"] == 32 / 48, "two blocks of 16 before the last tokens"
     ElementTree.parse(tmp_path / "p.svg")
+    for figures in (cold, warm):
+        figures |= {name: dict.fromkeys(figures[name], 1234.5) for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")}
+    shown = as_table(found)
+    assert "1234500 / 1234500" in shown and "…" not in shown, "no figure is cut"
 
 
 def test_turns_of_a_chat_find_what_came_before_in_the_cache(karat: Karat) -> None:

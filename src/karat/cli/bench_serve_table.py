@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-_WIDTH = 160
+_WIDTH = 1000  # of the paper, not of the table: no figure is cut
 _HEAD = ("load", "", "req/s", "tok/s", "all tok/s", "TTFT", "TPOT", "ITL", "E2E", "tok/event", "cached", "failed")
 _LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
