@@ -126,12 +126,16 @@ def test_a_request_that_is_refused_says_why_and_can_be_tried_again(page: Page) -
 
 
 def test_search_finds_a_message_and_shows_it(page: Page) -> None:
-    page.ask("Do you know the word quagmire?")
+    page.ask("Somebody asked me yesterday: do you know the word quagmire?")
     page.key("n")
     page.ask("Tell me a story.")
     page.key("s")
     page.tab.keyboard.type("QUAGMIRE")
     page.tab.wait_for_selector(".snippet mark")
+    edges = page.tab.locator(".snippet").last.evaluate(
+        "all => [all.querySelector('mark'), all].map((e) => e.getBoundingClientRect().right)"
+    )
+    assert edges[0] <= edges[1], "what was searched for is cut off"
     page.tab.locator(".conversations .open").last.click()
     page.until("document.querySelector('.message.user').textContent.includes('quagmire')")
 

@@ -40,6 +40,19 @@ def test_each_token_says_why_by_keyboard(page: Page) -> None:
     assert page.tab.locator(".token[role=button]").count() == 0
 
 
+def test_a_token_with_the_focus_has_its_card_where_the_panel_is_closed(page: Page) -> None:
+    page.ask("Tell me a story.")
+    page.key("w")
+    card = page.tab.locator(".card")
+    page.tab.keyboard.press("ArrowRight")
+    assert not card.is_visible()
+    page.tab.keyboard.press("Escape")
+    page.tab.keyboard.press("ArrowRight")
+    assert card.is_visible() and "rank" in card.inner_text()
+    page.tab.keyboard.press("Enter")
+    assert page.tab.get_by_role("tabpanel", name="Why").is_visible() and not card.is_visible()
+
+
 def test_greedy_answers_say_that_nothing_was_drawn(page: Page) -> None:
     page.settings(temperature="0")
     page.ask("Tell me a story.")
@@ -47,6 +60,7 @@ def test_greedy_answers_say_that_nothing_was_drawn(page: Page) -> None:
     said = page.tab.get_by_role("tabpanel", name="Why").inner_text()
     assert "nothing was drawn" in said
     assert "false" not in said  # where no setting left anything out, there is no list of them
+    assert "drawn with" not in said
 
 
 def test_the_prompt_is_shown_with_what_was_in_the_cache(page: Page) -> None:

@@ -1,5 +1,5 @@
-// The small card beside a token that the mouse is over.
-import { h, percent, shown } from "./dom.js";
+// The small card beside a token that the mouse is over, or that has the focus while the panel is closed.
+import { h, number, percent, shown } from "./dom.js";
 
 const card = h("div", { class: "card", "aria-hidden": "true", hidden: true });
 document.body.append(card);
@@ -7,7 +7,7 @@ document.body.append(card);
 export function showCard(token, entry) {
   const others = entry.alternatives.filter((other) => other.token !== entry.token).slice(0, 3);
   card.replaceChildren(
-    h("p", {}, h("b", {}, shown(entry.text)), ` ${percent(entry.probability)} · rank ${entry.rank}`),
+    h("p", {}, h("b", {}, shown(entry.text)), ` ${percent(entry.probability)} · rank ${number(entry.rank)}`),
     ...others.map((other) => h("p", { class: "other" }, shown(other.text), ` ${percent(other.probability)}`)));
   card.hidden = false;
   const at = token.getClientRects()[0];

@@ -4,6 +4,7 @@ import { confirm } from "./confirm.js";
 import { exportAll, importFile } from "./transfer.js";
 
 const MOST = 200; // conversations in the list before a search
+const BEFORE = 12; // letters of a message before what was searched for: the list is narrow, and this has to be seen
 
 export function makeSidebar(app) {
   const side = document.getElementById("side");
@@ -73,6 +74,6 @@ export function makeSidebar(app) {
 
 function snippet(text, words) {
   const at = Math.max(0, text.toLowerCase().indexOf(words.toLowerCase()));
-  const from = Math.max(0, at - 30);
+  const from = Math.max(0, at - BEFORE);
   return [`${from ? "…" : ""}${text.slice(from, at)}`, h("mark", {}, text.slice(at, at + words.length)), text.slice(at + words.length, at + words.length + 60)];
 }

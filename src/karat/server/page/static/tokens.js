@@ -41,7 +41,13 @@ export function makeTokens(app, node) {
     go(index);
     app.emit("panel", "why");
   });
-  element.addEventListener("focusin", (event) => { const index = indexOf(event.target); if (index >= 0 && index !== app.picked?.index) app.about(node, index); });
+  element.addEventListener("focusin", (event) => {
+    const index = indexOf(event.target);
+    if (index < 0) return;
+    if (index !== app.picked?.index) app.about(node, index);
+    if (spans[index].matches(":focus-visible") && document.getElementById("panel").hidden) showCard(spans[index], entries()[index]);
+  });
+  element.addEventListener("focusout", hideCard);
   element.addEventListener("pointerover", (event) => { const index = indexOf(event.target); if (index >= 0 && event.pointerType === "mouse") showCard(spans[index], entries()[index]); });
   element.addEventListener("pointerleave", hideCard);
   element.addEventListener("keydown", (event) => {

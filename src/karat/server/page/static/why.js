@@ -5,7 +5,7 @@ import { makePrompt } from "./prompt.js";
 import { bits, STEPS, stepOf } from "./surprise.js";
 import { fitsBeside } from "./width.js";
 
-const CUTS = { grammar: "cut by the form", top_k: "cut by top k", top_p: "cut by top p", min_p: "cut by min p" };
+const CUTS = { grammar: "cut by the form", min_tokens: "too early to end", allowed_token_ids: "not allowed", top_k: "cut by top k", top_p: "cut by top p", min_p: "cut by min p" };
 
 export function makeWhy(app) {
   const place = h("div");
@@ -62,7 +62,7 @@ export function makeWhy(app) {
 
   function alternative(node, index, entry, other) {
     const chosen = other.token === entry.token;
-    const state = chosen ? (entry.picked ? "taken by you" : entry.draw === null ? "chosen" : `chosen, drawn with ${percent(other.drawn)}`) : other.cut_by ? CUTS[other.cut_by] : other.drawn !== null && other.drawn !== undefined ? `drawn with ${percent(other.drawn)}` : "";
+    const state = chosen ? (entry.picked ? "taken by you" : entry.draw === null ? "chosen" : `chosen, drawn with ${percent(other.drawn)}`) : other.cut_by ? CUTS[other.cut_by] : entry.temperature > 0 ? `drawn with ${percent(other.drawn)}` : "";
     const penalty = other.penalty ? `penalty ${other.penalty > 0 ? "+" : "−"}${Math.abs(other.penalty).toFixed(2)}` : "";
     const parts = [
       h("span", { class: "word" }, shown(other.text)), bar(other.probability), h("span", { class: "share" }, percent(other.probability)),
