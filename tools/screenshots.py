@@ -1,9 +1,10 @@
-"""The pictures of the page in docs/images: python -m tools.screenshots, or `make screenshots`.
+"""The pictures of the page in docs/images: python -m tools.screenshots [NAME …], or `make screenshots`.
 
 They show the real model of the tests where it is there (tools/real_model.py), else the embedded one, in the system's
 Chromium. The typeface is Inter if the system has it (Debian's package fonts-inter).
 """
 
+import argparse
 import re
 import shutil
 import subprocess
@@ -90,13 +91,13 @@ def proof(scene: Scene) -> None:
     scene.ask("Why is the sky blue?")
     scene.key("p")
     scene.tab.get_by_role("button", name="Replay", exact=True).click()
-    scene.tab.wait_for_selector(".verdict .good")
+    scene.tab.locator(".verdict").first.locator(".good").wait_for()
     scene.tab.get_by_role("button", name="Compare", exact=True).click()
-    scene.tab.wait_for_selector(".verdict .two, .verdict .good >> nth=1")
+    scene.tab.locator(".verdict").nth(1).locator(".two, .good").wait_for()
     if scene.tab.locator("#compare-activations").count():
         scene.tab.locator("#compare-activations").select_option("int8")
         scene.tab.get_by_role("button", name="Compare activations").click()
-        scene.tab.wait_for_selector(".verdict .two >> nth=1, .verdict .good >> nth=1")
+        scene.tab.locator(".verdict").last.locator(".two, .good").wait_for()
     scene.tab.locator(".verdict").last.scroll_into_view_if_needed()
     scene.tab.locator(".proof.body").evaluate("panel => panel.scrollTo(0, panel.scrollHeight)")
 
@@ -122,24 +123,31 @@ def phone_why(scene: Scene) -> None:
     scene.tab.locator(".token[role=button]").nth(6).click()
 
 
+SCENES = [
+    ("page", why, {**WIDE, "color_scheme": "light"}),
+    ("page-dark", why, {**WIDE, "color_scheme": "dark"}),
+    ("page-proof", proof, {**WIDE, "color_scheme": "light"}),
+    ("page-live", live, {**WIDE, "color_scheme": "dark"}),
+    ("page-phone", phone, {**PHONE, "color_scheme": "light"}),
+    ("page-phone-why", phone_why, {**PHONE, "color_scheme": "dark"}),
+]
+
+
 def main() -> None:
+    names = [name for name, _, _ in SCENES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(names)} (default: all)")
+    wanted = parser.parse_args().names or names
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"no picture is called {', '.join(unknown)}; there are {', '.join(names)}")
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser_path is None:
         sys.exit("there is no Chromium: install the system's package chromium")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    scenes = [
-        ("page", why, {**WIDE, "color_scheme": "light"}),
-        ("page-dark", why, {**WIDE, "color_scheme": "dark"}),
-        ("page-proof", proof, {**WIDE, "color_scheme": "light"}),
-        ("page-live", live, {**WIDE, "color_scheme": "dark"}),
-        ("page-phone", phone, {**PHONE, "color_scheme": "light"}),
-        ("page-phone-why", phone_why, {**PHONE, "color_scheme": "dark"}),
-    ]
-    wanted = set(sys.argv[1:])
     with serving() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=FLAGS)
-        for name, play, options in scenes:
-            if not wanted or name in wanted:
+        for name, play, options in SCENES:
+            if name in wanted:
                 scene = Scene(browser, url, **options)
                 play(scene)
                 scene.take(name)
