@@ -18,7 +18,7 @@ export function makeChart(name, value, { unit, most = null, whole = false }) {
   function add(now, was, seconds) {
     const next = value(now, was, seconds);
     const shown = Number.isFinite(next) ? next : null;
-    values.push(shown);
+    values.push(shown ?? values.at(-1) ?? null);
     if (values.length > NUM) values.shift();
     if (shown !== null) latest.textContent = `${format(shown, whole)}${unit}`;
     draw();
