@@ -104,10 +104,12 @@ def proof(scene: Scene) -> None:
 
 def live(scene: Scene) -> None:
     """What the server does while it answers twice at once."""
-    scene.settings(temperature="0.8", seed="5", n="2", max_completion_tokens="160")
+    scene.settings(temperature="0.8", seed="5", n="2", repetition_penalty="1.1", max_completion_tokens="60")
     scene.key("l")
-    scene.ask("Write a haiku about the sea.")
-    scene.tab.locator("#message").fill("And one about the wind.")
+    scene.ask("Who lives in the sea?")
+    scene.settings(max_completion_tokens="1500")
+    scene.key("l")
+    scene.tab.locator("#message").fill("Tell me a long story about one of them.")
     scene.tab.keyboard.press("Enter")
     scene.tab.wait_for_timeout(3500)
 
