@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import Running
+from tests.server.page.conftest import Page
 from tests.support.scripted import script
 
 TOOLS = [{"name": "clock", "description": "The time", "parameters": {"type": "object", "properties": {}}}]
@@ -36,6 +37,17 @@ def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Run
         assert tool == {"role": "tool", "content": "noon", "tool_call_id": assistant["tool_calls"][0]["id"]}
         assert page.texts("tool") == ["noon"]
         assert page.tab.locator(".message.assistant").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("[", "is no JSON"), ('{"name": "a"}', "no JSON list"), ("[null]", "no object")]
+)
+def test_a_list_of_tools_that_is_none(page: Page, text: str, said: str) -> None:
+    page.settings(tools=text)
+    assert said in page.tab.locator("#tools-said").text_content()
+    assert page.tab.locator("#tools").get_attribute("aria-invalid") == "true"
+    page.settings(tools=json.dumps(TOOLS))
+    assert page.tab.locator("#tools").get_attribute("aria-invalid") == "false"
 
 
 # Tokens of the scripted model are characters, and after a token that is not of its script it comes to an end.

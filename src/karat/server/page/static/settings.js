@@ -44,6 +44,7 @@ function formOf({ form, formText }) {
 export function toolsOf(text) {
   const tools = jsonOf(text, "The list of tools");
   if (!Array.isArray(tools)) throw new Error("The list of tools is no JSON list: write [ … ]");
+  if (!tools.every((tool) => tool !== null && typeof tool === "object")) throw new Error("The list of tools has what is no object: write [{ … }]");
   return tools.map((tool) => (tool.function ? tool : { type: "function", function: tool }));
 }
 
