@@ -73,9 +73,25 @@ def test_the_same_seed_gives_the_same_answer_and_the_reload_keeps_both(page: Pag
     assert page.tab.locator(".count").inner_text().endswith("1 / 2")
 
 
+# The tokens that feet of messages say while answers grow.
+COUNTED = """() => {
+    window.counted = [];
+    const look = () => {
+        for (const foot of document.querySelectorAll("[aria-busy=true] .facts")) {
+            const number = /^\\d+(?= tokens)/.exec(foot.textContent);
+            if (number) window.counted.push(Number(number[0]));
+        }
+    };
+    new MutationObserver(look).observe(document.body, {childList: true, subtree: true, characterData: true});
+}"""
+
+
 def test_answers_side_by_side_and_one_of_them_goes_on(page: Page) -> None:
     page.settings(n="3", temperature="1.2")
+    page.tab.evaluate(COUNTED)
     page.ask("Tell me a story.")
+    counted = page.tab.evaluate("window.counted")
+    assert counted and max(counted) <= 24, "each says its own tokens"
     answers = page.texts("assistant")
     assert len(answers) == 3 and len(set(answers)) > 1
     page.tab.get_by_role("button", name="Go on with this one").last.click()

@@ -72,7 +72,6 @@ class Answering {
     this.progress = null;
     this.begun = performance.now();
     this.firstAt = null;
-    this.numTokens = 0;
     this.frame = 0;
     this.savedAt = performance.now();
     const n = body.n ?? 1;
@@ -84,10 +83,13 @@ class Answering {
 
   stop() { this.controller.abort(); }
 
-  /** Tokens a second so far, of all answers together. */
-  get rate() {
+  /** How many tokens of this answer came so far; those that it goes on from are not counted. */
+  numTokensOf(node) { return Math.max(0, (node.numTokens ?? 0) - (this.from?.tokens.length ?? 0)); }
+
+  /** Tokens a second of this answer so far; null in its first moments. */
+  rateOf(node) {
     const seconds = (performance.now() - this.firstAt) / 1000;
-    return this.firstAt === null || seconds < 0.3 ? null : (this.numTokens - this.nodes.length) / seconds;
+    return this.firstAt === null || seconds < 0.3 ? null : Math.max(0, this.numTokensOf(node) - 1) / seconds;
   }
 
   async run() {
@@ -132,7 +134,6 @@ class Answering {
     for (const call of delta.tool_calls ?? []) takeCall(node, call);
     if (choice.token_ids?.length) {
       details.tokens.push(...choice.token_ids);
-      this.numTokens += choice.token_ids.length;
       node.numTokens = details.tokens.length;
       this.firstAt ??= performance.now();
     }

@@ -18,7 +18,8 @@ export function makeBar(app, open) {
   function showGauge() {
     const last = app.conversation.path().findLast((node) => node.usage);
     const stream = app.stream;
-    const used = (stream?.progress?.total ?? 0) + (stream?.numTokens ?? 0) || (last ? last.usage.prompt_tokens + (last.numTokens ?? 0) : 0);
+    const growing = stream && Math.max(...stream.nodes.map((node) => stream.numTokensOf(node))); // each in a context of its own
+    const used = (stream?.progress?.total ?? 0) + (growing ?? 0) || (last ? last.usage.prompt_tokens + (last.numTokens ?? 0) : 0);
     const share = Math.min(1, used / app.abilities.maxLen);
     fill.style.setProperty("--share", `${100 * share}%`);
     gauge.classList.toggle("full", share > 0.9);

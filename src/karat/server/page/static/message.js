@@ -28,7 +28,7 @@ export function makeMessage(app, node) {
     element.classList.toggle("chosen", app.conversation.group(node).length > 1 && app.conversation.chosen(node.parent) === node);
     updateText(busy);
     const state = JSON.stringify([busy, Boolean(app.stream), node.finish, node.error, node.usage, app.unfolded.has(node.id), app.conversation.siblings(node).map(({ id }) => id), app.conversation.chosen(node.parent)?.id, node.toolCalls, app.conversation.children(node.id).length > 0]);
-    if (busy) facts.replaceChildren(progressOf(app.stream));
+    if (busy) facts.replaceChildren(progressOf(app.stream, node));
     if (state === shown) return;
     shown = state;
     if (!busy) facts.replaceChildren(...factsOf(app, node));
@@ -114,15 +114,15 @@ export function makeMessage(app, node) {
   return { node, element, update, unfold, startEditing, mark: () => tokens?.mark(), tokens: () => tokens };
 }
 
-function progressOf(stream) {
+function progressOf(stream, node) {
   const { progress } = stream;
   if (stream.firstAt === null) {
     const done = progress ? progress.processed / progress.total : 0;
     const words = progress ? `Reading the prompt: ${number(progress.processed)} of ${number(progress.total)} tokens` : "Waiting for the first token";
     return h("span", { class: "reading" }, words, progress && h("progress", { max: 1, value: done, "aria-label": "Prompt read" }));
   }
-  const rate = stream.rate;
-  return h("span", {}, `${number(stream.numTokens)} tokens${rate ? ` · ${rate.toFixed(rate < 10 ? 1 : 0)} a second` : ""}`);
+  const rate = stream.rateOf(node);
+  return h("span", {}, `${number(stream.numTokensOf(node))} tokens${rate ? ` · ${rate.toFixed(rate < 10 ? 1 : 0)} a second` : ""}`);
 }
 
 const ENDS = { length: "cut at its longest", stopped: "stopped", error: "ended in an error", tool_calls: "calls a tool" };
