@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from karat.errors import RequestError
 from karat.server.bodies import read_body, read_json
-from karat.server.errors import ApiError
+from karat.server.errors import ApiError, of_karat
 from karat.server.fields import CHAT, TABLE, TEXT, fields_of
 
 MESSAGES = [{"role": "user", "content": "PLACEHOLDER"}]
@@ -106,6 +107,19 @@ def test_a_wrong_value_is_named_with_what_came_and_what_was_expected(
 ) -> None:
     error = refusal(json.dumps({"messages": MESSAGES} | given).encode())
     assert error.param == param and said in error.message
+
+
+@pytest.mark.parametrize(
+    ("said", "param"),
+    [
+        ("min_tokens=9: expected less", "min_tokens"),
+        ("logit_bias: 99999 is no token id", "logit_bias"),
+        ("resume: 99999 is no token id", "karat.resume"),
+        ("the prompt: 99999 is no token id", None),
+    ],
+)
+def test_errors_of_the_engine_name_the_field(said: str, param: str | None) -> None:
+    assert of_karat(RequestError(said)).param == param
 
 
 def test_what_is_without_effect_is_listed() -> None:

@@ -152,13 +152,16 @@ def test_bombs_are_refused_quickly(name: str) -> None:
         {"type": "foo"},
         {"type": "string", "pattern": "(?=a)"},
         {"type": "string", "format": "no-such-format"},
+        {"type": "object", "patternProperties": {"(?=a)": {}}},
+        {"type": "integer", "multipleOf": 0},
+        {"type": "string", "enum": []},
+        {"$ref": "#/nowhere"},
         {"$ref": "https://example.com/schema"},
     ],
 )
 def test_what_cannot_be_kept_to_is_refused_by_name(schema: dict[str, object]) -> None:
     key = list(schema)[-1]
-    named = {"type": "foo", "pattern": "look-around", "format": "no-such-format", "$ref": "example.com"}.get(key, key)
-    with pytest.raises(RequestError, match=re.escape(named)):
+    with pytest.raises(RequestError, match=r"json: .*" + re.escape(key)):
         GrammarCompiler(BYTES, 258).compile(StructuredOutputs(json=schema))
 
 

@@ -11,13 +11,14 @@ from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
+from karat.errors import RequestError
 from karat.outputs import RequestOutput
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import read_body
-from karat.server.errors import ApiError
+from karat.server.errors import ApiError, invalid
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.inner import Ask, Lengths, Work, require_a_choice
 from karat.server.keeper import Keeper
@@ -108,7 +109,8 @@ class Answering:
         model = self.model_name(asked.form.model)
         made = await prepare(asked, llm)
         work = self._work(request, asked, made.given, llm, [made.prompt])
-        await _until_ready(work, llm)
+        by_tools = "structured_outputs" not in asked.given
+        await _until_ready(work, llm, "tools" if by_tools else asked.form.structure_field)
         return self._subject(prefix, model, asked.form, work, llm, talk=made.talk, without_effect=made.without_effect)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
@@ -123,7 +125,7 @@ class Answering:
             if asked.form.echo:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
         work = self._work(request, asked, asked.given, llm, prompts, texts)
-        await _until_ready(work, llm)
+        await _until_ready(work, llm, asked.form.structure_field)
         return self._subject("cmpl", model, asked.form, work, llm, echoed=echoed)
 
     def _work(
@@ -209,12 +211,17 @@ def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(answer), headers=headers)
 
 
-async def _until_ready(work: Work, llm: AsyncLLM) -> None:
+async def _until_ready(work: Work, llm: AsyncLLM, structure_field: str) -> None:
     """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
 
-    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait.
+    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait. 400 that names
+    `structure_field`, which gives the form, for one that cannot be compiled.
     """
     if work.receipt is not False:
         await llm.fingerprint()
     if (form := work.asks[0].params.structured_outputs) is not None:  # that of all
-        await llm.compile_form(form)
+        try:
+            await llm.compile_form(form)
+        except RequestError as error:
+            reason = str(error).removeprefix("structured_outputs: ")
+            raise invalid(structure_field, f"{structure_field}: {reason}") from error

@@ -17,7 +17,7 @@ from karat.errors import (
     UsageError,
 )
 
-_PARAM = re.compile(r"([a-z_]+)=")
+_PARAM = re.compile(r"([a-z_]+)(?:=|: )")
 RETRY_AFTER_S = 5
 
 
@@ -73,5 +73,6 @@ def of_karat(error: KaratError) -> ApiError:
         return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError | TemplateError):
         found = _PARAM.match(message)
-        return ApiError(400, message, param=found[1] if found else None)
+        name = found[1] if found else None
+        return ApiError(400, message, param="karat.resume" if name == "resume" else name)
     return ApiError(500, message, code=type(error).__name__)

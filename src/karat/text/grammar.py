@@ -31,6 +31,15 @@ _HEADER = '%llguidance {"no_forcing": true}\n'
 # A space, or a line end with its indentation: white space cannot go on for ever.
 _WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 _REPEAT = re.compile(r"(.?)(?:\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?)")
+_KEYWORDS = {  # of llguidance's errors that begin so
+    "Invalid type:": "type",
+    "Unknown format:": "format",
+    "Resource ": "$ref",
+    "Pointer ": "$ref",
+    "regex parse error": "pattern",
+    "invalid multiple of": "multipleOf",
+    "Unsatisfiable schema: anyOf is empty": "enum or anyOf",
+}
 _DIRECTIVE = re.compile(r"%(?:json|lark|llguidance|regex)\b")
 _DEFINITION = re.compile(r"^\s*[?!]?[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 
@@ -64,6 +73,8 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             reason = _reason(matcher)
+            if kind == "json":
+                reason = _with_keyword(str(form.json), reason)
             raise RequestError(
                 f"structured_outputs: {kind}: {reason}; expected what llguidance supports; change it or leave it out"
             )
@@ -155,6 +166,15 @@ def _reason(matcher: LLMatcher) -> str:
     """llguidance's error in one line, without the lines of the grammar that it shows."""
     told = re.split(r"\n\s*\d+ \| |<non-verbose/>", matcher.get_error())[0]
     return " ".join(re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", told).split())[:300]
+
+
+def _with_keyword(schema: str, reason: str) -> str:
+    """llguidance's error about a JSON Schema, with the keyword that it is about where it shows the value alone."""
+    for words, keyword in _KEYWORDS.items():
+        if reason.startswith(words):
+            patterns = "pattern" if '"pattern"' in schema else "patternProperties"
+            return f"{patterns if keyword == 'pattern' else keyword}: {reason}"
+    return reason
 
 
 def _as_llguidance(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:

@@ -108,13 +108,18 @@ def test_what_cannot_be_kept_to_names_the_keyword(server: Running, name: str) ->
         ({"uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "minItems": 10**9, "items": {}}, "minItems"),
         ({"enum": list(range(9000))}, "values"),
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, "look-around"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)"}}}, "pattern: "),
+        ({"$ref": "#/nowhere"}, "$ref: "),
     ):
         route, body = bodies()[name]
         given = json.loads(json.dumps(body).replace(json.dumps(SCHEMA), json.dumps(wrong)))
         for stream in (False, True):
             answer = server.ask(route, given | {"stream": stream})
-            assert answer.status == 400 and told in answer.json["error"]["message"], (answer.status, answer.content)
+            said = answer.json["error"]["message"]
+            assert answer.status == 400 and told in said, (answer.status, answer.content)
+            field = {"output_config": "output_config.format"}.get(name, name)
+            field = "structured_outputs" if "vLLM" in name else field
+            assert said.startswith(f"{field}: ") and answer.json["error"].get("param", field) == field
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from karat.server.anthropic.messages import Contents
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
+from karat.server.openai.formats import structure_field
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
 from karat.server.tools import Function, Mode, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.wishes import read_wishes
@@ -46,7 +47,9 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         messages,
         read_variables(values),
         sampling,
-        Form(values.get("model"), stream, progress=stream),  # progress: the first event has the cached tokens
+        Form(  # progress: the first event has the cached tokens
+            values.get("model"), stream, progress=stream, structure_field=structure_field(values)
+        ),
         values.get("priority", 0),
         values.get("cache_salt"),
         read_wishes(values),

@@ -26,6 +26,18 @@ def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
     return chosen("response_format", _schema(values.get("response_format", {"type": "text"})), values)
 
 
+def structure_field(values: Mapping[str, Any]) -> str:
+    """The field of a request that gives the form of the answer, if one does."""
+    if "structured_outputs" not in values:
+        for name in ("response_format", "output_format"):
+            if name in values:
+                return name
+        for name in ("text", "output_config"):
+            if "format" in values.get(name, {}):
+                return f"{name}.format"
+    return "structured_outputs"
+
+
 def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
     """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
     body = judge(values.get("text", {}), _TEXT, "text.")

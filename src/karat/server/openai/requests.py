@@ -8,7 +8,7 @@ from karat.request import shown
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
-from karat.server.openai.formats import structure
+from karat.server.openai.formats import structure, structure_field
 from karat.server.openai.messages import read_messages
 from karat.server.openai.tools import read_tools
 from karat.server.tools import NO_TOOLS, Tools
@@ -46,6 +46,7 @@ class Form:
     echo: bool = False
     prompt_logprobs: bool = False
     no_answer: bool = False  # max_tokens 0: the echo alone
+    structure_field: str = "structured_outputs"  # that gives the form of the answer, if one does
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,4 +189,5 @@ def _form(values: Mapping[str, Any]) -> Form:
         echo=values.get("echo", False),
         prompt_logprobs="prompt_logprobs" in values,
         no_answer=values.get("max_tokens") == 0,
+        structure_field=structure_field(values),
     )

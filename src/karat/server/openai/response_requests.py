@@ -8,7 +8,7 @@ from karat.request import shown
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
-from karat.server.openai.formats import text_structure
+from karat.server.openai.formats import structure_field, text_structure
 from karat.server.openai.messages import called, linked, read_messages, unknown
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
 from karat.server.openai.response_schema import FunctionChoice, FunctionTool, TextConfig, TextFormat
@@ -70,7 +70,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         messages,
         read_variables(values),
         sampling,
-        Form(values.get("model"), values.get("stream", False)),
+        Form(values.get("model"), values.get("stream", False), structure_field=structure_field(values)),
         values.get("priority", 0),
         values.get("cache_salt"),
         read_wishes(values),
