@@ -92,6 +92,20 @@ class Page:
         self.tab.evaluate("document.activeElement.blur()")
         self.tab.keyboard.press(key)
 
+    def saved(self) -> None:
+        """Until the browser has what was saved so far: a read waits for the writes before it."""
+        self.tab.evaluate(
+            """() => new Promise((done, failed) => {
+                const opening = indexedDB.open("karat");
+                opening.onerror = () => failed(opening.error);
+                opening.onsuccess = () => {
+                    const reading = opening.result.transaction(["conversations", "nodes", "details"]);
+                    reading.oncomplete = () => { opening.result.close(); done(); };
+                    reading.objectStore("conversations").count();
+                };
+            })"""
+        )
+
     def texts(self, role: str = "") -> list[str]:
         found = self.tab.locator(f".message{role and '.' + role} > .text").all_text_contents()
         return [re.sub(r"\s+", " ", text).strip() for text in found]

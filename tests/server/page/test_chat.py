@@ -66,6 +66,7 @@ def test_the_same_seed_gives_the_same_answer_and_the_reload_keeps_both(page: Pag
     (again,) = page.texts("assistant")
     page.key("[")
     assert page.texts("assistant") == [again]
+    page.saved()
     page.tab.reload()
     page.tab.locator(".conversations .open").first.click()
     page.tab.wait_for_selector(".message.assistant")
@@ -94,6 +95,11 @@ def test_answers_side_by_side_and_one_of_them_goes_on(page: Page) -> None:
     assert counted and max(counted) <= 24, "each says its own tokens"
     answers = page.texts("assistant")
     assert len(answers) == 3 and len(set(answers)) > 1
+    page.key("w")
+    page.tab.wait_for_selector(".token[role=button]")
+    why = page.tab.locator(".message:has(.token) .chosen-mark")
+    assert why.count() == 1, "the tokens are those of the answer that goes on"
+    page.key("w")
     page.tab.get_by_role("button", name="Go on with this one").last.click()
     page.settings(n="1")
     with page.tab.expect_request("**/v1/chat/completions") as asked:
@@ -154,6 +160,16 @@ def test_search_finds_a_message_and_shows_it(page: Page) -> None:
     assert edges[0] <= edges[1], "what was searched for is cut off"
     page.tab.locator(".conversations .open").last.click()
     page.until("document.querySelector('.message.user').textContent.includes('quagmire')")
+
+
+def test_search_has_the_focus_where_the_list_slides_in(opened: Callable[..., Any], server: Running) -> None:
+    with opened(server, viewport={"width": 600, "height": 740}) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.key("s")
+        page.tab.keyboard.type("story")  # r is "another answer", outside of a field
+        assert page.tab.locator("#search").input_value() == "story"
+        page.tab.keyboard.press("Escape")
+        assert not page.tab.locator("body.with-side").count()
 
 
 def test_export_and_import_give_the_same_conversation(page: Page, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ export function listenToKeys(app, { thread, panel, side, composer }) {
   };
 
   async function why() {
-    const view = thread.lastView("assistant");
+    const view = lastAnswer() && thread.viewOf(lastAnswer());
     if (!view || !app.abilities.explain) return;
     await view.unfold();
     view.tokens()?.go(app.picked?.node === view.node ? app.picked.index : 0, false);

@@ -44,6 +44,7 @@ export class Store {
     try {
       const writing = this.db.transaction(STORES, "readwrite");
       for (const [store, value] of trying.values()) writing.objectStore(store).put(value);
+      writing.commit(); // now, not when the page has heard of each: it may be left before
       await finished(writing);
       for (const [key, entry] of trying) if (this.unsaved.get(key) === entry) this.unsaved.delete(key);
       this.fails = false;
@@ -63,6 +64,7 @@ export class Store {
       writing.objectStore("nodes").delete(id);
       writing.objectStore("details").delete(id);
     }
+    writing.commit();
     await finished(writing);
   }
 
