@@ -179,7 +179,7 @@ def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Li
     the limits.
 
     `attention_of_peak` is of a long prompt: FLOPs of attention over the seconds beyond those of as many chunks of the
-    short one, over the median FMA peak.
+    short one, over the median FMA peak of the build.
     """
     if own["bytes"] is None:
         return {"beside": {}, "of_reading": None, "attention_of_peak": None}
@@ -197,12 +197,18 @@ def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Li
         short, chunks = own_rows[0], own["linear_flops"] / own_rows[0]["linear_flops"]
         seconds = own["seconds"] - chunks * short["seconds"]
         flops = own["attention_flops"] - chunks * short["attention_flops"]
-        share = flops / seconds / limits.fma_median if seconds > 0 else None
+        peak = limits.fma_median * limits.fma_by_isa[_float_build(build)] / limits.fma_peak
+        share = flops / seconds / peak if seconds > 0 else None
     return {
         "beside": beside,
         "of_reading": own["bytes"] / own["seconds"] / limits.bandwidth_median if "decode" in own["workload"] else None,
         "attention_of_peak": share,
     }
+
+
+def _float_build(build: str) -> str:
+    """Its floats are those of the build without VNNI."""
+    return build.split("-")[0]
 
 
 def _is_peer(row: Mapping[str, Any]) -> bool:

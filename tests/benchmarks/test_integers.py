@@ -16,7 +16,7 @@ LIMITS = Limits(
     bandwidth=50.0,
     pattern=Pattern("generic", 1, 0, 0),
     fma_peak=400.0,
-    fma_by_isa={},
+    fma_by_isa={"avx2": 100.0, "avx512": 400.0},
     bandwidth_median=40.0,
     fma_median=200.0,
     num_runs=3,
@@ -44,12 +44,16 @@ def test_ratios_are_of_the_same_build_and_of_other_engines() -> None:
 
 
 def test_attention_is_what_a_long_prompt_takes_beyond_its_chunks() -> None:
-    rows = [
-        figures("avx2 int16", "prefill 512", 1.0, bytes=1, linear_flops=100, attention_flops=10),
-        figures("avx2 int16", "prefill 8192", 20.0, bytes=1, linear_flops=1600, attention_flops=760),
-    ]
-    assert integers.ratios(rows[1], rows, LIMITS)["attention_of_peak"] == (760 - 160) / (20 - 16) / 200
-    assert integers.ratios(rows[0], rows, LIMITS)["attention_of_peak"] is None
+    def rows(side: str) -> list[dict[str, Any]]:
+        return [
+            figures(side, "prefill 512", 1.0, bytes=1, linear_flops=100, attention_flops=10),
+            figures(side, "prefill 8192", 20.0, bytes=1, linear_flops=1600, attention_flops=760),
+        ]
+
+    fastest, other = rows("avx512-vnni int16"), rows("avx2 int16")
+    assert integers.ratios(fastest[0], fastest, LIMITS)["attention_of_peak"] is None
+    assert integers.ratios(fastest[1], fastest, LIMITS)["attention_of_peak"] == (760 - 160) / (20 - 16) / 200
+    assert integers.ratios(other[1], other, LIMITS)["attention_of_peak"] == (760 - 160) / (20 - 16) / 50
 
 
 def test_every_format_of_a_part_can_be_made() -> None:
