@@ -70,7 +70,7 @@ def bench(
     ] = None,
     executor: Annotated[str | None, typer.Option(metavar="NAME", help="An executor that `karat env` lists.")] = None,
     activations: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: float32, int24, int16 or int8.")
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
     plot: Annotated[

@@ -42,7 +42,7 @@ class TargetOptions:
         int | None, _option("Servers", "N", "Of servers started here (default: the physical cores).")
     ] = None
     activations: Annotated[
-        str | None, _option("Servers", "TYPE", "Of karat serve, weights in blocks: float32, int24, int16, int8.")
+        str | None, _option("Servers", "TYPE", "Of karat serve, weights in blocks: int16 (default), int24 or int8.")
     ] = None
 
 

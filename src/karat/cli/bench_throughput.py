@@ -41,7 +41,7 @@ def bench_throughput(
     ] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: the physical cores).")] = None,
     activations: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: float32, int24, int16 or int8.")
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the prompts (default: a new one, stated).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the text.")] = False,

@@ -70,7 +70,7 @@ class ComputeOptions:
         int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
     activations: Annotated[
-        list[str] | None, _option("Model", "TYPE", "Read by weights in blocks: float32, int24, int16 or int8.")
+        list[str] | None, _option("Model", "TYPE", "Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None
     tensor_parallel_size: Annotated[
         int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8.")

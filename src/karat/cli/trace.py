@@ -59,7 +59,7 @@ def trace(
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Keep keys and values in this type.")] = None,
     activations: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int24, int16 or int8.")
+        str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
     validate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write nothing; say what this trace lacks.")
