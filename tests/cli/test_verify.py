@@ -106,7 +106,7 @@ def test_a_receipt_of_digests_is_verified_beside_its_request(
     first = json.loads(path.read_text().splitlines()[0])
     assert isinstance(first["prompt"]["token_ids"], str) and isinstance(first["output"]["token_ids"], str)
     alone = karat_here("verify", str(path), "-m", model)
-    assert alone.returncode == 2 and "give the request too (--request)" in alone.stderr
+    assert alone.returncode == 2 and "give the request too (--request FILE;" in alone.stderr
     asked.write_text(json.dumps(request_))
     done = karat_here("verify", str(path), "-m", model, "--request", str(asked))
     assert done.returncode == 0, done

@@ -74,8 +74,9 @@ def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
             assert await crowd(seconds) > 0
             await at_rest(engine)
             gc.collect()
-            for process, (counted, held) in zip(processes, before, strict=True):
-                assert counts(process) == counted
+            for process, ((descriptors, threads), held) in zip(processes, before, strict=True):
+                now = counts(process)
+                assert now[0] <= descriptors and now[1] <= threads  # fewer: what other tests of this process left ended
                 assert memory(process) - held < MOST_GROWTH
 
     before = threading.active_count()

@@ -3,8 +3,10 @@
 import gc
 import hashlib
 import re
+import threading
 import weakref
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import karat
 from karat import LLM
 from karat.checkpoint import Weight
 from karat.engine.loading import Preparation
-from karat.receipts import Fingerprint
+from karat.receipts import Fingerprint, fingerprint
 from karat.receipts.fingerprint import merkle_root
 from tests.engine.tiny import CHATML, GREEDY, write_model
 
@@ -80,6 +82,28 @@ def test_it_is_made_beside_the_work_and_once(tmp_path: Path) -> None:
     del llm
     gc.collect()
     assert gone() is None  # no fingerprint keeps a model
+
+
+def test_who_waits_does_not_starve(plain: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may leave a patient thread no time: it has the piece that it began with, and no other."""
+    gate, pieces = threading.Event(), []
+
+    def starved(queue: SimpleQueue[Any]) -> None:
+        while (given := queue.get()) is not None:
+            gate.wait()
+            work, done = given
+            work()
+            pieces.append(work)
+            done.set()
+
+    monkeypatch.setattr(fingerprint, "_work_patiently", starved)
+    (folder := tmp_path / "other").mkdir()
+    with LLM(write_model(folder, **SHAPE)) as llm:
+        begun = llm._fingerprinting.begin()
+        assert not begun.done()
+        assert llm._fingerprinting.wanted() is begun
+        gate.set()
+        assert begun.result(60) == plain and len(pieces) <= 1
 
 
 def test_the_tree_is_that_of_rfc_9162() -> None:

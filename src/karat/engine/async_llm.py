@@ -90,7 +90,7 @@ class AsyncLLM:
             checkpoint = open_model(self.path)
             self.config = read_config(checkpoint.config)
             prepare = Preparation(opening.options.quantize, quiet=True)
-            hashing = self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare, patient=True)
+            hashing = self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
             text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
             text_side.then(hashing.begin)  # beside the engine's process, which loads; not beside the interpreter's lock
             ready = process.ready(progress)
@@ -183,7 +183,7 @@ class AsyncLLM:
 
     async def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. Waits until its weights are hashed."""
-        return await asyncio.shield(asyncio.wrap_future(self._fingerprinting.begin()))
+        return await asyncio.shield(asyncio.wrap_future(self._fingerprinting.wanted()))
 
     async def verify(self, receipt: Receipt, prompt: Prompt | None = None) -> Verdict:
         """Whether this model answers as the receipt says, as `LLM.verify`. Running requests come before it.

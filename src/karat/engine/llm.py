@@ -166,7 +166,7 @@ class LLM:
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
-        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare, patient=True)
+        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
         self._fingerprinting.identify(
             Identity(
                 config=self.config,
@@ -308,7 +308,7 @@ class LLM:
 
     def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. The first call, or receipt, reads all weights once more."""
-        return self._fingerprinting.begin().result()
+        return self._fingerprinting.wanted().result()
 
     def verify(self, receipt: "Receipt", prompt: Prompt | None = None) -> "Verdict":
         """Whether this model answers as the receipt says, by one pass over prompt and answer.

@@ -82,7 +82,10 @@ def examine(
     stated, output = receipt.prompt.token_ids, receipt.output.token_ids
     if isinstance(stated, str):
         if prompt_token_ids is None:
-            raise ReceiptError("the receipt has only digests of prompt and answer; give the request too (--request)")
+            raise ReceiptError(
+                "the receipt has only digests of prompt and answer; give the request too (--request FILE; over HTTP "
+                "`request`; in Python prompt)"
+            )
         if digest(prompt_token_ids) != stated:
             return Examined(receipt, signer, Difference("prompt.token_ids: their digest is not that of the request"))
         stated = prompt_token_ids

@@ -26,7 +26,7 @@ from karat.text import Tokenizer
 
 SHORT = 32  # hexadecimal digits of a digest in system_fingerprint
 _CLOSED = "the model was closed before its weights were hashed; open it again"
-_PIECE = 1 << 26  # bytes that are hashed at once
+_PIECE = 1 << 22  # bytes that are hashed at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +87,14 @@ class Identity:
 class Fingerprinting:
     """The fingerprint of a model, found by a thread of its own beside whatever the model does, its loading included.
 
-    Weights are hashed without the interpreter's lock. Where it is `patient`, they get only processor time that nobody
-    else wants (on Linux), so that no token is delayed. What is hashed is known before a model is loaded; `identify`
-    gives the rest of the identity, with the same config, checkpoint and prepare.
+    Weights are hashed without the interpreter's lock. They get only processor time that nobody else wants (on Linux),
+    so that no token is delayed, until somebody waits for the fingerprint. What is hashed is known before a model is
+    loaded; `identify` gives the rest of the identity, with the same config, checkpoint and prepare.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prepare: Prepare, *, patient: bool = False) -> None:
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prepare: Prepare) -> None:
         self._weights = (config, checkpoint, prepare)
-        self._patient = patient
+        self._is_wanted = threading.Event()
         self._lock = threading.Lock()
         self._identity: Future[Identity] = Future()
         self._ended = threading.Event()
@@ -106,9 +106,14 @@ class Fingerprinting:
             if self._found is None:
                 self._found = Future()
                 self._found.set_running_or_notify_cancel()  # whoever waits may leave, and ends nothing
-                arguments = (self._weights, self._identity, self._ended, self._found, self._patient)
+                arguments = (self._weights, self._identity, self._ended, self._found, self._is_wanted)
                 threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
             return self._found
+
+    def wanted(self) -> "Future[Fingerprint]":
+        """As `begin`, for who waits: from now on weights are hashed with the priority of any thread."""
+        self._is_wanted.set()
+        return self.begin()
 
     def identify(self, identity: Identity) -> None:
         """The rest of what the fingerprint is made of, once."""
@@ -131,12 +136,12 @@ def _find(
     identity: "Future[Identity]",
     ended: threading.Event,
     found: "Future[Fingerprint]",
-    patient: bool,
+    is_wanted: threading.Event,
 ) -> None:
     config, checkpoint, prepare = hashed
     try:
         weights = find_weights(config, checkpoint)
-        root = merkle_root(weights, prepare, ended, _Patient().do if patient else _at_once)
+        root = merkle_root(weights, prepare, ended, _Patient(is_wanted).do)
         found.set_result(_fingerprint(identity.result(), root))
     except CancelledError:
         found.set_exception(UsageError(_CLOSED))
@@ -148,16 +153,21 @@ class _Patient:
     """A daemon thread that gets only processor time that nobody else wants (on Linux), while it computes something.
 
     Only work without the interpreter's lock is for it: a thread that waits for a processor and holds the lock would
-    have all threads wait with it.
+    have all threads wait with it. Where others leave it no time, work takes long; it is short, and none is given to the
+    thread once the result `is_wanted`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: threading.Event) -> None:
+        self._is_wanted = is_wanted
         self._work = SimpleQueue[tuple[Callable[[], None], threading.Event] | None]()
         weakref.finalize(self, self._work.put, None)
         threading.Thread(target=_work_patiently, args=(self._work,), name="karat-hashing", daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
         """Have the thread do it, and wait."""
+        if self._is_wanted.is_set():
+            work()
+            return
         done = threading.Event()
         self._work.put((work, done))
         done.wait()
