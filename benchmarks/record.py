@@ -27,7 +27,7 @@ def record(name: str, options: list[str], folder: Path = RESULTS) -> Path:
     command = [sys.executable, "-m", "karat", "bench", *options, "--json"]  # a subcommand comes first
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
-    words = [Path(word).name if Path(word).is_absolute() else word for word in options]  # wherever files lie here
+    words = without_folders(options)
     kept = {"command": shlex.join(["karat", "bench", *words]), "commit": commit(), **result}
     return keep(name, kept, folder)
 
@@ -55,8 +55,18 @@ def keep(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
     numbered = (folder / f"{stem}-{number}.json" for number in itertools.count(2))
     path = next(path for path in itertools.chain([folder / f"{stem}.json"], numbered) if not path.exists())
     folder.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(without_folders(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def without_folders(value: Any) -> Any:
+    """A value of JSON in which files of this machine are named without their folders, which tell nobody anything."""
+    if isinstance(value, dict):
+        return {name: without_folders(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_folders(one) for one in value]
+    is_path = isinstance(value, str) and value.startswith("/") and Path(value).exists()
+    return Path(value).name if is_path else value
 
 
 def commit() -> str:
