@@ -60,3 +60,11 @@ def test_a_second_result_of_a_day_takes_the_place_of_none(tmp_path: Path) -> Non
     paths = [record.keep("x", result | {"turn": turn}, tmp_path) for turn in range(3)]
     assert [path.name for path in paths] == [f"2026-11-22-a-cpu-2-cores-x{end}.json" for end in ("", "-2", "-3")]
     assert [json.loads(path.read_text(encoding="utf-8"))["turn"] for path in paths] == [0, 1, 2]
+
+
+def test_files_are_named_without_their_folders(tmp_path: Path) -> None:
+    (file := tmp_path / "a.gguf").touch()
+    result = {"date": "2026-11-22T10:00:00", "machine": {"cpu": "A CPU", "usable_cores": 2}}
+    path = record.keep("x", result | {"servers": [{"model": str(file)}], "route": "/v1/completions"}, tmp_path)
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert kept["servers"] == [{"model": "a.gguf"}] and kept["route"] == "/v1/completions"
