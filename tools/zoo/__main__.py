@@ -16,6 +16,7 @@ from datetime import date
 import torch
 import transformers
 
+from karat.ops.integers import WIDTHS
 from tools.zoo.draws import ONE_OP, cases_of, pairs
 from tools.zoo.faults import ROWS
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case
@@ -41,11 +42,13 @@ def rows_of(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Cas
                 row.bug,
                 cases_of(
                     args.cases,
-                    lambda seed, row=row: run_case([row], seed, kind=kind, seconds=args.seconds),
+                    lambda seed, row=row: run_case(
+                        [row], seed, kind=kind, seconds=args.seconds, activations=args.activations
+                    ),
                     f"{args.seed}-{kind}-{row.bug}",
                 ),
             )
-    for bug in TOKEN_BUGS if kind == "full" else ():
+    for bug in TOKEN_BUGS if kind == "full" and args.activations is None else ():
         if not args.only or bug in args.only:
             yield bug, cases_of(args.cases, lambda seed, bug=bug: token_case(bug, seed), f"{args.seed}-{bug}")
 
@@ -53,7 +56,9 @@ def rows_of(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Cas
 def show(kind: str, args: argparse.Namespace) -> list[Goal]:
     """Print one part, and its goals."""
     start = time.monotonic()
-    print(f"{PARTS[kind]} (`python -m tools.zoo {kind} --cases {args.cases} --seed {args.seed}`, {date.today()}):\n")
+    width = f" --activations {args.activations}" if args.activations else ""
+    command = f"python -m tools.zoo {kind}{width} --cases {args.cases} --seed {args.seed}"
+    print(f"{PARTS[kind]} (`{command}`, {date.today()}):\n")
     if kind == "healthy":
         runs = max(100 * args.cases, 100)
         goals = goals_of_healthy(runs, healthy(runs, args.seed))
@@ -78,9 +83,14 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", default=[], choices=[*(row.bug for row in ROWS), *TOKEN_BUGS], metavar="BUG"
     )
+    parser.add_argument(
+        "--activations", choices=WIDTHS, help="models with weights in blocks, which read integers of this width"
+    )
     args = parser.parse_args()
     if args.cases < 1:
         parser.error(f"--cases {args.cases}: expected a number of at least 1")
+    if args.activations and args.kind in ("all", "pairs", "healthy"):
+        parser.error(f"--activations is of rows, and {args.kind} has others")
     if args.only and args.kind in ("pairs", "healthy"):
         parser.error(f"--only chooses rows, and {args.kind} has none")
     transformers.logging.set_verbosity_error()
