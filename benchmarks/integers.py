@@ -44,7 +44,7 @@ from typing import Any
 from benchmarks import integer_goals
 from benchmarks.earlier import Earlier
 from benchmarks.formats import make_file
-from benchmarks.record import RESULTS, ROOT, commit, keep
+from benchmarks.record import RESULTS, ROOT, commit, keep, without_folders
 from karat.bench.limits import LimitMeter, Limits
 from karat.bench.peers import PEERS
 from karat.bench.peers.process import PeerProcess
@@ -250,12 +250,6 @@ def _peer_paths(given: Sequence[str], fail: Callable[[str], Any]) -> dict[str, l
     return found
 
 
-def _without_folder(word: str) -> str:
-    """Wherever files lie here."""
-    name, equals, path = word.rpartition("=")
-    return f"{name}{equals}{Path(path).name}" if Path(path).is_absolute() else word
-
-
 def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="PART", help="default: all, real only with --model")
@@ -304,7 +298,7 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
         found = {type_: measure_format(path, chosen, options) for type_, path in files.items()}
         goals = integer_goals.lines(name, found)
         facts = {
-            "command": shlex.join(["python", "-m", "benchmarks.integers", *map(_without_folder, given)]),
+            "command": shlex.join(["python", "-m", "benchmarks.integers", *without_folders(given)]),
             "commit": commit(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {

@@ -60,13 +60,15 @@ def keep(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def without_folders(value: Any) -> Any:
-    """A value of JSON in which files of this machine are named without their folders, which tell nobody anything."""
+    """A value of JSON whose files of this machine (FILE, NAME=FILE) have no folders, which tell nobody anything."""
     if isinstance(value, dict):
         return {name: without_folders(one) for name, one in value.items()}
     if isinstance(value, list):
         return [without_folders(one) for one in value]
-    is_path = isinstance(value, str) and value.startswith("/") and Path(value).exists()
-    return Path(value).name if is_path else value
+    if not isinstance(value, str):
+        return value
+    name, equals, path = value.rpartition("=")
+    return f"{name}{equals}{Path(path).name}" if path.startswith("/") and Path(path).exists() else value
 
 
 def commit() -> str:

@@ -65,6 +65,7 @@ def test_a_second_result_of_a_day_takes_the_place_of_none(tmp_path: Path) -> Non
 def test_files_are_named_without_their_folders(tmp_path: Path) -> None:
     (file := tmp_path / "a.gguf").touch()
     result = {"date": "2026-11-22T10:00:00", "machine": {"cpu": "A CPU", "usable_cores": 2}}
-    path = record.keep("x", result | {"servers": [{"model": str(file)}], "route": "/v1/completions"}, tmp_path)
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    assert kept["servers"] == [{"model": "a.gguf"}] and kept["route"] == "/v1/completions"
+    facts = {"servers": [{"model": str(file)}], "peer": f"llama.cpp={file}", "route": "/v1/completions"}
+    kept = json.loads(record.keep("x", result | facts, tmp_path).read_text(encoding="utf-8"))
+    assert kept["servers"] == [{"model": "a.gguf"}] and kept["peer"] == "llama.cpp=a.gguf"
+    assert kept["route"] == "/v1/completions"
