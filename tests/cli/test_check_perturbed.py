@@ -32,7 +32,7 @@ PLAIN = ("folder", "F32", "F16", "BF16")
 QUANTISED = tuple(mix for mix in MIXES if mix not in PLAIN)
 LARGE = {"hidden_size": 256, "intermediate_size": 256}  # whole blocks of every format
 F32 = np.dtype(np.float32)
-SEEN = 3e-5  # of the deviation of an op's results: what moves them less may be rounding, which `check` does not name
+SEEN = 1e-5  # of the deviation of an op's results, ten times the floor: what moves them less counts as rounding
 
 
 @dataclass(frozen=True)

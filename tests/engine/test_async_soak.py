@@ -15,6 +15,7 @@ from karat import AsyncLLM, SamplingParams
 from karat.errors import OverloadedError
 from tests.engine.test_async_llm import run
 from tests.engine.test_async_requests import at_rest
+from tests.engine.test_rank_faults import descriptors, opened_since
 from tests.support.seed import SEED
 
 if sys.platform != "linux":
@@ -60,7 +61,8 @@ async def client(engine: AsyncLLM, draw: random.Random, deadline: float) -> int:
 def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
     async def soak() -> None:
         async with await AsyncLLM.open(threads=1, max_num_seqs=4, num_blocks=70, max_queue=6) as engine:
-            processes = os.getpid(), engine.process_id
+            child = engine.process_id
+            processes = os.getpid(), child
 
             async def crowd(for_s: float) -> int:
                 deadline = time.monotonic() + for_s
@@ -70,14 +72,16 @@ def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
             await crowd(max(1.0, seconds / 10))  # what caches and pools take, they have then
             await at_rest(engine)
             gc.collect()  # what other tests of this process left, too
-            before = [(counts(process), memory(process)) for process in processes]
+            ours, theirs, held = descriptors(), counts(child), [memory(process) for process in processes]
+            num_threads = counts(os.getpid())[1]
             assert await crowd(seconds) > 0
             await at_rest(engine)
             gc.collect()
-            for process, ((descriptors, threads), held) in zip(processes, before, strict=True):
-                now = counts(process)
-                assert now[0] <= descriptors and now[1] <= threads  # fewer: what other tests of this process left ended
-                assert memory(process) - held < MOST_GROWTH
+            # Of this process by name: what other tests left in it may end at any time.
+            assert opened_since(ours) == [] and counts(os.getpid())[1] <= num_threads
+            assert counts(child) == theirs
+            for process, before in zip(processes, held, strict=True):
+                assert memory(process) - before < MOST_GROWTH
 
     before = threading.active_count()
     run(soak(), limit_s=120 + 2 * seconds)
