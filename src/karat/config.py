@@ -145,5 +145,14 @@ def numpy_on_one_thread() -> None:
     Its OpenBLAS wakes all cores for products of a few tokens and then waits for them. The reference executor and the
     checks run up to ten times slower so, most of all where the cores have other work.
     """
-    if not any(name in os.environ for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")):
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ.update(_one_thread())
+
+
+def environment_of_children() -> dict[str, str]:
+    """The environment for processes of ours: this process's, with NumPy on one thread as above."""
+    return dict(os.environ) | _one_thread()
+
+
+def _one_thread() -> dict[str, str]:
+    names = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+    return {} if any(name in os.environ for name in names) else {"OPENBLAS_NUM_THREADS": "1"}

@@ -21,6 +21,8 @@ def main(arguments):
     open(arguments[1], "w").write(str(os.getpid()))
     if arguments[0] == "hang":
         time.sleep(600)
+    if arguments[0] == "threads":
+        sys.exit("%s threads" % os.environ.get("OPENBLAS_NUM_THREADS"))
     sys.exit(arguments[0])
 """
 
@@ -34,6 +36,18 @@ def pid_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_its_code_and_its_words_come_back(pid_file: Path) -> None:
     assert run_worker("work_of_a_test", ["last words", str(pid_file)], 60.0) == (1, "last words")
+
+
+@pytest.mark.parametrize(("asked", "threads"), [(None, "1"), ("3", "3")])
+def test_numpy_computes_on_one_thread_there(
+    pid_file: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, threads: str
+) -> None:
+    for name in ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if asked:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", asked)
+    assert run_worker("work_of_a_test", ["threads", str(pid_file)], 60.0) == (1, f"{threads} threads")
+    assert os.environ.get("OPENBLAS_NUM_THREADS") == asked
 
 
 def test_its_time_runs_out_and_it_is_gone(pid_file: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -279,15 +280,17 @@ def test_it_is_imported_when_it_is_asked_for() -> None:
 
 def test_weights_are_hashed_beside_loading_and_no_token_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     hashing, may_go_on = threading.Event(), threading.Event()
-    leaf = fingerprint_module._leaf
+    leaf, texts = fingerprint_module._leaf, Mock(side_effect=fingerprint_module._texts)
 
     def held(name: str, weight: Weight, do: Any) -> bytes:
+        texts.assert_called_once()  # they hold the interpreter's lock, so they come before the model is loaded
         hashing.set()
         assert may_go_on.wait(120)
         return leaf(name, weight, do)
 
     began: list[bool] = []  # before all is loaded
     monkeypatch.setattr(fingerprint_module, "_leaf", held)
+    monkeypatch.setattr(fingerprint_module, "_texts", texts)
     engine = AsyncLLM(threads=1, progress=lambda done, total: began.append(hashing.wait(60)))
     try:
         assert began and all(began)

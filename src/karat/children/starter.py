@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from karat.config import environment_of_children
+
 Result = TypeVar("Result")
 
 # The new process first asks for the signal at its parent's end. Until then its own process group protects it: if the
@@ -49,7 +51,7 @@ class Starter:
 
         Its stdout and stderr go to this process's stderr. With `errors` (a descriptor), its stderr goes there and its
         stdout is dropped. It imports nothing from the current folder (-P). It does not receive Ctrl-C and Ctrl-Z of the
-        terminal. Raises OSError.
+        terminal. NumPy computes on one thread there: others would spin beside imports and loading. Raises OSError.
         """
 
         def popen() -> "subprocess.Popen[bytes]":
@@ -60,6 +62,7 @@ class Starter:
                 stdout=2 if errors is None else subprocess.DEVNULL,
                 stderr=errors,
                 process_group=0,
+                env=environment_of_children(),
             )
 
         return self._call(popen)

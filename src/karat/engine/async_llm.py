@@ -36,7 +36,7 @@ from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.comparison import Comparison
-from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
+from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Difference, Verdict
 from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, StructuredOutputs, shown
@@ -89,9 +89,14 @@ class AsyncLLM:
         try:
             checkpoint = open_model(self.path)
             self.config = read_config(checkpoint.config)
-            prepare = Preparation(opening.options.quantize, quiet=True)
-            hashing = self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
             text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
+            stored = Stored(
+                config=self.config,
+                checkpoint=checkpoint,
+                prepare=Preparation(opening.options.quantize, quiet=True),
+                tokenizer=lambda: text_side.result()[0],
+            )
+            hashing = self._fingerprinting = Fingerprinting(stored)
             text_side.then(hashing.begin)  # beside the engine's process, which loads; not beside the interpreter's lock
             ready = process.ready(progress)
             self.tokenizer, defaults = text_side.result()
@@ -121,11 +126,7 @@ class AsyncLLM:
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
         self._fingerprinting.identify(
-            Identity(
-                config=self.config,
-                checkpoint=checkpoint,
-                prepare=prepare,
-                tokenizer=self.tokenizer,
+            Computing(
                 sampler=SAMPLER_VERSION,
                 executor=self.executor,
                 dtype=self.dtype,

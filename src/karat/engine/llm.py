@@ -30,7 +30,7 @@ from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
-from karat.receipts.fingerprint import Fingerprint, Fingerprinting, Identity
+from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
 from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
@@ -166,13 +166,12 @@ class LLM:
         self._turns = Turns(self.engine)
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
-        self._fingerprinting = Fingerprinting(self.config, checkpoint, prepare)
+        stored = Stored(
+            config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: text_side.result()[0]
+        )
+        self._fingerprinting = Fingerprinting(stored)
         self._fingerprinting.identify(
-            Identity(
-                config=self.config,
-                checkpoint=checkpoint,
-                prepare=prepare,
-                tokenizer=self.tokenizer,
+            Computing(
                 sampler=SAMPLER_VERSION,
                 executor=self.executor,
                 dtype=self.dtype,

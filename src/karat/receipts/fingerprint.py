@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from queue import SimpleQueue
+from typing import TypedDict
 
 from karat.checkpoint import Checkpoint, Weight
 from karat.config import Activations, ModelConfig
@@ -70,13 +71,19 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Identity:
-    """All of a model that a fingerprint is made of. `prepare` converts weights as for loading, and says nothing."""
+class Stored:
+    """What of a model is known before it is loaded. `prepare` converts weights as for loading, and says nothing."""
 
     config: ModelConfig
     checkpoint: Checkpoint
     prepare: Prepare
-    tokenizer: Tokenizer
+    tokenizer: Callable[[], Tokenizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """What is known once it is loaded: the version of the sampler's rules, and the executor with its types."""
+
     sampler: int
     executor: str
     dtype: str
@@ -87,16 +94,16 @@ class Identity:
 class Fingerprinting:
     """The fingerprint of a model, found by a thread of its own beside whatever the model does, its loading included.
 
-    Weights are hashed without the interpreter's lock. They get only processor time that nobody else wants (on Linux),
-    so that no token is delayed, until somebody waits for the fingerprint. What is hashed is known before a model is
-    loaded; `identify` gives the rest of the identity, with the same config, checkpoint and prepare.
+    First come the digests of the texts, which hold the interpreter's lock for some milliseconds, and are done before a
+    model is loaded. Weights are hashed without the lock. They get only processor time that nobody else wants (on
+    Linux), so that no token is delayed, until somebody waits for the fingerprint. `identify` gives the rest.
     """
 
-    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, prepare: Prepare) -> None:
-        self._weights = (config, checkpoint, prepare)
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
         self._is_wanted = threading.Event()
         self._lock = threading.Lock()
-        self._identity: Future[Identity] = Future()
+        self._computing: Future[Computing] = Future()
         self._ended = threading.Event()
         self._found: Future[Fingerprint] | None = None
 
@@ -106,7 +113,7 @@ class Fingerprinting:
             if self._found is None:
                 self._found = Future()
                 self._found.set_running_or_notify_cancel()  # whoever waits may leave, and ends nothing
-                arguments = (self._weights, self._identity, self._ended, self._found, self._is_wanted)
+                arguments = (self._stored, self._computing, self._ended, self._found, self._is_wanted)
                 threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
             return self._found
 
@@ -115,14 +122,14 @@ class Fingerprinting:
         self._is_wanted.set()
         return self.begin()
 
-    def identify(self, identity: Identity) -> None:
+    def identify(self, computing: Computing) -> None:
         """The rest of what the fingerprint is made of, once."""
-        self._identity.set_result(identity)
+        self._computing.set_result(computing)
 
     def end(self) -> None:
         """End the thread after the tensor that it hashes: the model is not loaded, or no more. May be called again."""
         self._ended.set()
-        self._identity.cancel()
+        self._computing.cancel()
 
     @property
     def known(self) -> Fingerprint | None:
@@ -132,17 +139,17 @@ class Fingerprinting:
 
 
 def _find(
-    hashed: tuple[ModelConfig, Checkpoint, Prepare],
-    identity: "Future[Identity]",
+    stored: Stored,
+    computing: "Future[Computing]",
     ended: threading.Event,
     found: "Future[Fingerprint]",
     is_wanted: threading.Event,
 ) -> None:
-    config, checkpoint, prepare = hashed
     try:
-        weights = find_weights(config, checkpoint)
-        root = merkle_root(weights, prepare, ended, _Patient(is_wanted).do)
-        found.set_result(_fingerprint(identity.result(), root))
+        texts = _texts(stored)
+        weights = find_weights(stored.config, stored.checkpoint)
+        root = merkle_root(weights, stored.prepare, ended, _Patient(is_wanted).do)
+        found.set_result(_fingerprint(texts, root, weights, stored.prepare, computing.result()))
     except CancelledError:
         found.set_exception(UsageError(_CLOSED))
     except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
@@ -187,25 +194,40 @@ def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def fingerprint(identity: Identity) -> Fingerprint:
+def fingerprint(stored: Stored, computing: Computing) -> Fingerprint:
     """Reads all weights once."""
-    return _fingerprint(identity, merkle_root(find_weights(identity.config, identity.checkpoint), identity.prepare))
+    weights = find_weights(stored.config, stored.checkpoint)
+    return _fingerprint(_texts(stored), merkle_root(weights, stored.prepare), weights, stored.prepare, computing)
 
 
-def _fingerprint(identity: Identity, root: str) -> Fingerprint:
-    weights = find_weights(identity.config, identity.checkpoint)
-    types = {identity.prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
+class _Texts(TypedDict):
+    configuration: str
+    tokenizer: str
+    chat_template: str
+
+
+def _texts(stored: Stored) -> _Texts:
+    tokenizer = stored.tokenizer()
+    return _Texts(
+        configuration=digest(_configuration(stored.config)),
+        tokenizer=digest(tokenizer.definition),
+        chat_template=digest(dict(tokenizer.template_sources)),
+    )
+
+
+def _fingerprint(
+    texts: _Texts, root: str, weights: Mapping[str, Weight], prepare: Prepare, computing: Computing
+) -> Fingerprint:
+    types = {prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
     return Fingerprint(
-        configuration=digest(_configuration(identity.config)),
+        **texts,
         weights=root,
-        tokenizer=digest(identity.tokenizer.definition),
-        chat_template=digest(dict(identity.tokenizer.template_sources)),
-        numeric_contract=contract_of(types, identity.activations),
-        sampler=identity.sampler,
-        executor=identity.executor,
-        dtype=identity.dtype,
-        kv_dtype=identity.kv_dtype,
-        activations=activations_read(types, identity.activations),
+        numeric_contract=contract_of(types, computing.activations),
+        sampler=computing.sampler,
+        executor=computing.executor,
+        dtype=computing.dtype,
+        kv_dtype=computing.kv_dtype,
+        activations=activations_read(types, computing.activations),
     )
 
 

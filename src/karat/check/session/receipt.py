@@ -27,7 +27,7 @@ from karat.engine.text_side import TextSide
 from karat.engine.verifying import compared
 from karat.errors import KaratError, ReceiptError
 from karat.ops.registry import create
-from karat.receipts.fingerprint import Identity, fingerprint
+from karat.receipts.fingerprint import Computing, Stored, fingerprint
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
@@ -76,17 +76,14 @@ def _require_same_model(model: CheckedModel, receipt: Receipt, prepare: Preparat
             f"fingerprint.activations={stated.activations!r}: this Karat has no such; use the one that has"
         )
     here = fingerprint(
-        Identity(
-            config=model.config,
-            checkpoint=model.checkpoint,
-            prepare=prepare,
-            tokenizer=tokenizer,
+        Stored(config=model.config, checkpoint=model.checkpoint, prepare=prepare, tokenizer=lambda: tokenizer),
+        Computing(
             sampler=SAMPLER_VERSION,
             executor=stated.executor,
             dtype=stated.dtype,
             activations=cast(Any, stated.activations),
             kv_dtype=stated.kv_dtype,
-        )
+        ),
     )
     require_same(receipt, replace(here, activations=stated.activations, numeric_contract=stated.numeric_contract))
 
