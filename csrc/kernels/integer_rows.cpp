@@ -7,20 +7,26 @@ namespace {
 
 constexpr int kMinExponent = -102, kMaxExponent = 105;  // of powers
 
-constexpr std::int32_t limit_of(int digits) { return digits == 1 ? 127 : digits == 2 ? 32639 : 8355711; }
+template <int kDigits>
+inline constexpr std::int32_t kLimit = kDigits == 1   ? 127
+                                       : kDigits == 2 ? 32639
+                                                      : 8355710;
+
+// Whether a power is the block's maximum / the limit, not a power of two.
+template <int kDigits>
+inline constexpr bool kByMaximum = kDigits != 2;
 
 KARAT_INLINE float two_to_the(int exponent) { return float_of(static_cast<std::uint32_t>(127 + exponent) << 23); }
 
 // To the nearest integer, of even ones in a tie; 0 <= x < 2^23.
 KARAT_INLINE std::int32_t nearest(float x) { return static_cast<std::int32_t>((x + 0x1p23f) - 0x1p23f); }
 
-// The exponent of the smallest power at which `largest` (its bits), rounded, is at most the limit.
-template <int kDigits>
+// The exponent of int16's smallest power of two at which `largest` (its bits), rounded, is at most the limit.
 KARAT_INLINE int exponent_of(std::uint32_t largest) {
-    constexpr int kBits = 8 * kDigits - 1;
+    constexpr int kBits = 15;
     const int exponent = static_cast<int>(largest >> 23) - 126 - kBits;
     const float scaled = float_of((largest & 0x7fffff) | (static_cast<std::uint32_t>(126 + kBits) << 23));
-    const int smallest = exponent + (nearest(scaled) > limit_of(kDigits));
+    const int smallest = exponent + (nearest(scaled) > kLimit<2>);
     return smallest < kMinExponent ? kMinExponent : smallest;
 }
 
@@ -42,12 +48,13 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
     const float largest = float_of(bits);
     float power, factor = 1;
     bool fits = bits < 0x7f800000;
-    if constexpr (kDigits == 1) {
-        const float scale = fits ? largest / 127.0f : 1.0f, least = two_to_the(kMinExponent);
+    if constexpr (kByMaximum<kDigits>) {
+        const float scale = fits ? largest / static_cast<float>(kLimit<kDigits>) : 1.0f,
+                    least = two_to_the(kMinExponent);
         power = scale < least ? least : scale;
         fits = fits && power <= two_to_the(kMaxExponent);
     } else {
-        const int exponent = exponent_of<kDigits>(bits);
+        const int exponent = exponent_of(bits);
         fits = fits && exponent <= kMaxExponent;
         power = two_to_the(fits ? exponent : 0);
         factor = two_to_the(fits ? -exponent : 0);
@@ -55,10 +62,11 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
     Halves q;
     for (int i = 0; i < 2; ++i) {
         if (!fits) q[i] = iset1(0);
-        else if constexpr (kDigits == 1) q[i] = to_nearest(values[i] / set1(power));
+        else if constexpr (kByMaximum<kDigits>) q[i] = to_nearest(values[i] / set1(power));
         else q[i] = to_nearest(values[i] * set1(factor));
     }
-    if (fits && nearest(kDigits == 1 ? largest / power : largest * factor) == 0) power = 1;  // all integers are 0
+    if (fits && nearest(kByMaximum<kDigits> ? largest / power : largest * factor) == 0)
+        power = 1;  // all integers are 0
     if (!fits) power = __builtin_nanf("");
     std::memcpy(out, &power, sizeof power);
     std::memset(out + 12, 0, 4);

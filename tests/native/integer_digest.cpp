@@ -24,7 +24,7 @@ namespace {
 using namespace karat;
 
 constexpr std::size_t kRows = 82, kRandomRows = 70, kColumns = 512, kTokens = 24;
-constexpr int kLimits[] = {0, 127, 32639, 8355711};  // by Activations
+constexpr int kLimits[] = {0, 127, 32639, 8355710};  // by Activations
 
 // Number i of a seed.
 std::uint32_t random(std::uint32_t seed, std::size_t i) {

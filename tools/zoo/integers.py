@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-_LIMITS = {"int8": 127, "int16": 32_639, "int24": 8_355_711}
+_LIMITS = {"int8": 127, "int16": 32_639, "int24": 8_355_710}
 
 
 class CutInBlockError(Exception):
@@ -19,7 +19,7 @@ def rounded(x: torch.Tensor, activations: str) -> torch.Tensor:
         raise CutInBlockError
     blocks = x.detach().float().unflatten(-1, (-1, 32))
     largest = blocks.abs().amax(-1, keepdim=True)
-    if activations == "int8":
+    if activations != "int16":
         power = (largest / limit).clamp_min(2.0**-102)
         return ((blocks / power).round().double() * power.double()).flatten(-2)
     wide = blocks.double()

@@ -5,10 +5,12 @@ Kernels equal it, bit for bit; karat.ops.integer_reference computes by it.
 **Activations.** A row is cut into blocks of 32 columns at absolute multiples of 32. A block is integers q and a power,
 float32, of which they are multiples, rounded to nearest even. |q| is at most the width's `limit`.
 
-- int16 and int24: the power is a power of two, the smallest at which the rounded maximum fits, from 2**-102 on. q is
-  x / power. The limits are the largest numbers that two or three signed bytes write with the same number negated.
-- int8: a power of two would cost too much (docs/determinism.md), so power = max(max|x| / 127, 2**-102) and
-  q = x / power, all in float32. Its products with scales and with sums of q are rounded once, and exact elsewhere.
+- int16: the power is a power of two, the smallest at which the rounded maximum fits, from 2**-102 on. q is x / power,
+  and products of powers are exact. The limit is the largest number that two signed bytes write with the same number
+  negated.
+- int8 and int24: a power of two would cost too much (docs/determinism.md), so power = max(max|x| / limit, 2**-102) and
+  q = x / power, all in float32. Products with scales and with sums of q are rounded once. Three signed bytes write one
+  more than int24's limit, which is even, so that a quotient half above it is rounded to it.
 - Powers are at most 2**105. So power is normal, and scale * power is normal and finite for every stored scale other
   than zero: those are 2**-24 … 65,504 * 128 in magnitude. Elements below half a step are 0.
 - A block whose q are all 0 has power 1.
@@ -76,7 +78,7 @@ WIDTHS: Mapping[str, Width] = {
     for width in (
         Width("int8", 7, 127, by_maximum=True),
         Width("int16", 15, 32_639),
-        Width("int24", 23, 8_355_711),
+        Width("int24", 23, 8_355_710, by_maximum=True),
     )
 }
 
