@@ -5,10 +5,10 @@
 //
 //     a block
 //     byte 0       4                  12          16                  48                  80
-//          | power | sums of q        | (unused)  | int8: digits      |
-//          |       | columns 0 … 15   |           | int16: first digit| last digit        |
-//          |       | columns 16 … 31  |
-//            float   2 x int32                      32 x 1 byte         32 x 1 byte
+//          | power | sums of q        | power *   | int8: digits      |
+//          |       | columns 0 … 15   | sum of    | int16: first digit| last digit        |
+//          |       | columns 16 … 31  | all q     |
+//            float   2 x int32          float       32 x 1 byte         32 x 1 byte
 //
 //     int24
 //     byte 0       4          12   16                     24                      32            64             96
@@ -36,7 +36,7 @@ inline constexpr std::size_t kDigitColumns = 32;
 // A block of kDigits digits a column: 1 (int8), 2 or 3 (int24).
 template <int kDigits>
 struct DigitBlock {
-    static constexpr std::size_t kSumsAt = 4, kFirstSumsAt = 16, kLowerSumsAt = 24;
+    static constexpr std::size_t kSumsAt = 4, kValueAt = 12, kFirstSumsAt = 16, kLowerSumsAt = 24;
     static constexpr std::size_t kDigitsAt = kDigits == 3 ? 32 : 16;
     static constexpr std::size_t kBytes = kDigitsAt + kDigits * kDigitColumns;
 };

@@ -77,6 +77,12 @@ struct XBlock {
     KARAT_INLINE std::int32_t sum(int column) const {
         return sum_at<kSub>(DigitBlock<kDigits>::kSumsAt, column);
     }
+    // power * the sum of q.
+    template <int kSub>
+    KARAT_INLINE float value(int column) const {
+        if constexpr (kSub == 32) return read<float>(DigitBlock<kDigits>::kValueAt);
+        return static_cast<float>(sum<kSub>(column)) * power();
+    }
     template <int kSub>
     KARAT_INLINE std::int32_t first_sum(int column) const {
         return sum_at<kSub>(DigitBlock<kDigits>::kFirstSumsAt, column);
@@ -91,6 +97,13 @@ struct XBlock {
                            static_cast<std::size_t>(digit) * kDigitColumns + column);
     }
 
+#if defined(KARAT_PAIRS)
+    // Of int16's digits.
+    KARAT_INLINE Words words() const {
+        const auto* const digits = reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt;
+        return Words::of(digits, digits + kDigitColumns);
+    }
+#endif
     // q of two columns, in the order of `word_column`.
     KARAT_INLINE i32x16 two_words(int word) const {
         return four_digits(reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt + 2 * word);

@@ -1,4 +1,6 @@
 // Linear layers of integers for a few tokens: codes are multiplied as they are read.
+#include <type_traits>
+
 #include "kernels/integer.h"
 
 #if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
@@ -8,10 +10,59 @@ namespace {
 // Groups that are multiplied at a time: as many accumulators as the registers hold.
 template <int kTokens, int kDigits, int G>
 inline constexpr int kGroupsAtOnce =
-#if defined(KARAT_AVX2)
-    kTokens == 1 && G > 1 ? 2 : 1;
-#else
+#if defined(KARAT_AVX512)
     kTokens * kDigits * G <= 24 ? G : G / 2;
+#else
+    1;
+#endif
+
+// A token's sums of a sub-block of one group: of each digit by itself.
+template <class Codes, int kDigits, int kSteps>
+struct SumsOfDigits {
+    static constexpr int kCodes = kClass<Codes::kLargest>;
+    using X = XBlock<kDigits>;
+    Dots<kCodes, kSteps> dots[kDigits];
+
+    static KARAT_INLINE X read(const XBlock<kDigits>& x) { return x; }
+    KARAT_INLINE void begin() {
+        for (auto& digit : dots) digit.begin();
+    }
+    KARAT_INLINE void add(int step, const Factors<kCodes>& codes, const X& x, int column) {
+        for (int digit = 0; digit < kDigits; ++digit) dots[digit].add(step, codes, x.four(digit, column));
+    }
+    KARAT_INLINE i32x16 first() const { return dots[0].total(); }
+    KARAT_INLINE i32x16 rest() const {
+        const i32x16 last = dots[kDigits - 1].total();
+        if constexpr (kDigits == 1) return last;
+        else return last + (dots[kDigits - 2].total() << 8);
+    }
+};
+
+#if defined(KARAT_PAIRS)
+// The same of q itself, in words of 16 bits: sums of digits would be joined too often for codes of more than five bits,
+// or taken of both halves of a code.
+struct SumsOfWords {
+    static constexpr int kCodes = kWords;
+    using X = Words;
+    i32x16 sum;
+
+    static KARAT_INLINE X read(const XBlock<2>& x) { return x.words(); }
+    KARAT_INLINE void begin() { sum = iset1(0); }
+    KARAT_INLINE void add(int, const Factors<kWords>& codes, const X& x, int column) {
+        for (int part = 0; part < 2; ++part) {
+            sum = sum + join_pairs(codes.part[part], x.two(column / 2 + part));
+            in_order(sum);
+        }
+    }
+    KARAT_INLINE i32x16 first() const { return sum; }
+    KARAT_INLINE i32x16 rest() const { return sum; }
+};
+template <class Codes, int kDigits, int kSteps>
+using SumsOf =
+    std::conditional_t<kInWords<kDigits> && (Codes::kLargest > 31), SumsOfWords, SumsOfDigits<Codes, kDigits, kSteps>>;
+#else
+template <class Codes, int kDigits, int kSteps>
+using SumsOf = SumsOfDigits<Codes, kDigits, kSteps>;
 #endif
 
 // A panel of G groups, for T tokens.
@@ -22,77 +73,79 @@ struct FewTokens {
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
     static constexpr std::size_t kLinesAhead = 2048;  // bytes
     using Codes = typename Fmt::Codes;
+    using Scales = typename Fmt::Scales;
+    using Sums = SumsOf<Codes, kDigits, kSteps>;
 
     const LinearArgs& a;
     const std::uint8_t* w;
     const Codes codes = Codes::make();
 
+    KARAT_INLINE void leaf(std::size_t first, std::size_t last, f32x16 (&sum)[T][G]) {
+        for (std::size_t k = first; k < last; w += kStep) {
+            Scales scales[kSubs > 1 ? G : 1];
+            if constexpr (kSubs > 1)
+                for (int g = 0; g < G; ++g) scales[g] = Scales::of(block_of<Fmt>(w, g, G));
+            for (int pair = 0; pair < kSubs; pair += 2)
+                KARAT_UNROLL_STEPS  // shifts that depend on which of the two it is are constants
+                    for (int sub = pair; sub < pair + (kSubs > 1 ? 2 : 1);
+                         ++sub, k += kSub) for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
+        }
+    }
+
+private:
     KARAT_INLINE XBlock<kDigits> x(int t, std::size_t column) const {
         return {a.digits + static_cast<std::size_t>(t) * a.digits_stride +
                 column / kDigitColumns * XBlock<kDigits>::kBytes};
     }
 
-    KARAT_INLINE void leaf(std::size_t first, std::size_t last, f32x16 (&sum)[T][G]) {
-        for (std::size_t k = first; k < last; w += kStep) {
-            typename Fmt::Scales scales[G];
-            for (int g = 0; g < G; ++g) scales[g] = Fmt::Scales::of(block_of<Fmt>(w, g, G));
-            for (int sub = 0; sub < kSubs; ++sub, k += kSub)
-                for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
-        }
-    }
-
-private:
-    // Prefetches after step `step` of a block: a few lines, or none. All at once they would take the buffers that loads
-    // need. The words of long blocks are read out of order, so whole blocks are prefetched, into the second-level
-    // cache.
-    KARAT_INLINE void fetch(int step) const {
-        constexpr int steps = kSubs * (G / kAtOnce) * kSteps;
-        constexpr int lines = static_cast<int>((kStep + 63) / 64);
-        const std::uint8_t* const from = w + (kSubs > 1 ? 2 * kStep : kLinesAhead);
-        for (int line = step * lines / steps; line < (step + 1) * lines / steps; ++line)
+    // Prefetches as much as the groups of a sub-block read, in a step a line or none: all at once they would take the
+    // buffers that loads need. The words of long blocks are read out of order, so whole blocks are prefetched, into the
+    // second-level cache.
+    KARAT_INLINE void fetch(int part, int step) const {
+        constexpr int bytes = static_cast<int>(kStep) / (kSubs * (G / kAtOnce)), lines = (bytes + 63) / 64;
+        const std::uint8_t* const from = w + (kSubs > 1 ? 2 * kStep : kLinesAhead) + part * bytes;
+        for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line)
             kSubs > 1 ? prefetch_far(from + 64 * line) : prefetch(from + 64 * line);
         __asm__ volatile("");  // compilers gather prefetches otherwise
     }
 
-    // Groups first … first + kAtOnce - 1 of a sub-block that begins at column k.
-    KARAT_INLINE void groups(int first, int sub, std::size_t k, const typename Fmt::Scales (&scales)[G],
-                             f32x16 (&sum)[T][G]) const {
+    // Groups first … first + kAtOnce - 1 of a sub-block that begins at column k. `all` has scales of long blocks.
+    KARAT_INLINE void groups(int first, int sub, std::size_t k, const Scales* all, f32x16 (&sum)[T][G]) const {
         const int column = static_cast<int>(k % kDigitColumns);
-        Dots<kClass<Codes::kLargest>, kSteps, (T > 2)> dots[T][kAtOnce][kDigits];
-        for (int t = 0; t < T; ++t)
-            for (int g = 0; g < kAtOnce; ++g)
-                for (int digit = 0; digit < kDigits; ++digit) dots[t][g][digit].begin();
+        typename Sums::X columns[T];
+        Sums sums[T][kAtOnce];
+        for (int t = 0; t < T; ++t) {
+            columns[t] = Sums::read(x(t, k));
+            for (int g = 0; g < kAtOnce; ++g) sums[t][g].begin();
+        }
         KARAT_UNROLL_STEPS
         for (int step = 0; step < kSteps; ++step) {
-            // Several tokens take both halves of a word, one after the other.
-            const int c = T > 1 && kSteps == 8 && Fmt::kColumns == 32 ? step / 2 + 4 * (step % 2) : step;
-            Factors<kClass<Codes::kLargest>> factors[kAtOnce];
+            // Both halves of a word, one after the other.
+            const int c = kSteps == 8 && Fmt::kColumns == 32 ? step / 2 + 4 * (step % 2) : step;
+            Factors<Sums::kCodes> factors[kAtOnce];
             for (int g = 0; g < kAtOnce; ++g)
                 factors[g] = factors[g].of(codes.of(block_of<Fmt>(w, first + g, G), sub, c));
             for (int t = 0; t < T; ++t)
-                for (int digit = 0; digit < kDigits; ++digit) {
-                    const i32x16 four = x(t, k).four(digit, column + 4 * c);
-                    for (int g = 0; g < kAtOnce; ++g) dots[t][g][digit].add(step, factors[g], four);
-                }
-            fetch((sub * (G / kAtOnce) + first / kAtOnce) * kSteps + step);
+                for (int g = 0; g < kAtOnce; ++g) sums[t][g].add(step, factors[g], columns[t], column + 4 * c);
+            fetch(sub * (G / kAtOnce) + first / kAtOnce, step);
         }
         for (int g = 0; g < kAtOnce; ++g) {
             const Block block = block_of<Fmt>(w, first + g, G);
-            const f32x16 scale = scales[first + g].scale(block, sub);
             for (int t = 0; t < T; ++t) {
-                const XBlock<kDigits> of = x(t, k);
-                const auto& digits = dots[t][g];
-                i32x16 rest = digits[kDigits - 1].total();
-                if constexpr (kDigits > 1) rest = rest + (digits[kDigits - 2].total() << 8);
-                const f32x16 power = set1(of.power());
                 f32x16& to = sum[t][first + g];
-                to = fma(part_of<kSub>(digits[0].total(), rest, of, column, Codes::kZero), scale * power, to);
-                if constexpr (Fmt::kHasMinimum) {
-                    const f32x16 total = set1(static_cast<float>(of.template sum<kSub>(column))) * power;
-                    to = fma(total, scales[first + g].minimum(block, sub), to);
-                }
+                const XBlock<kDigits> of = x(t, k);
+                const f32x16 part = part_of<kSub>(sums[t][g].first(), sums[t][g].rest(), of, column, Codes::kZero);
+                // Short blocks' scales are read where they are used: through memory they came late.
+                if constexpr (kSubs > 1) add(part, of, column, all[first + g], block, sub, to);
+                else add(part, of, column, Scales::of(block), block, sub, to);
             }
         }
+    }
+
+    static KARAT_INLINE void add(f32x16 part, const XBlock<kDigits>& x, int column, const Scales& scales,
+                                 const Block& block, int sub, f32x16& to) {
+        to = fma(part, scales.scale(block, sub) * set1(x.power()), to);
+        if constexpr (Fmt::kHasMinimum) to = fma(set1(x.template value<kSub>(column)), scales.minimum(block, sub), to);
     }
 };
 

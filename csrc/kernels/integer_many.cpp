@@ -127,7 +127,7 @@ struct Tile {
                     float* const at = to + t * static_cast<int>(kWide) + g * kLanes;
                     f32x16 value = fma(part, load(scale + g * kLanes) * power, load(at));
                     if constexpr (kMinimum) {
-                        const f32x16 of_q = set1(static_cast<float>(of(t).template sum<kSub>(column))) * power;
+                        const f32x16 of_q = set1(of(t).template value<kSub>(column));
                         value = fma(of_q, load(minimum + g * kLanes), value);
                     }
                     store(at, value);

@@ -33,9 +33,11 @@ KARAT_INLINE int exponent_of(std::uint32_t largest) {
 // Both halves of a block, 16 columns each.
 using Halves = i32x16[2];
 
-KARAT_INLINE void write_sums(std::uint8_t* out, const Halves& of) {
+// Returns the sum of both.
+KARAT_INLINE std::int32_t write_sums(std::uint8_t* out, const Halves& of) {
     const std::int32_t sums[2] = {sum_of_lanes(of[0]), sum_of_lanes(of[1])};
     std::memcpy(out, sums, sizeof sums);
+    return sums[0] + sums[1];
 }
 
 template <int kDigits, bool kAsWords>
@@ -69,8 +71,8 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
         power = 1;  // all integers are 0
     if (!fits) power = __builtin_nanf("");
     std::memcpy(out, &power, sizeof power);
-    std::memset(out + 12, 0, 4);
-    write_sums(out + Layout::kSumsAt, q);
+    const float value = static_cast<float>(write_sums(out + Layout::kSumsAt, q)) * power;
+    std::memcpy(out + Layout::kValueAt, &value, sizeof value);
     std::uint8_t* const digits = out + Layout::kDigitsAt;
     if constexpr (kDigits == 3) {
         Halves first, lower;

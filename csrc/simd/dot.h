@@ -38,6 +38,7 @@ KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_
 KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
 KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) { return {_mm512_sub_epi16(a.v, b.v)}; }
 KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) { return {_mm512_madd_epi16(a.v, times.v)}; }
+KARAT_INLINE i32x16 high_bytes(i32x16 a) { return {_mm512_srli_epi16(a.v, 8)}; }
 #else
 KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
     return {_mm256_maddubs_epi16(codes.lo, digits.lo), _mm256_maddubs_epi16(codes.hi, digits.hi)};
@@ -51,7 +52,33 @@ KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) {
 KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) {
     return {_mm256_madd_epi16(a.lo, times.lo), _mm256_madd_epi16(a.hi, times.hi)};
 }
+KARAT_INLINE i32x16 high_bytes(i32x16 a) { return {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}; }
 #endif
+
+// 32 columns of x as words of 16 bits: of each four columns 0, 2, 1, 3.
+struct Words {
+    alignas(64) std::int16_t word[32];
+
+    // Of the digits of int16.
+    static KARAT_INLINE Words of(const std::int8_t* first, const std::int8_t* last) {
+        Words words;
+        for (int i = 0; i < 32; i += 16)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(words.word + i),
+                               _mm256_add_epi16(_mm256_slli_epi16(in_order(first + i), 8), in_order(last + i)));
+        return words;
+    }
+    // Words 2 pair and 2 pair + 1, in all lanes.
+    KARAT_INLINE i32x16 two(int pair) const {
+        return four_digits(reinterpret_cast<const std::int8_t*>(word + 2 * pair));
+    }
+
+private:
+    static KARAT_INLINE __m256i in_order(const std::int8_t* sixteen) {
+        const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen));
+        return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order));
+    }
+};
 
 // The sum is made before it goes on, and stays where it is: a compiler that adds in another order, as it may, makes all
 // products first and keeps them in memory.
@@ -81,7 +108,7 @@ struct Factors {
     }
 };
 
-// Codes as words of 16 bits, `zero` less than their bytes: of columns 0 and 2, and of columns 1 and 3 of four. One
+// Codes as words of 16 bits, or `zero` less than their bytes: of columns 0 and 2, and of columns 1 and 3 of four. One
 // instruction multiplies two of them with words of x, and adds the products.
 inline constexpr int kWords = 1 << 16;
 
@@ -91,15 +118,16 @@ struct Factors<kWords> {
     static constexpr int kParts = 2;
     i32x16 part[kParts];
 
+    static KARAT_INLINE Factors of(i32x16 bytes) { return {{bytes & iset1(0x00ff00ff), high_bytes(bytes)}}; }
     static KARAT_INLINE Factors of(i32x16 bytes, int zero) {
-        const i32x16 each = iset1(zero * 0x00010001), low = iset1(0x00ff00ff);
-        return {{subtract_pairs(bytes & low, each), subtract_pairs((bytes >> 8) & low, each)}};
+        const i32x16 each = iset1(zero * 0x00010001);
+        const Factors words = of(bytes);
+        return {{subtract_pairs(words.part[0], each), subtract_pairs(words.part[1], each)}};
     }
 };
 
-// A sum over kSteps steps of four columns. Several such sums at a time are made in order; a single token's are faster
-// as a compiler orders them.
-template <int kLargest, int kSteps, bool kInOrder = true>
+// A sum over kSteps steps of four columns.
+template <int kLargest, int kSteps>
 struct Dots {
     static constexpr int kParts = Factors<kLargest>::kParts;
     static constexpr int kFits = 32767 / (2 * 128 * (kLargest > 63 ? 15 : kLargest));  // steps
@@ -111,7 +139,7 @@ struct Dots {
         for (int part = 0; part < kParts; ++part) {
             const i32x16 products = pairs(codes.part[part], digits);
             narrow[part] = step % kFits == 0 ? products : add_pairs(narrow[part], products);
-            if constexpr (kInOrder) in_order(narrow[part]);
+            in_order(narrow[part]);
         }
         if (step % kFits == kFits - 1 && step + 1 < kSteps) wide = wide + joined();
     }
@@ -163,7 +191,7 @@ struct Factors {
     static KARAT_INLINE Factors of(i32x16 bytes) { return {{bytes}}; }
 };
 
-template <int kLargest, int kSteps, bool = true>
+template <int kLargest, int kSteps>
 struct Dots {
     i32x16 sum;
     KARAT_INLINE void begin(i32x16 before = iset1(0)) { sum = before; }
