@@ -22,13 +22,7 @@
 
 namespace karat {
 
-// Without VNNI many tokens multiply int16's q as it is: a block then has 32 words instead of both digits, in this
-// order.
-constexpr inline __attribute__((always_inline)) int word_column(int word) {
-    constexpr int of_four[] = {0, 2, 1, 3};
-    return word / 4 * 4 + of_four[word % 4];
-}
-
+// Without VNNI many tokens multiply int16's q as it is: a block then has 32 words instead of both digits (simd/dot.h).
 enum class Activations : int { int8 = 1, int16, int24 };  // digits a column
 
 inline constexpr std::size_t kDigitColumns = 32;

@@ -104,7 +104,7 @@ struct XBlock {
         return Words::of(digits, digits + kDigitColumns);
     }
 #endif
-    // q of two columns, in the order of `word_column`.
+    // q of two columns, in the order of Words.
     KARAT_INLINE i32x16 two_words(int word) const {
         return four_digits(reinterpret_cast<const std::int8_t*>(at) + DigitBlock<kDigits>::kDigitsAt + 2 * word);
     }

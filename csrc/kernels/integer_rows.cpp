@@ -84,14 +84,13 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
         write_sums(out + Layout::kFirstSumsAt, first);
         write_sums(out + Layout::kLowerSumsAt, lower);
     }
+#if defined(KARAT_PAIRS)
     if constexpr (kAsWords) {
-        std::int32_t numbers[kDigitColumns];
-        std::int16_t words[kDigitColumns];
-        for (int i = 0; i < 2; ++i) istore(numbers + i * kLanes, q[i]);
-        for (int i = 0; i < 2 * kLanes; ++i) words[i] = static_cast<std::int16_t>(numbers[word_column(i)]);
-        std::memcpy(digits, words, sizeof words);
+        const Words words = Words::of(q[0], q[1]);
+        std::memcpy(digits, &words, sizeof words);
         return;
     }
+#endif
     for (int digit = kDigits - 1; digit >= 0; --digit)
         for (int i = 0; i < 2; ++i) {
             store_low_bytes(digits + digit * static_cast<int>(kDigitColumns) + i * kLanes, q[i]);

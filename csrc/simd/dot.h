@@ -55,9 +55,25 @@ KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) {
 KARAT_INLINE i32x16 high_bytes(i32x16 a) { return {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}; }
 #endif
 
-// 32 columns of x as words of 16 bits: of each four columns 0, 2, 1, 3.
+// Integers of 32 columns as words of 16 bits: of each four columns 0, 2, 1, 3.
 struct Words {
     alignas(64) std::int16_t word[32];
+
+    // Of vectors of 16 columns.
+    static KARAT_INLINE Words of(i32x16 first, i32x16 second) {
+        Words words;
+        const i32x16 halves[2] = {first, second};
+        for (int i = 0; i < 2; ++i) {
+#if defined(KARAT_AVX512)
+            const __m256i narrow = _mm512_cvtepi32_epi16(halves[i].v);
+#else
+            const __m256i narrow = _mm256_permute4x64_epi64(_mm256_packs_epi32(halves[i].lo, halves[i].hi), 0xd8);
+#endif
+            _mm256_store_si256(reinterpret_cast<__m256i*>(words.word + 16 * i),
+                               _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(narrow, 0xd8), 0xd8));
+        }
+        return words;
+    }
 
     // Of the digits of int16.
     static KARAT_INLINE Words of(const std::int8_t* first, const std::int8_t* last) {
