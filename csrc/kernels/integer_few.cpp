@@ -85,10 +85,12 @@ struct FewTokens {
             Scales scales[kSubs > 1 ? G : 1];
             if constexpr (kSubs > 1)
                 for (int g = 0; g < G; ++g) scales[g] = Scales::of(block_of<Fmt>(w, g, G));
-            for (int pair = 0; pair < kSubs; pair += 2)
-                KARAT_UNROLL_STEPS  // shifts that depend on which of the two it is are constants
-                    for (int sub = pair; sub < pair + (kSubs > 1 ? 2 : 1);
-                         ++sub, k += kSub) for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
+            for (int pair = 0; pair < kSubs; pair += 2) {  // shifts that differ in the two are constants so
+                KARAT_UNROLL_STEPS
+                for (int sub = pair; sub < pair + (kSubs > 1 ? 2 : 1); ++sub, k += kSub) {
+                    for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
+                }
+            }
         }
     }
 
