@@ -47,16 +47,19 @@ KARAT_INLINE void exp(f32x16 (&x)[N]) {
     }
 }
 
-// The same bits for x <= 0 (and NaN), in 19 operations instead of 30. Values whose exponential is 0 are clamped first:
-// an operation that underflows takes a core many times as long, even where its result is not used.
+// The same bits for x <= 0 (and NaN), in 19 operations instead of 30; AVX-512 takes 17. An operation that underflows
+// takes a core many times as long, even where its result is not used. So values whose exponential is 0 are clamped
+// first; AVX-512 does not compute their last product instead.
 template <int N>
 KARAT_INLINE void exp_of_no_positive(f32x16 (&x)[N]) {
     const f32x16 lowest = set1(-87.33f);
     mask16 is_zero[N];
     for (int i = 0; i < N; ++i) is_zero[i] = x[i] < lowest;
+#if !defined(KARAT_AVX512)
     for (int i = 0; i < N; ++i) x[i] = larger(lowest, x[i]);
+#endif
     const PolynomialOfExp<N> p(x);
-    for (int i = 0; i < N; ++i) x[i] = select(is_zero[i], zero(), times_power_of_two(p.value[i], p.shifted[i]));
+    for (int i = 0; i < N; ++i) x[i] = times_power_of_two(p.value[i], p.shifted[i], is_zero[i]);
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

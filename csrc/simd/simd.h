@@ -86,8 +86,10 @@ KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return select(b < a, a, b); }
 #endif
 
 #if !defined(KARAT_AVX512)
-// a * 2^n, where the lanes of n are the bits of 1.5 * 2^23 + n, and -126 <= n <= 127.
-KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) { return a * as_float((n << 23) + iset1(127 << 23)); }
+// a * 2^n, where the lanes of n are the bits of 1.5 * 2^23 + n, and -126 <= n <= 127; 0 in the lanes of `is_zero`.
+KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n, mask16 is_zero) {
+    return select(is_zero, set1(0.0f), a * as_float((n << 23) + iset1(127 << 23)));
+}
 
 // All lanes *p.
 KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }

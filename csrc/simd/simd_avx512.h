@@ -48,14 +48,15 @@ KARAT_INLINE i32x16 operator>>(i32x16 a, int n) {
                                     : _mm512_srlv_epi32(a.v, _mm512_set1_epi32(n))};
 }
 KARAT_INLINE i32x16 shift_signed(i32x16 a, int n) { return {_mm512_srai_epi32(a.v, static_cast<unsigned>(n))}; }
-KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n) {  // by one instruction; see simd.h
-    return {_mm512_scalef_ps(a.v, _mm512_sub_ps(_mm512_castsi512_ps(n.v), _mm512_set1_ps(0x1.8p23f)))};
-}
 KARAT_INLINE f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 KARAT_INLINE i32x16 as_int(f32x16 a) { return {_mm512_castps_si512(a.v)}; }
 KARAT_INLINE f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 KARAT_INLINE mask16 operator<(f32x16 a, f32x16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 KARAT_INLINE f32x16 larger(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n, mask16 is_zero) {  // by one instruction; see simd.h
+    const __m512 exponent = _mm512_sub_ps(_mm512_castsi512_ps(n.v), _mm512_set1_ps(0x1.8p23f));
+    return {_mm512_maskz_scalef_ps(static_cast<__mmask16>(~is_zero.v), a.v, exponent)};
+}
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
 // Lane i of to[k] = rows[i][k].

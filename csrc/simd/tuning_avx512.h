@@ -17,8 +17,9 @@ constexpr Tuning kTuning = {
     .exp_vectors = 4,
     // Instead of 96: a part of 110 -> 130 GFLOP/s; 192: 1.01 times 128 (22 November).
     .attention_rows = 128,
-    // One tile of keys. Never measured apart.
-    .unpacked_keys = 64,
+    // Two tiles of keys. Instead of 64: attention of 4,096 keys 1.035 times as fast with heads of 64, 1.01 with 80, the
+    // same with 128; 256 the same (25 November, night, on Zen 5).
+    .unpacked_keys = 128,
     // Half of the first-level cache. Whole splits of 256 keys instead: 0.86 times (24 November).
     .near_bytes = 16384,
     // Two direct passes. Batch 16: 72 -> 86 GFLOP/s (21 November, of Q4_0).

@@ -13,7 +13,7 @@ constexpr Tuning kTuning = {
     .direct_vectors = 2,
     .exp_vectors = 4,
     .attention_rows = 128,
-    .unpacked_keys = 64,
+    .unpacked_keys = 128,
     .near_bytes = 16384,
     // The first tile of a chunk unpacks it and multiplies at once, also for a few tokens: no direct passes
     // (22 November).
