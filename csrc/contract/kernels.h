@@ -46,8 +46,8 @@ struct LinearArgs {
     std::size_t num_leaves;
     // Block formats read x as integers (activations.h) instead.
     Activations activations;
-    const std::uint8_t* digits;  // [tokens, columns], rows digits_stride bytes apart
-    std::size_t digits_stride;
+    const std::uint8_t* digits;  // of digits_rows rows, of which these tokens are those from first_row on
+    std::size_t digits_rows, first_row;
 };
 
 enum class CacheType : int { f32, f16, bf16 };
@@ -174,10 +174,9 @@ struct IntegerKernels {
     // Bytes of scratch memory that a thread needs.
     std::size_t (*scratch_bytes)();
 
-    // x [rows, columns] as digits, rows digit_row_bytes apart.
-    // For layers of `tokens` rows, these among them.
-    void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
-                     std::uint8_t* out);
+    // Rows first … last - 1 of x [rows, columns] as digits. `out` has room for all rows.
+    void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
+                     std::size_t last, std::uint8_t* out);
 
     // Computes panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);

@@ -29,21 +29,25 @@ inline constexpr int kDirectTokens =
     kPassTokens<kDigits>;
 #endif
 
-// Whether more than kDirectTokens tokens multiply q as it is, in words of 16 bits (dot.h), instead of its digits.
+// Layers of more rows than this multiply q as it is, in words of 16 bits (dot.h), instead of its digits. With VNNI that
+// leaves out a shift and a zero point a sub-block, but codes take twice the time to unpack.
+inline constexpr std::size_t kNever = static_cast<std::size_t>(-1);
 template <int kDigits>
-inline constexpr bool kInWords =
+inline constexpr std::size_t kRowsOfDigits =
 #if defined(KARAT_PAIRS)
-    kDigits == 2;
+    kDigits == 2 ? kDirectTokens<2> : kNever;
+#elif defined(KARAT_VNNI)
+    kDigits == 2 ? 16 : kNever;
 #else
-    false;
+    kNever;
 #endif
 
-// Compute panels first … last - 1 of a layer; `few_tokens_of_integers` up to kDirectTokens tokens.
+// Compute panels first … last - 1 of a layer; `few_tokens_of_integers` if it has up to kDirectTokens rows.
 void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
 void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 std::size_t integer_scratch_floats();
-void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t tokens,
-              std::uint8_t* out);
+void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
+              std::size_t last, std::uint8_t* out);
 
 // Calls f.run<Fmt, digits>().
 template <int kDigits, class F>
@@ -121,6 +125,23 @@ private:
         if constexpr (kSub == 32) return read<std::int32_t>(byte) + read<std::int32_t>(byte + 4);
         return read<std::int32_t>(byte + static_cast<std::size_t>(column) / 16 * 4);
     }
+};
+
+// Where a block of x [rows, columns] lies among its digits: `column` is its first one, or another.
+template <int kDigits>
+struct PlaceOfBlock {
+    std::size_t stride;  // bytes from one row of the strip to the next
+    std::size_t at;
+
+    KARAT_INLINE PlaceOfBlock(std::size_t rows, std::size_t columns, std::size_t row, std::size_t column) {
+        constexpr std::size_t kBytes = XBlock<kDigits>::kBytes;
+        const std::size_t begin = column / kStripColumns * kStripColumns, left = columns - begin;
+        stride = (left < kStripColumns ? left : kStripColumns) / kDigitColumns * kBytes;
+        at = begin / kDigitColumns * rows * kBytes + row * stride + (column - begin) / kDigitColumns * kBytes;
+    }
+    // Of the layer's token `token`.
+    KARAT_INLINE PlaceOfBlock(const LinearArgs& a, std::size_t token, std::size_t column)
+        : PlaceOfBlock(a.digits_rows, a.weight->columns, a.first_row + token, column) {}
 };
 
 // `part` of a sub-block that begins at column `column` of a block of x, from its sums of code * digit: for int24 of the

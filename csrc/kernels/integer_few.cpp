@@ -49,17 +49,14 @@ struct SumsOfWords {
     static KARAT_INLINE X read(const XBlock<2>& x) { return x.words(); }
     KARAT_INLINE void begin() { sum = iset1(0); }
     KARAT_INLINE void add(int, const Factors<kWords>& codes, const X& x, int column) {
-        for (int part = 0; part < 2; ++part) {
-            sum = sum + join_pairs(codes.part[part], x.two(column / 2 + part));
-            in_order(sum);
-        }
+        for (int part = 0; part < 2; ++part) add_words(sum, codes.part[part], x.two(column / 2 + part));
     }
     KARAT_INLINE i32x16 first() const { return sum; }
     KARAT_INLINE i32x16 rest() const { return sum; }
 };
 template <class Codes, int kDigits, int kSteps>
 using SumsOf =
-    std::conditional_t<kInWords<kDigits> && (Codes::kLargest > 31), SumsOfWords, SumsOfDigits<Codes, kDigits, kSteps>>;
+    std::conditional_t<kDigits == 2 && (Codes::kLargest > 31), SumsOfWords, SumsOfDigits<Codes, kDigits, kSteps>>;
 #else
 template <class Codes, int kDigits, int kSteps>
 using SumsOf = SumsOfDigits<Codes, kDigits, kSteps>;
@@ -81,23 +78,25 @@ struct FewTokens {
     const Codes codes = Codes::make();
 
     KARAT_INLINE void leaf(std::size_t first, std::size_t last, f32x16 (&sum)[T][G]) {
+        PlaceOfBlock<kDigits> x(a, 0, first);
         for (std::size_t k = first; k < last; w += kStep) {
+            if (k % kStripColumns == 0) x = {a, 0, k};
             Scales scales[kSubs > 1 ? G : 1];
             if constexpr (kSubs > 1)
                 for (int g = 0; g < G; ++g) scales[g] = Scales::of(block_of<Fmt>(w, g, G));
             for (int pair = 0; pair < kSubs; pair += 2) {  // shifts that differ in the two are constants so
                 KARAT_UNROLL_STEPS
                 for (int sub = pair; sub < pair + (kSubs > 1 ? 2 : 1); ++sub, k += kSub) {
-                    for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, scales, sum);
+                    for (int g = 0; g < G; g += kAtOnce) groups(g, sub, k, x, scales, sum);
+                    if ((sub + 1) * kSub % int{kDigitColumns} == 0) x.at += XBlock<kDigits>::kBytes;
                 }
             }
         }
     }
 
 private:
-    KARAT_INLINE XBlock<kDigits> x(int t, std::size_t column) const {
-        return {a.digits + static_cast<std::size_t>(t) * a.digits_stride +
-                column / kDigitColumns * XBlock<kDigits>::kBytes};
+    KARAT_INLINE XBlock<kDigits> block_of_x(const PlaceOfBlock<kDigits>& x, int t) const {
+        return {a.digits + x.at + static_cast<std::size_t>(t) * x.stride};
     }
 
     // Prefetches as much as the groups of a sub-block read, in a step a line or none: all at once they would take the
@@ -112,12 +111,13 @@ private:
     }
 
     // Groups first … first + kAtOnce - 1 of a sub-block that begins at column k. `all` has scales of long blocks.
-    KARAT_INLINE void groups(int first, int sub, std::size_t k, const Scales* all, f32x16 (&sum)[T][G]) const {
+    KARAT_INLINE void groups(int first, int sub, std::size_t k, const PlaceOfBlock<kDigits>& x, const Scales* all,
+                             f32x16 (&sum)[T][G]) const {
         const int column = static_cast<int>(k % kDigitColumns);
         typename Sums::X columns[T];
         Sums sums[T][kAtOnce];
         for (int t = 0; t < T; ++t) {
-            columns[t] = Sums::read(x(t, k));
+            columns[t] = Sums::read(block_of_x(x, t));
             for (int g = 0; g < kAtOnce; ++g) sums[t][g].begin();
         }
         KARAT_UNROLL_STEPS
@@ -135,7 +135,7 @@ private:
             const Block block = block_of<Fmt>(w, first + g, G);
             for (int t = 0; t < T; ++t) {
                 f32x16& to = sum[t][first + g];
-                const XBlock<kDigits> of = x(t, k);
+                const XBlock<kDigits> of = block_of_x(x, t);
                 const f32x16 part = part_of<kSub>(sums[t][g].first(), sums[t][g].rest(), of, column, Codes::kZero);
                 // Short blocks' scales are read where they are used: through memory they came late.
                 if constexpr (kSubs > 1) add(part, of, column, all[first + g], block, sub, to);
@@ -216,7 +216,7 @@ private:
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t token = i * a.tokens / count, end = (i + 1) * a.tokens / count;
             LinearArgs some = a;
-            some.digits += token * a.digits_stride;
+            some.first_row += token;
             some.out += token * a.out_stride;
             if (a.residual) some.residual += token * a.out_stride;
             with_height<kMost>(end - token, Pass<P>{some, panel});

@@ -20,7 +20,7 @@ inline constexpr int kTileTokens = 1, kTileGroups = 1;
 template <int G>
 inline constexpr int kTokensOfTile = G % kTileGroups ? 3 : kTileTokens;
 
-inline constexpr std::size_t kColumnsOfChunk = 256;
+inline constexpr std::size_t kColumnsOfChunk = kStripColumns;
 inline constexpr std::size_t kMostParts = 2;  // of codes (dot.h)
 inline constexpr std::size_t kMinSub = 16;    // columns of the smallest sub-block
 
@@ -99,22 +99,17 @@ struct Tile {
         for (std::size_t k = 0; k < end; k += kSub) {
             const int column = static_cast<int>(k % kDigitColumns);
             const auto of = [=](int t) { return XBlock<kDigits>{block + static_cast<std::size_t>(t) * stride}; };
-            if (column == 0) {
-                for (int t = 0; t < T; ++t) {  // what the next tile reads first
-                    prefetch(of(T + t).at);
-                    prefetch(of(T + t).at + 64);
-                }
+            if (column == 0)
                 for (const std::size_t left = lines.bytes < lines.share ? 0 : lines.bytes - lines.share;
                      lines.bytes > left; lines.at += 64, lines.bytes -= 64)
                     prefetch_far(lines.at);
-            }
             i32x16 first[T][TG], rest[T][TG];  // of int24: sums of the first digit, and of the other two
             if constexpr (kDigits == 3) {
                 add_digit<0, T>(code, of, column, nullptr, first);
                 add_digit<1, T>(code, of, column, nullptr, rest);
                 add_digit<2, T>(code, of, column, rest, rest);
             } else if constexpr (kIsWords) {
-                add_words<T>(code, of, column, rest);
+                add_q<T>(code, of, column, rest);
             } else {
                 add_digit<0, T>(code, of, column, nullptr, rest);
                 if constexpr (kDigits == 2) add_digit<1, T>(code, of, column, rest, rest);
@@ -144,7 +139,7 @@ struct Tile {
 private:
     // total = a sub-block's sums of code * q.
     template <int T, class Of>
-    static KARAT_INLINE void add_words(const std::uint8_t* code, const Of& of, int column, i32x16 (&total)[T][TG]) {
+    static KARAT_INLINE void add_q(const std::uint8_t* code, const Of& of, int column, i32x16 (&total)[T][TG]) {
         KARAT_UNROLL_STEPS
         for (int c = 0; c < kSteps; ++c) KARAT_UNROLL_STEPS
         for (int part = 0; part < 2; ++part) {
@@ -156,9 +151,8 @@ private:
             for (int t = 0; t < T; ++t) {
                 const i32x16 two = of(t).two_words(column + 4 * c + 2 * part);
                 for (int g = 0; g < TG; ++g) {
-                    const i32x16 products = join_pairs(of_group[g], two);
-                    total[t][g] = c + part == 0 ? products : total[t][g] + products;
-                    in_order(total[t][g]);
+                    if (c + part == 0) total[t][g] = products_of_words(of_group[g], two);
+                    else add_words(total[t][g], of_group[g], two);
                 }
             }
             forget_stored();
@@ -215,11 +209,11 @@ KARAT_NOINLINE void run_tile(std::size_t height, const T& tile) {
 }
 
 // One panel and up to kTokenBlock tokens from `token` on.
-template <class Fmt, int kDigits, int G>
+template <class Fmt, int kDigits, bool kOfWords, int G>
 struct PanelOfMany {
     static constexpr int TG = G % kTileGroups ? 1 : kTileGroups;
     using Codes = typename Fmt::Codes;
-    static constexpr int kCodes = kInWords<kDigits> ? kWords : kClass<Codes::kLargest>;
+    static constexpr int kCodes = kOfWords ? kWords : kClass<Codes::kLargest>;
     using FactorsOf = Factors<kCodes>;
     using TileOf = Tile<kCodes, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
     // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
@@ -242,7 +236,8 @@ struct PanelOfMany {
                 leaf_sums().end(a, panel, leaf, token, 0, tokens);
             }
             for (std::size_t count; start < end; start += count) {
-                count = end - start < kColumnsOfChunk ? end - start : kColumnsOfChunk;
+                const std::size_t strip = kStripColumns - start % kStripColumns;
+                count = end - start < strip ? end - start : strip;
                 unpack<Fmt, FactorsOf, G>(w + start / Fmt::kColumns * kBlockBytes, start, count, s);
                 // As many bytes of the next chunk.
                 const std::uint8_t* const ahead = w + (start + count) / kDigitColumns * kLineBytes;
@@ -262,15 +257,14 @@ private:
 
     void tile(std::size_t first, std::size_t last, std::size_t start, std::size_t count, const std::uint8_t* ahead,
               std::size_t bytes) const {
-        const std::uint8_t* const x =
-            a.digits + (token + first) * a.digits_stride + start / kDigitColumns * XBlock<kDigits>::kBytes;
+        const PlaceOfBlock<kDigits> x(a, token + first, start);
         for (int g = 0; g < G; g += TG)
             run_tile<kMost, kLeast>(
                 last - first, TileOf{s.codes + static_cast<std::size_t>(g) * TileOf::kCodeBytes,
                                      s.scales + g * kLanes,
                                      s.minima + g * kLanes,
-                                     x,
-                                     a.digits_stride,
+                                     a.digits + x.at,
+                                     x.stride,
                                      count,
                                      Codes::kZero,
                                      s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
@@ -278,12 +272,12 @@ private:
     }
 };
 
-template <class Fmt, int kDigits, int G>
+template <class Fmt, int kDigits, bool kOfWords, int G>
 void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock)
-        PanelOfMany<Fmt, kDigits, G>{a, panel, token, a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock,
-                                     s}
-            .run();
+    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock) {
+        const std::size_t tokens = a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock;
+        PanelOfMany<Fmt, kDigits, kOfWords, G>{a, panel, token, tokens, s}.run();
+    }
 }
 
 struct Run {
@@ -292,10 +286,20 @@ struct Run {
     float* scratch;
     template <class Fmt, int kDigits>
     void run() const {
+        constexpr std::size_t kMost = kRowsOfDigits<kDigits>;
+        if constexpr (kMost == kNever) panels<Fmt, kDigits, false>();
+        else if constexpr (kMost <= kDirectTokens<kDigits>) panels<Fmt, kDigits, true>();
+        else a.digits_rows > kMost ? panels<Fmt, kDigits, true>() : panels<Fmt, kDigits, false>();
+    }
+
+private:
+    template <class Fmt, int kDigits, bool kOfWords>
+    void panels() const {
         const Scratch s(scratch);
         for (std::size_t panel = first; panel < last; ++panel)
-            a.weight->panel_groups(panel) == kPanelGroups ? panel_of_many<Fmt, kDigits, kPanelGroups>(a, panel, s)
-                                                          : panel_of_many<Fmt, kDigits, 1>(a, panel, s);
+            a.weight->panel_groups(panel) == kPanelGroups
+                ? panel_of_many<Fmt, kDigits, kOfWords, kPanelGroups>(a, panel, s)
+                : panel_of_many<Fmt, kDigits, kOfWords, 1>(a, panel, s);
     }
 };
 

@@ -85,9 +85,8 @@ bool QuantiseOp::is_idle(const StepContext& s) const { return reader->makes_digi
 
 void QuantiseOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
-    const std::size_t width = s.width(x);
-    s.integers.quantise(activations, s.data(x) + range.first * width, range.size(), width, s.rows(x),
-                        reinterpret_cast<std::uint8_t*>(s.data(out) + range.first * s.width(out)));
+    s.integers.quantise(activations, s.data(x), s.rows(x), s.width(x), range.first, range.last,
+                        reinterpret_cast<std::uint8_t*>(s.data(out)));
 }
 
 void NormOp::run(StepContext& s, int thread) {
@@ -166,10 +165,9 @@ Registers LinearOp::writes() const {
 
 LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const {
     const Matrix& matrix = weights[which]->matrix;
-    const std::uint8_t* row_digits = nullptr;
-    if (makes_digits(s)) row_digits = s.own_digits(thread);
-    else if (digits >= 0)
-        row_digits = reinterpret_cast<const std::uint8_t*>(s.data(digits) + tokens.first * s.width(digits));
+    const std::uint8_t* all_digits = nullptr;
+    if (makes_digits(s)) all_digits = s.own_digits(thread);
+    else if (digits >= 0) all_digits = reinterpret_cast<const std::uint8_t*>(s.data(digits));
     float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
     const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
     return {
@@ -184,8 +182,9 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
         .activations = activations,
-        .digits = row_digits,
-        .digits_stride = digits < 0 ? 0 : s.width(digits) * sizeof(float),
+        .digits = all_digits,
+        .digits_rows = s.rows(x),
+        .first_row = tokens.first,
     };
 }
 
@@ -194,7 +193,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
 void LinearOp::run(StepContext& s, int thread) {
     const std::size_t tokens = s.rows(x);
     if (tokens == 0) return;
-    if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), 1, s.own_digits(thread));
+    if (makes_digits(s)) s.integers.quantise(activations, s.data(x), 1, s.width(x), 0, 1, s.own_digits(thread));
     std::size_t panels = 0;
     for (const MatrixRef& weight : weights)
         panels += act < 0 || panels == 0 ? weight->matrix.num_panels() : 0;  // gate and up: panel by panel

@@ -3,7 +3,7 @@
 //
 // With VNNI one instruction adds four products to a lane. Without it, AVX2 and AVX-512 add pairs of products to sums of
 // 16 bits: eight instructions' products fit where codes are at most 15, four where they are at most 31, two up to 63.
-// Codes of eight bits are taken apart into halves of four bits.
+// Codes of eight bits are taken apart into halves of four bits. Both also multiply words of 16 bits, two a lane.
 #pragma once
 
 #include "simd/simd.h"
@@ -16,8 +16,8 @@
 #define KARAT_PAIRS  // sums of 16 bits
 #endif
 
-// Steps of a sub-block are unrolled where there are instructions for them.
 #if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+#define KARAT_WORDS
 #define KARAT_UNROLL_STEPS _Pragma("GCC unroll 8")
 #else
 #define KARAT_UNROLL_STEPS
@@ -32,28 +32,41 @@ KARAT_INLINE i32x16 four_digits(const std::int8_t* p) {
     return iset1(bits);
 }
 
-#if defined(KARAT_PAIRS)
+// The sum is made before it goes on, and stays where it is: a compiler that adds in another order, as it may, makes all
+// products first and keeps them in memory.
 #if defined(KARAT_AVX512)
-KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_epi16(codes.v, digits.v)}; }
-KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
-KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) { return {_mm512_sub_epi16(a.v, b.v)}; }
-KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) { return {_mm512_madd_epi16(a.v, times.v)}; }
+KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+v"(a.v)); }
+#elif defined(KARAT_AVX2)
+KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+x"(a.lo), "+x"(a.hi)); }
+#endif
+
+#if defined(KARAT_WORDS)
+// Words of 16 bits, two a lane.
+#if defined(KARAT_AVX512)
+KARAT_INLINE i32x16 subtract_words(i32x16 a, i32x16 b) { return {_mm512_sub_epi16(a.v, b.v)}; }
 KARAT_INLINE i32x16 high_bytes(i32x16 a) { return {_mm512_srli_epi16(a.v, 8)}; }
+KARAT_INLINE i32x16 products_of_words(i32x16 a, i32x16 b) { return {_mm512_madd_epi16(a.v, b.v)}; }
 #else
-KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
-    return {_mm256_maddubs_epi16(codes.lo, digits.lo), _mm256_maddubs_epi16(codes.hi, digits.hi)};
-}
-KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) {
-    return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
-}
-KARAT_INLINE i32x16 subtract_pairs(i32x16 a, i32x16 b) {
+KARAT_INLINE i32x16 subtract_words(i32x16 a, i32x16 b) {
     return {_mm256_sub_epi16(a.lo, b.lo), _mm256_sub_epi16(a.hi, b.hi)};
 }
-KARAT_INLINE i32x16 join_pairs(i32x16 a, i32x16 times) {
-    return {_mm256_madd_epi16(a.lo, times.lo), _mm256_madd_epi16(a.hi, times.hi)};
-}
 KARAT_INLINE i32x16 high_bytes(i32x16 a) { return {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}; }
+KARAT_INLINE i32x16 products_of_words(i32x16 a, i32x16 b) {
+    return {_mm256_madd_epi16(a.lo, b.lo), _mm256_madd_epi16(a.hi, b.hi)};
+}
 #endif
+
+// sum + both products of each lane.
+KARAT_INLINE void add_words(i32x16& sum, i32x16 a, i32x16 b) {
+#if defined(KARAT_PAIRS)
+    sum = sum + products_of_words(a, b);
+    in_order(sum);
+#elif defined(KARAT_AVX512)
+    sum = {_mm512_dpwssd_epi32(sum.v, a.v, b.v)};
+#else
+    sum = {_mm256_dpwssd_avx_epi32(sum.lo, a.lo, b.lo), _mm256_dpwssd_avx_epi32(sum.hi, a.hi, b.hi)};
+#endif
+}
 
 // Integers of 32 columns as words of 16 bits: of each four columns 0, 2, 1, 3.
 struct Words {
@@ -75,6 +88,7 @@ struct Words {
         return words;
     }
 
+#if defined(KARAT_PAIRS)
     // Of the digits of int16.
     static KARAT_INLINE Words of(const std::int8_t* first, const std::int8_t* last) {
         Words words;
@@ -83,39 +97,45 @@ struct Words {
                                _mm256_add_epi16(_mm256_slli_epi16(in_order(first + i), 8), in_order(last + i)));
         return words;
     }
+#endif
     // Words 2 pair and 2 pair + 1, in all lanes.
     KARAT_INLINE i32x16 two(int pair) const {
         return four_digits(reinterpret_cast<const std::int8_t*>(word + 2 * pair));
     }
 
+#if defined(KARAT_PAIRS)
 private:
     static KARAT_INLINE __m256i in_order(const std::int8_t* sixteen) {
         const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
         const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(sixteen));
         return _mm256_cvtepi8_epi16(_mm_shuffle_epi8(bytes, order));
     }
+#endif
 };
-
-// The sum is made before it goes on, and stays where it is: a compiler that adds in another order, as it may, makes all
-// products first and keeps them in memory.
-#if defined(KARAT_AVX512)
-KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+v"(a.v)); }
-#else
-KARAT_INLINE void in_order(i32x16& a) { __asm__("" : "+x"(a.lo), "+x"(a.hi)); }
 #endif
 
-// Codes of at most kLargest are multiplied as those of at most kClass<kLargest>: 15, 31, 63, 255.
+// Codes of at most kLargest are multiplied as those of at most kClass<kLargest>: 15, 31, 63, 255; with VNNI all are the
+// same.
 template <int kLargest>
-inline constexpr int kClass = kLargest > 63   ? 255
-                              : kLargest > 31 ? 63
-                              : kLargest > 15 ? 31
-                                              : 15;
+inline constexpr int kClass =
+#if defined(KARAT_PAIRS)
+    kLargest > 63   ? 255
+    : kLargest > 31 ? 63
+    : kLargest > 15 ? 31
+                    : 15;
+#else
+    255;
+#endif
 
 // Codes of a class as they are multiplied.
 template <int kLargest>
 struct Factors {
     static constexpr bool kInWords = false;
+#if defined(KARAT_PAIRS)
     static constexpr int kParts = kLargest > 63 ? 2 : 1;
+#else
+    static constexpr int kParts = 1;
+#endif
     i32x16 part[kParts];
 
     static KARAT_INLINE Factors of(i32x16 bytes) {
@@ -128,6 +148,7 @@ struct Factors {
 // instruction multiplies two of them with words of x, and adds the products.
 inline constexpr int kWords = 1 << 16;
 
+#if defined(KARAT_WORDS)
 template <>
 struct Factors<kWords> {
     static constexpr bool kInWords = true;
@@ -138,9 +159,23 @@ struct Factors<kWords> {
     static KARAT_INLINE Factors of(i32x16 bytes, int zero) {
         const i32x16 each = iset1(zero * 0x00010001);
         const Factors words = of(bytes);
-        return {{subtract_pairs(words.part[0], each), subtract_pairs(words.part[1], each)}};
+        return {{subtract_words(words.part[0], each), subtract_words(words.part[1], each)}};
     }
 };
+#endif
+
+#if defined(KARAT_PAIRS)
+#if defined(KARAT_AVX512)
+KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) { return {_mm512_maddubs_epi16(codes.v, digits.v)}; }
+KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) { return {_mm512_add_epi16(a.v, b.v)}; }
+#else
+KARAT_INLINE i32x16 pairs(i32x16 codes, i32x16 digits) {
+    return {_mm256_maddubs_epi16(codes.lo, digits.lo), _mm256_maddubs_epi16(codes.hi, digits.hi)};
+}
+KARAT_INLINE i32x16 add_pairs(i32x16 a, i32x16 b) {
+    return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+}
+#endif
 
 // A sum over kSteps steps of four columns.
 template <int kLargest, int kSteps>
@@ -163,9 +198,9 @@ struct Dots {
 
 private:
     KARAT_INLINE i32x16 joined() const {
-        const i32x16 low = join_pairs(narrow[0], iset1(0x00010001));
+        const i32x16 low = products_of_words(narrow[0], iset1(0x00010001));
         if constexpr (kParts == 1) return low;
-        else return low + join_pairs(narrow[1], iset1(0x00100010));
+        else return low + products_of_words(narrow[1], iset1(0x00100010));
     }
 };
 
@@ -194,18 +229,6 @@ KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
     return sum;
 }
 #endif
-
-inline constexpr int kWords = 1 << 16;  // not used here
-template <int kLargest>
-inline constexpr int kClass = 255;
-
-template <int kLargest>
-struct Factors {
-    static constexpr bool kInWords = false;
-    static constexpr int kParts = 1;
-    i32x16 part[1];
-    static KARAT_INLINE Factors of(i32x16 bytes) { return {{bytes}}; }
-};
 
 template <int kLargest, int kSteps>
 struct Dots {

@@ -117,9 +117,10 @@ std::uint32_t bits(float x) {
     return x != x ? 0x7fc00000 : all;  // a NaN's sign and payload are nobody's promise
 }
 
-// The layer's results [kTokens, kRows], from calls with `each` tokens, and of all panels or of one.
+// The layer's results [kTokens, kRows] of `each` rows at a time: from one call for all, or `in_parts`, from calls of
+// half of the rows and one panel.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
-                                   const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool by_panels) {
+                                   const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool in_parts) {
     const std::size_t row_bytes = kColumns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width)];
     std::vector<float> x(each * kColumns), out(each * kRows);
     std::vector<Line> digits = lines(each * row_bytes), scratch = lines(kernels.scratch_bytes());
@@ -127,23 +128,31 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
     for (std::size_t first = 0; first < kTokens; first += each) {
         for (std::size_t i = 0; i < x.size(); ++i)
             x[i] = activation(first + i / kColumns, i % kColumns, static_cast<int>(width));
-        kernels.quantise(width, x.data(), each, kColumns, each, digits[0].bytes);
-        const LinearArgs args{.weight = &weight,
-                              .x = nullptr,
-                              .x_stride = 0,
-                              .tokens = each,
-                              .out = out.data(),
-                              .out_stride = kRows,
-                              .bias = nullptr,
-                              .residual = nullptr,
-                              .leaf_ends = leaf_ends.data(),
-                              .num_leaves = leaf_ends.size(),
-                              .activations = width,
-                              .digits = digits[0].bytes,
-                              .digits_stride = row_bytes};
-        const std::size_t panels = weight.num_panels(), at_once = by_panels ? 1 : panels;
-        for (std::size_t panel = 0; panel < panels; panel += at_once)
-            kernels.linear(args, panel, panel + at_once, reinterpret_cast<float*>(scratch.data()));
+        const std::size_t part = in_parts && each > 1 ? each / 2 : each;
+        for (std::size_t row = 0, end; row < each; row = end) {
+            end = std::min(row + part, each);
+            kernels.quantise(width, x.data(), each, kColumns, row, end, digits[0].bytes);
+        }
+        const std::size_t panels = weight.num_panels(), at_once = in_parts ? 1 : panels;
+        for (std::size_t row = 0, end; row < each; row = end) {
+            end = std::min(row + part, each);
+            const LinearArgs args{.weight = &weight,
+                                  .x = nullptr,
+                                  .x_stride = 0,
+                                  .tokens = end - row,
+                                  .out = out.data() + row * kRows,
+                                  .out_stride = kRows,
+                                  .bias = nullptr,
+                                  .residual = nullptr,
+                                  .leaf_ends = leaf_ends.data(),
+                                  .num_leaves = leaf_ends.size(),
+                                  .activations = width,
+                                  .digits = digits[0].bytes,
+                                  .digits_rows = each,
+                                  .first_row = row};
+            for (std::size_t panel = 0; panel < panels; panel += at_once)
+                kernels.linear(args, panel, panel + at_once, reinterpret_cast<float*>(scratch.data()));
+        }
         for (const float number : out) found.push_back(bits(number));
     }
     return found;
@@ -157,7 +166,7 @@ std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activa
     std::uint64_t found = 0xcbf29ce484222325;
     for (const std::vector<std::uint32_t>& leaf_ends : {std::vector<std::uint32_t>{kColumns}, eight}) {
         const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, false);
-        for (const std::size_t each : {1, 2, 3, 4, 6, 8})
+        for (const std::size_t each : {1, 2, 3, 4, 6, 8, 24})
             CHECK(results(kernels, weight, width, leaf_ends, each, true) == all);
         for (const std::uint32_t number : all) found = (found ^ number) * 0x100000001b3;
     }

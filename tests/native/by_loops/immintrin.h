@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #define BY_LOOPS inline __attribute__((always_inline))
 #define BY_LOOPS_VECTOR(name, type, bytes) using name = type __attribute__((vector_size(bytes)))
@@ -117,19 +118,36 @@ BY_LOOPS V dpbusd(V sum, V a, V b) {
     for (int i = 0; i < of_a.kCount; ++i) r.at[i / 4] += static_cast<std::uint32_t>(of_a.at[i] * of_b.at[i]);
     return r;
 }
+// vpdpwssd: two products of signed words are added to each lane.
+template <class V>
+BY_LOOPS V dpwssd(V sum, V a, V b) {
+    Lanes<std::uint32_t, V> r(sum);
+    Lanes<std::int16_t, V> of_a(a), of_b(b);
+    for (int i = 0; i < of_a.kCount; ++i) r.at[i / 2] += static_cast<std::uint32_t>(of_a.at[i] * of_b.at[i]);
+    return r;
+}
+// In each 16 bytes, words `first` to `first` + 3 in another order: two bits of `n` a word.
+template <class V>
+BY_LOOPS V shuffle_words(V v, int n, int first) {
+    Lanes<std::uint16_t, V> r(v), of(v);
+    for (int i = 0; i < r.kCount; ++i)
+        if (const int at = i % 8 - first; at >= 0 && at < 4) r.at[i] = of.at[i - at + (n >> (2 * at) & 3)];
+    return r;
+}
 template <class To, class From>
 BY_LOOPS To low_part(From v) {
     return load<To>(&v);
 }
-// Lanes of two vectors as half as many bits, saturated as unsigned numbers: in each 16 bytes those of a, then of b.
+// Lanes of two vectors as half as many bits, saturated: in each 16 bytes those of a, then of b.
 template <class Wide, class Narrow, class V>
-BY_LOOPS V pack_unsigned(V a, V b) {
-    constexpr int kWide = 16 / sizeof(Wide), kMost = static_cast<Narrow>(-1);
+BY_LOOPS V pack(V a, V b) {
+    constexpr int kWide = 16 / sizeof(Wide);
+    constexpr Wide kLeast = std::numeric_limits<Narrow>::min(), kMost = std::numeric_limits<Narrow>::max();
     Lanes<Wide, V> of[2] = {Lanes<Wide, V>(a), Lanes<Wide, V>(b)};
     Lanes<Narrow, V> r;
     for (int i = 0; i < r.kCount; ++i) {
         const Wide x = of[i / kWide % 2].at[i / (2 * kWide) * kWide + i % kWide];
-        r.at[i] = static_cast<Narrow>(x < 0 ? 0 : x > kMost ? kMost : x);
+        r.at[i] = static_cast<Narrow>(x < kLeast ? kLeast : x > kMost ? kMost : x);
     }
     return r;
 }
@@ -162,6 +180,17 @@ BY_LOOPS V pack_unsigned(V a, V b) {
         for (std::int32_t& lane : r.at) lane >>= n;                                                    \
         return r;                                                                                      \
     }                                                                                                  \
+    BY_LOOPS i _mm##bits##_srli_epi16(i a, unsigned n) {                                               \
+        by_loops::Lanes<std::uint16_t, i> r(a);                                                        \
+        for (std::uint16_t& lane : r.at) lane = static_cast<std::uint16_t>(lane >> n);                 \
+        return r;                                                                                      \
+    }                                                                                                  \
+    BY_LOOPS i _mm##bits##_sub_epi16(i a, i b) {                                                       \
+        by_loops::Lanes<std::uint16_t, i> r(a), of(b);                                                 \
+        for (int n = 0; n < r.kCount; ++n) r.at[n] = static_cast<std::uint16_t>(r.at[n] - of.at[n]);   \
+        return r;                                                                                      \
+    }                                                                                                  \
+    BY_LOOPS i _mm##bits##_madd_epi16(i a, i b) { return by_loops::dpwssd(i{}, a, b); }                \
     BY_LOOPS i _mm##bits##_max_epi32(i a, i b) { return by_loops::largest(a, b); }                     \
     BY_LOOPS i _mm##bits##_shuffle_epi8(i a, i index) { return by_loops::shuffle_bytes(a, index); }    \
     BY_LOOPS f _mm##bits##_cvtepi32_ps(i a) { return by_loops::converted<f, float, std::int32_t>(a); } \
@@ -183,9 +212,7 @@ BY_LOOPS __m128i _mm_shuffle_epi32(__m128i a, int n) {
     const std::uint32_t lanes[] = {a[n & 3], a[n >> 2 & 3], a[n >> 4 & 3], a[n >> 6 & 3]};
     return by_loops::load<__m128i>(lanes);
 }
-BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) {
-    return by_loops::pack_unsigned<std::int16_t, std::uint8_t>(a, b);
-}
+BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) { return by_loops::pack<std::int16_t, std::uint8_t>(a, b); }
 
 // ---- AVX2 -----------------------------------------------------------------------------------------------------------
 
@@ -198,15 +225,18 @@ BY_LOOPS __m128i _mm256_extracti128_si256(__m256i a, int n) {
     return by_loops::load<__m128i>(reinterpret_cast<const char*>(&a) + 16 * n);
 }
 BY_LOOPS __m256i _mm256_broadcastsi128_si256(__m128i a) { return by_loops::all<__m256i>(a); }
-BY_LOOPS __m256i _mm256_packus_epi32(__m256i a, __m256i b) {
-    return by_loops::pack_unsigned<std::int32_t, std::uint16_t>(a, b);
-}
+BY_LOOPS void _mm256_store_si256(void* p, __m256i a) { by_loops::store(p, a); }
+BY_LOOPS __m256i _mm256_packs_epi32(__m256i a, __m256i b) { return by_loops::pack<std::int32_t, std::int16_t>(a, b); }
+BY_LOOPS __m256i _mm256_packus_epi32(__m256i a, __m256i b) { return by_loops::pack<std::int32_t, std::uint16_t>(a, b); }
+BY_LOOPS __m256i _mm256_shufflelo_epi16(__m256i a, int n) { return by_loops::shuffle_words(a, n, 0); }
+BY_LOOPS __m256i _mm256_shufflehi_epi16(__m256i a, int n) { return by_loops::shuffle_words(a, n, 4); }
 BY_LOOPS __m256i _mm256_permute4x64_epi64(__m256i a, int n) {
     by_loops::Lanes<std::uint64_t, __m256i> r, of(a);
     for (int i = 0; i < 4; ++i) r.at[i] = of.at[n >> (2 * i) & 3];
     return r;
 }
 BY_LOOPS __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpbusd(sum, a, b); }
+BY_LOOPS __m256i _mm256_dpwssd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpwssd(sum, a, b); }
 
 // ---- AVX-512 --------------------------------------------------------------------------------------------------------
 
@@ -235,6 +265,7 @@ BY_LOOPS std::int32_t _mm512_reduce_add_epi32(__m512i a) {
     return static_cast<std::int32_t>(sum);
 }
 BY_LOOPS __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) { return by_loops::dpbusd(sum, a, b); }
+BY_LOOPS __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) { return by_loops::dpwssd(sum, a, b); }
 
 // ---- not used -------------------------------------------------------------------------------------------------------
 
@@ -253,7 +284,7 @@ BY_LOOPS_UNUSED(__m512d, _mm512_castps_pd);
 BY_LOOPS_UNUSED(__mmask16, _mm512_cmp_ps_mask);
 BY_LOOPS_UNUSED(__m512, _mm512_mask_blend_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_max_ps);
-BY_LOOPS_UNUSED(__m512, _mm512_scalef_ps);
+BY_LOOPS_UNUSED(__m512, _mm512_maskz_scalef_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_shuffle_f32x4);
 BY_LOOPS_UNUSED(__m512d, _mm512_unpackhi_pd);
 BY_LOOPS_UNUSED(__m512, _mm512_unpackhi_ps);
