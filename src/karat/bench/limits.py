@@ -2,7 +2,8 @@
 has reached.
 
 A limit must be hard to beat, and of the same time as the figures beside it. So it is the best of several access
-patterns, kernel builds and runs, and the runs are spread over the whole measurement (see karat.bench.workloads). The
+patterns, kernel builds and runs, and the runs are spread over the whole measurement (see karat.bench.workloads). What
+a median of figures is compared with is a median, too: of all readings by one pattern, the fastest by its median. The
 loops are csrc/measure/limits.cpp.
 """
 
@@ -15,7 +16,8 @@ from karat.ops import native
 
 MIN_BUFFER_BYTES = 512 << 20  # many times a cache
 CACHES_PER_BUFFER = 8
-NUM_KEPT = 3  # patterns that are measured again after all were tried once
+FIRST_READINGS = 3  # of each pattern, in turns
+NUM_KEPT = 3  # patterns that are read by again in later runs, in turns
 FMA_RUN_S = 0.02
 
 
@@ -35,8 +37,8 @@ class Pattern:
 class Limits:
     """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each.
 
-    The medians are over the runs. A best far above its median was a moment: a clock that rose while little power was
-    drawn, or quiet neighbours.
+    The median of the bandwidth is over all readings of a pattern, that of the FMA peak over the runs. A best far above
+    its median was a moment: a clock that rose while little power was drawn, or quiet neighbours.
     """
 
     num_threads: int
@@ -70,37 +72,41 @@ class LimitMeter:
             raise CapacityError(
                 f"a buffer of {num_bytes} bytes to measure the memory's bandwidth does not fit; close other programs"
             ) from None
-        self._bandwidths = dict.fromkeys(_patterns(self._isas), 0.0)
+        self._readings: dict[Pattern, list[float]] = {pattern: [] for pattern in _patterns(self._isas)}
+        self._kept: list[Pattern] = []
         self._peaks = dict.fromkeys(self._isas, 0.0)
-        self._bandwidth_of_runs: list[float] = []
         self._peak_of_runs: list[float] = []
 
     def run(self) -> None:
         """One more measurement: the first of all patterns, later ones of the best."""
-        kept = sorted(self._bandwidths, key=self._bandwidths.__getitem__, reverse=True)
         is_first = not self._peak_of_runs
-        bandwidths = {pattern: self._read_rate(pattern) for pattern in (kept if is_first else kept[:NUM_KEPT])}
+        for _ in range(FIRST_READINGS if is_first else 1):
+            for pattern in self._kept or self._readings:
+                self._readings[pattern].append(self._read_rate(pattern))
+        if is_first:
+            self._kept = sorted(self._readings, key=self._median, reverse=True)[:NUM_KEPT]
         fastest = sorted(self._peaks, key=self._peaks.__getitem__)[-1]
         peaks = {isa: self._fma_rate(isa) for isa in (self._isas if is_first else (fastest,))}
-        self._bandwidths.update({pattern: max(self._bandwidths[pattern], rate) for pattern, rate in bandwidths.items()})
         self._peaks.update({isa: max(self._peaks[isa], rate) for isa, rate in peaks.items()})
-        self._bandwidth_of_runs.append(max(bandwidths.values()))
         self._peak_of_runs.append(max(peaks.values()))
 
     def limits(self) -> Limits:
         """The best so far. Call `run` at least once before."""
         assert self._peak_of_runs, "nothing was measured"
-        pattern = max(self._bandwidths, key=self._bandwidths.__getitem__)
+        pattern = max(self._readings, key=lambda pattern: max(self._readings[pattern]))
         return Limits(
             num_threads=self.num_threads,
-            bandwidth=self._bandwidths[pattern],
+            bandwidth=max(self._readings[pattern]),
             pattern=pattern,
             fma_peak=max(self._peaks.values()),
             fma_by_isa=dict(self._peaks),
-            bandwidth_median=median(self._bandwidth_of_runs),
+            bandwidth_median=max(map(self._median, self._kept)),
             fma_median=median(self._peak_of_runs),
             num_runs=len(self._peak_of_runs),
         )
+
+    def _median(self, pattern: Pattern) -> float:
+        return median(self._readings[pattern])
 
     def _read_rate(self, pattern: Pattern) -> float:
         """Bytes/s of reading the buffer once."""
