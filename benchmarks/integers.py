@@ -12,7 +12,8 @@
 for int16 and int8, by each kernel build of --isa (by default AVX2 alone, and the fastest here); then the ratios beside
 their goals (benchmarks.integer_goals). K formats on the shape of Qwen2.5-1.5B, whose rows are multiples of 256, the
 others on that of Qwen2.5-0.5B; random weights, in files that are made once (benchmarks.formats). Every side has a
-process of its own, which is stopped or sleeps while it is not its turn; turns alternate, with reading between them. A
+process of its own, which is stopped or sleeps while it is not its turn; turns alternate, with reading between them, and
+take half a second or more: memory that was idle is slow for some tenths of one. A
 ratio is one of medians over all turns of one run. `of reading` is the bytes of a token over its seconds, over the
 median of reading.
 
@@ -55,9 +56,6 @@ from karat.models.opening import open_model
 from karat.ops.native import supported_isas
 
 CHUNK = 512  # tokens of a step
-# Neighbours of a shared machine leave the memory to us for a second or two, and then not. So turns of what waits for
-# memory are short and many: all sides and reading then see the same of both.
-DECODE_TURNS = 40
 SIDES = "benchmarks.integer_sides"
 
 
@@ -70,7 +68,6 @@ class Part:
     widths: tuple[str, ...]
     peers: tuple[str, ...] = ()
     has_before: bool = False  # beside Karat of --before
-    repeat: int = 5  # turns
 
 
 def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
@@ -79,15 +76,12 @@ def parts(gen_tokens: int, prompt: int, long: int) -> dict[str, Part]:
     short = min(128, prompt)
     return {
         "prefill": Part((prefill,), ("Q4_0", "Q4_K_M"), ("int16", "int8"), ("llama.cpp",)),
-        "batch": Part(
-            (Workload("decode", short, 16, gen_tokens),), ("Q4_0",), ("int16", "int8"), ("llama.cpp",), repeat=10
-        ),
+        "batch": Part((Workload("decode", short, 16, gen_tokens),), ("Q4_0",), ("int16", "int8"), ("llama.cpp",)),
         "decode": Part(
             (Workload("decode", short, 1, gen_tokens),),
             ("Q4_0", "Q8_0", "Q4_K_M", "Q6_K", "IQ4_NL", "Q5_0"),
             ("int16",),
             ("llama.cpp",),
-            repeat=DECODE_TURNS,
         ),
         "long": Part((prefill, Workload("prefill", long)), ("Q4_0",), ("int16",), has_before=True),
         "openvino": Part((prefill,), ("Q4_0",), ("int8",), ("openvino",)),
@@ -114,10 +108,10 @@ class Eta:
 
 def measure_format(path: Path, part: Part, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one format: all sides of a part on one file, in turns."""
-    longest = max(_longest(workload, part.repeat) for workload in part.workloads)
+    longest = max(_longest(workload, options.repeat) for workload in part.workloads)
     batch = max(workload.batch for workload in part.workloads)
     makers = list(_makers(path, part, options, longest, batch))
-    progress = Eta(len(makers) + len(part.workloads) * (len(makers) + part.repeat * (1 + len(makers))))
+    progress = Eta(len(makers) + len(part.workloads) * (len(makers) + options.repeat * (1 + len(makers))))
     sides: list[Side] = []
     rows = []
     try:
@@ -127,7 +121,9 @@ def measure_format(path: Path, part: Part, options: argparse.Namespace) -> list[
         vocab_size = int(open_model(path).config["vocab_size"])
         meter = LimitMeter(options.threads, buffer_bytes=options.buffer_bytes)
         for workload in part.workloads:
-            series = measure(workload, sides, repeat=part.repeat, vocab_size=vocab_size, meter=meter, progress=progress)
+            series = measure(
+                workload, sides, repeat=options.repeat, vocab_size=vocab_size, meter=meter, progress=progress
+            )
             rows += [row(workload, side, found) for side, found in zip(sides, series, strict=True)]
         limits = meter.limits()
     finally:
@@ -269,8 +265,8 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     parser.add_argument("--model", type=Path, metavar="FILE", help="of the part real")
     parser.add_argument("--shape", help="for all formats")
     parser.add_argument("--threads", type=int, default=cores.num_physical_cores())
-    parser.add_argument("--repeat", type=int, help="turns; else the part's")
-    parser.add_argument("-n", "--gen-tokens", type=int, default=4, help="steps of decode in a turn")
+    parser.add_argument("--repeat", type=int, default=5, help="turns")
+    parser.add_argument("-n", "--gen-tokens", type=int, default=64, help="steps of decode in a turn")
     parser.add_argument("-p", "--prompt-tokens", type=int, default=512)
     parser.add_argument("--long", type=int, default=8192)
     parser.add_argument("--folder", type=Path, default=Path("build/formats"), help="for the files, which are kept")
@@ -292,7 +288,6 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
             formats=tuple(options.formats or part.formats),
             widths=tuple(options.widths or part.widths),
             peers=part.peers if options.peers is None else tuple(options.peers),
-            repeat=part.repeat if options.repeat is None else options.repeat,
         )
         if name == "real":
             files = {options.model.stem: options.model}

@@ -7,8 +7,10 @@ a median of figures is compared with is a median, too: of all readings by one pa
 loops are csrc/measure/limits.cpp.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic
 
 from karat.errors import CapacityError, ExecutorError
 from karat.machine.caches import last_cache_bytes
@@ -18,6 +20,7 @@ MIN_BUFFER_BYTES = 512 << 20  # many times a cache
 CACHES_PER_BUFFER = 8
 FIRST_READINGS = 3  # of each pattern, in turns
 NUM_KEPT = 3  # patterns that are read by again in later runs, in turns
+READ_RUN_S = 0.5  # of reading in such a run: memory that was idle is slow for some tenths of a second
 FMA_RUN_S = 0.02
 
 
@@ -80,11 +83,14 @@ class LimitMeter:
     def run(self) -> None:
         """One more measurement: the first of all patterns, later ones of the best."""
         is_first = not self._peak_of_runs
-        for _ in range(FIRST_READINGS if is_first else 1):
-            for pattern in self._kept or self._readings:
-                self._readings[pattern].append(self._read_rate(pattern))
         if is_first:
+            for _ in range(FIRST_READINGS):
+                self._read_by(self._readings)
             self._kept = sorted(self._readings, key=self._median, reverse=True)[:NUM_KEPT]
+        else:
+            end = monotonic() + READ_RUN_S
+            while monotonic() < end:
+                self._read_by(self._kept)
         fastest = sorted(self._peaks, key=self._peaks.__getitem__)[-1]
         peaks = {isa: self._fma_rate(isa) for isa in (self._isas if is_first else (fastest,))}
         self._peaks.update({isa: max(self._peaks[isa], rate) for isa, rate in peaks.items()})
@@ -104,6 +110,10 @@ class LimitMeter:
             fma_median=median(self._peak_of_runs),
             num_runs=len(self._peak_of_runs),
         )
+
+    def _read_by(self, patterns: Iterable[Pattern]) -> None:
+        for pattern in patterns:
+            self._readings[pattern].append(self._read_rate(pattern))
 
     def _median(self, pattern: Pattern) -> float:
         return median(self._readings[pattern])
