@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from karat.server.fields import CHAT, MESSAGES, RESPONSES
 from tests.support.scripted import script
 
 SCHEMA = {
@@ -51,6 +52,9 @@ def response_body(said: str, **given: Any) -> dict[str, Any]:
 def message_body(said: str, **given: Any) -> dict[str, Any]:
     tools = [{"name": name, "input_schema": PARAMETERS[name]} for name in NAMES]
     return {"messages": [{"role": "user", "content": script(said)}], "tools": tools, "max_tokens": 2000, **given}
+
+
+BODIES: dict[str, Any] = {CHAT: chat_body, RESPONSES: response_body, MESSAGES: message_body}
 
 
 def texts(parts: list[str | tuple[str, str]]) -> str:
