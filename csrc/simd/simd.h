@@ -98,25 +98,6 @@ KARAT_INLINE f32x16 broadcast(const float* p) { return set1(*p); }
 
 KARAT_INLINE f32x16 zero() { return set1(0.0f); }
 
-#if !defined(KARAT_AVX512)
-// Lane i of to[k] = rows[i][k].
-KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLanes]) {
-    float turned[kLanes][kLanes];
-    for (int i = 0; i < kLanes; i += 4)
-        for (int k = 0; k < kLanes; k += 4) {
-#if defined(KARAT_AVX2)
-            __m128 v[4] = {_mm_loadu_ps(rows[i] + k), _mm_loadu_ps(rows[i + 1] + k), _mm_loadu_ps(rows[i + 2] + k),
-                           _mm_loadu_ps(rows[i + 3] + k)};
-            _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3]);
-            for (int j = 0; j < 4; ++j) _mm_storeu_ps(&turned[k + j][i], v[j]);
-#else
-            for (int j = 0; j < 16; ++j) turned[k + j % 4][i + j / 4] = rows[i + j / 4][k + j % 4];
-#endif
-        }
-    for (int k = 0; k < kLanes; ++k) to[k] = load(turned[k]);
-}
-#endif
-
 // The first n lanes; the others are read as 0, and not written.
 KARAT_INLINE f32x16 load_first(const float* p, int n) {
     if (n >= kLanes) return load(p);

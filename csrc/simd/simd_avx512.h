@@ -59,29 +59,4 @@ KARAT_INLINE f32x16 times_power_of_two(f32x16 a, i32x16 n, mask16 is_zero) {  //
 }
 KARAT_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
-// Lane i of to[k] = rows[i][k].
-KARAT_INLINE void transpose(const float* const (&rows)[kLanes], f32x16 (&to)[kLanes]) {
-    __m512 by_two[kLanes], by_four[kLanes];  // [4 g + j]: column 4 l + j of rows 4 g … 4 g + 3 is quarter l
-    for (int i = 0; i < kLanes; i += 2) {
-        const __m512 a = _mm512_loadu_ps(rows[i]), b = _mm512_loadu_ps(rows[i + 1]);
-        by_two[i] = _mm512_unpacklo_ps(a, b);
-        by_two[i + 1] = _mm512_unpackhi_ps(a, b);
-    }
-    for (int i = 0; i < kLanes; i += 4)
-        for (int half = 0; half < 2; ++half) {
-            const __m512d a = _mm512_castps_pd(by_two[i + half]), b = _mm512_castps_pd(by_two[i + 2 + half]);
-            by_four[i + 2 * half] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-            by_four[i + 2 * half + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-        }
-    for (int j = 0; j < 4; ++j) {
-        const __m512 *a = by_four + j, *b = by_four + 8 + j;
-        const __m512 even_a = _mm512_shuffle_f32x4(a[0], a[4], 0x88), odd_a = _mm512_shuffle_f32x4(a[0], a[4], 0xdd);
-        const __m512 even_b = _mm512_shuffle_f32x4(b[0], b[4], 0x88), odd_b = _mm512_shuffle_f32x4(b[0], b[4], 0xdd);
-        to[j] = {_mm512_shuffle_f32x4(even_a, even_b, 0x88)};
-        to[4 + j] = {_mm512_shuffle_f32x4(odd_a, odd_b, 0x88)};
-        to[8 + j] = {_mm512_shuffle_f32x4(even_a, even_b, 0xdd)};
-        to[12 + j] = {_mm512_shuffle_f32x4(odd_a, odd_b, 0xdd)};
-    }
-}
-
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -11,10 +11,8 @@
 
 #define BY_LOOPS inline __attribute__((always_inline))
 #define BY_LOOPS_VECTOR(name, type, bytes) using name = type __attribute__((vector_size(bytes)))
-BY_LOOPS_VECTOR(__m128, float, 16);
 BY_LOOPS_VECTOR(__m256, float, 32);
 BY_LOOPS_VECTOR(__m512, float, 64);
-BY_LOOPS_VECTOR(__m512d, double, 64);
 BY_LOOPS_VECTOR(__m128i, std::uint32_t, 16);
 BY_LOOPS_VECTOR(__m256i, std::uint32_t, 32);
 BY_LOOPS_VECTOR(__m512i, std::uint32_t, 64);
@@ -273,21 +271,11 @@ BY_LOOPS __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) { return
     template <class... Arguments>     \
     result name(Arguments...)
 inline constexpr int _CMP_LT_OQ = 17;
-BY_LOOPS_UNUSED(__m128, _mm_loadu_ps);
-BY_LOOPS_UNUSED(void, _mm_storeu_ps);
-BY_LOOPS_UNUSED(void, _MM_TRANSPOSE4_PS);
 BY_LOOPS_UNUSED(__m256, _mm256_blendv_ps);
 BY_LOOPS_UNUSED(__m256, _mm256_cmp_ps);
 BY_LOOPS_UNUSED(__m256, _mm256_max_ps);
-BY_LOOPS_UNUSED(__m512, _mm512_castpd_ps);
-BY_LOOPS_UNUSED(__m512d, _mm512_castps_pd);
 BY_LOOPS_UNUSED(__mmask16, _mm512_cmp_ps_mask);
 BY_LOOPS_UNUSED(__m512, _mm512_mask_blend_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_max_ps);
 BY_LOOPS_UNUSED(__m512, _mm512_maskz_scalef_ps);
-BY_LOOPS_UNUSED(__m512, _mm512_shuffle_f32x4);
-BY_LOOPS_UNUSED(__m512d, _mm512_unpackhi_pd);
-BY_LOOPS_UNUSED(__m512, _mm512_unpackhi_ps);
-BY_LOOPS_UNUSED(__m512d, _mm512_unpacklo_pd);
-BY_LOOPS_UNUSED(__m512, _mm512_unpacklo_ps);
 #undef BY_LOOPS_UNUSED
