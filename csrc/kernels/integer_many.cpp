@@ -20,20 +20,19 @@ inline constexpr int kTileTokens = 1, kTileGroups = 1;
 template <int G>
 inline constexpr int kTokensOfTile = G % kTileGroups ? 3 : kTileTokens;
 
-inline constexpr std::size_t kColumnsOfChunk = kStripColumns;
 inline constexpr std::size_t kMostParts = 2;  // of codes (dot.h)
 inline constexpr std::size_t kMinSub = 16;    // columns of the smallest sub-block
 
 // Scratch: an unpacked chunk, its scales and minima, running sums of a token block, finished leaves.
 struct Scratch {
-    std::uint8_t* codes;  // [kColumnsOfChunk / 4, groups, parts, 64 bytes]
-    float* scales;        // [kColumnsOfChunk / kMinSub, lanes]
+    std::uint8_t* codes;  // [kStripColumns / 4, groups, parts, 64 bytes]
+    float* scales;        // [kStripColumns / kMinSub, lanes]
     float* minima;        // as scales
     float* sums;          // [kTokenBlock, kWide]
     float* levels;        // [3, kTokenBlock, kWide]
 
-    static constexpr std::size_t kCodeFloats = kColumnsOfChunk * kWide * kMostParts / sizeof(float);
-    static constexpr std::size_t kScaleFloats = kColumnsOfChunk / kMinSub * kWide;
+    static constexpr std::size_t kCodeFloats = kStripColumns * kWide * kMostParts / sizeof(float);
+    static constexpr std::size_t kScaleFloats = kStripColumns / kMinSub * kWide;
     static constexpr std::size_t kFloats = kCodeFloats + 2 * kScaleFloats + 4 * kTokenBlock * kWide;
     KARAT_INLINE explicit Scratch(float* base)
         : codes(reinterpret_cast<std::uint8_t*>(base)), scales(base + kCodeFloats), minima(scales + kScaleFloats),

@@ -98,32 +98,28 @@ KARAT_INLINE void quantise_block(const float* x, std::uint8_t* out) {
         }
 }
 
-struct Rows {
-    const float* x;
-    std::size_t rows, columns, first, last;
-    std::uint8_t* out;
-
-    template <int kDigits, bool kAsWords = false>
-    void run() const {
-        for (std::size_t row = first; row < last; ++row)
-            for (std::size_t begin = 0; begin < columns; begin += kStripColumns) {
-                const std::size_t end = begin + kStripColumns < columns ? begin + kStripColumns : columns;
-                std::uint8_t* to = out + PlaceOfBlock<kDigits>(rows, columns, row, begin).at;
-                for (std::size_t k = begin; k < end; k += kDigitColumns, to += XBlock<kDigits>::kBytes)
-                    quantise_block<kDigits, kAsWords>(x + row * columns + k, to);
-            }
+template <int kDigits, bool kAsWords = false>
+void quantise_rows(const float* x, std::size_t rows, std::size_t columns, std::size_t first, std::size_t last,
+                   std::uint8_t* out) {
+    for (std::size_t row = first; row < last; ++row) {
+        std::uint8_t* to = nullptr;
+        for (std::size_t k = 0; k < columns; k += kDigitColumns, to += XBlock<kDigits>::kBytes) {
+            if (k % kStripColumns == 0) to = out + PlaceOfBlock<kDigits>(rows, columns, row, k).at;
+            quantise_block<kDigits, kAsWords>(x + row * columns + k, to);
+        }
     }
-};
+}
 
 }  // namespace
 
 void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
               std::size_t last, std::uint8_t* out) {
-    const Rows all{x, rows, columns, first, last, out};
     switch (activations) {
-        case Activations::int8: return all.run<1>();
-        case Activations::int16: return rows > kRowsOfDigits<2> ? all.run<2, true>() : all.run<2>();
-        case Activations::int24: return all.run<3>();
+        case Activations::int8: return quantise_rows<1>(x, rows, columns, first, last, out);
+        case Activations::int16:
+            return rows > kRowsOfDigits<2> ? quantise_rows<2, true>(x, rows, columns, first, last, out)
+                                           : quantise_rows<2>(x, rows, columns, first, last, out);
+        case Activations::int24: return quantise_rows<3>(x, rows, columns, first, last, out);
     }
 }
 

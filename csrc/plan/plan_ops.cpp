@@ -165,9 +165,7 @@ Registers LinearOp::writes() const {
 
 LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const {
     const Matrix& matrix = weights[which]->matrix;
-    const std::uint8_t* all_digits = nullptr;
-    if (makes_digits(s)) all_digits = s.own_digits(thread);
-    else if (digits >= 0) all_digits = reinterpret_cast<const std::uint8_t*>(s.data(digits));
+    const float* const shared_digits = digits < 0 ? nullptr : s.data(digits);
     float* const to = collective < 0 ? s.data(out[which]) : s.own_slot(static_cast<std::uint32_t>(collective));
     const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
     return {
@@ -182,7 +180,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
         .activations = activations,
-        .digits = all_digits,
+        .digits = makes_digits(s) ? s.own_digits(thread) : reinterpret_cast<const std::uint8_t*>(shared_digits),
         .digits_rows = s.rows(x),
         .first_row = tokens.first,
     };
