@@ -145,10 +145,13 @@ def test_a_type_on_the_way_is_not_strange(stored: str, between: str) -> None:
 
 
 def changed(stored: str, block: Blocks, others: Blocks, how: str, rng: np.random.Generator) -> Blocks:
-    """One block with a wrong number, scale, or all of it, far enough from the right one."""
+    """One block with a wrong number, scale, or all of it, that no quantiser makes of what the right one stands for.
+
+    Originals that the new levels do not reach do not count: a quantiser may have cut an outlier off.
+    """
     format_ = FORMATS[stored]
     layout = LAYOUTS[stored]
-    right = format_.dequantize(block[None])[0]
+    right, step = format_.dequantize(block[None])[0], step_sizes(stored, block[None])[0]
     for _ in range(1000):
         new = block.copy()
         if how == "number":
@@ -158,10 +161,16 @@ def changed(stored: str, block: Blocks, others: Blocks, how: str, rng: np.random
             new[at : at + 2] = (new[at : at + 2].view("<f2") * rng.choice([-1, 0, 0.5, 2])).astype("<f2").view(np.uint8)
         else:
             new = others[rng.integers(len(others))].copy() if rng.random() < 0.8 else np.zeros_like(block)
-        off = np.abs(format_.dequantize(new[None])[0] - right) / step_sizes(stored, block[None])[0]
-        if (
-            np.isfinite(off).all() and off.max() > 1.7
-        ):  # a right value is half a step off already, and a half is allowed
+        ends = []
+        for fill in (layout.lowest, layout.highest):
+            end = new.copy()
+            end[slice(*layout.numbers)] = fill
+            ends.append(format_.dequantize(end[None])[0])
+        values, new_step = format_.dequantize(new[None])[0], step_sizes(stored, new[None])[0]
+        # The original is up to half a step from the right value. A value of a fitted scale has 1.25 steps of room.
+        off = np.abs(values - np.clip(right, np.minimum(*ends), np.maximum(*ends))) - step / 2
+        has_one_level = not new_step.any() and bool((np.abs(right) > step).any())
+        if np.isfinite(values).all() and (has_one_level or (off > 1.3 * new_step)[new_step > 0].any()):
             return new
     raise AssertionError("nothing was changed")
 
