@@ -35,51 +35,28 @@ std::uint64_t read(const std::uint64_t* data, std::size_t bytes, std::size_t str
     return ahead ? read_streams<true>(data, bytes, streams, ahead) : read_streams<false>(data, bytes, streams, 0);
 }
 
-// The number of chains is latency times throughput of known machines, and at most the number of registers less two
-// constants.
+// The number of chains of 16 lanes: latency times throughput of known machines, and at most what the registers hold.
 #if defined(KARAT_AVX512)
-typedef __m512 Vector;
-constexpr int kVectorLanes = 16, kChains = 24;
-#define KARAT_SPLAT(x) _mm512_set1_ps(x)
-#define KARAT_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
-#define KARAT_STORE(p, v) _mm512_storeu_ps(p, v)
-#elif defined(KARAT_AVX2)
-typedef __m256 Vector;
-constexpr int kVectorLanes = 8, kChains = 12;
-#define KARAT_SPLAT(x) _mm256_set1_ps(x)
-#define KARAT_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
-#define KARAT_STORE(p, v) _mm256_storeu_ps(p, v)
-#elif defined(KARAT_NEON)
-typedef float32x4_t Vector;
-constexpr int kVectorLanes = 4, kChains = 24;
-#define KARAT_SPLAT(x) vdupq_n_f32(x)
-#define KARAT_FMA(a, b, c) vfmaq_f32(c, a, b)
-#define KARAT_STORE(p, v) vst1q_f32(p, v)
+constexpr int kChains = 24;
+#elif defined(KARAT_AVX2) || defined(KARAT_NEON)
+constexpr int kChains = 6;
 #else
-typedef float Vector;  // without an instruction for it this is a call of fmaf, as in the kernels
-constexpr int kVectorLanes = 1, kChains = 8;
-#define KARAT_SPLAT(x) (x)
-#define KARAT_FMA(a, b, c) __builtin_fmaf(a, b, c)
-#define KARAT_STORE(p, v) (*(p) = (v))
+constexpr int kChains = 1;
 #endif
 
-float fma(std::size_t rounds, float factor, float addend) {
-    Vector chains[kChains];
-    for (int i = 0; i < kChains; ++i) chains[i] = KARAT_SPLAT(static_cast<float>(i));
-    const Vector factors = KARAT_SPLAT(factor), addends = KARAT_SPLAT(addend);
+float multiply_add(std::size_t rounds, float factor, float addend) {
+    f32x16 chains[kChains], sum = zero();
+    for (int i = 0; i < kChains; ++i) chains[i] = set1(static_cast<float>(i));
+    const f32x16 factors = set1(factor), addends = set1(addend);
     for (std::size_t round = 0; round < rounds; ++round)
 #pragma GCC unroll 24
-        for (int i = 0; i < kChains; ++i) chains[i] = KARAT_FMA(chains[i], factors, addends);
-    float lanes[kVectorLanes], sum = 0;
-    for (int i = 0; i < kChains; ++i) {
-        KARAT_STORE(lanes, chains[i]);
-        for (int lane = 0; lane < kVectorLanes; ++lane) sum += lanes[lane];
-    }
-    return sum;
+        for (int i = 0; i < kChains; ++i) chains[i] = fma(chains[i], factors, addends);
+    for (int i = 0; i < kChains; ++i) sum = sum + chains[i];
+    return fold(sum);
 }
 
 }  // namespace
 
-const LimitKernels limit_kernels = {read, fma, std::size_t{2} * kChains * kVectorLanes};
+const LimitKernels limit_kernels = {read, multiply_add, std::size_t{2} * kChains * kLanes};
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -6,11 +6,7 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 
 #if defined(KARAT_AVX512)
-// The largest lane of both, signed.
-KARAT_INLINE std::int32_t largest_lane(i32x16 a, i32x16 b) {
-    return _mm512_reduce_max_epi32(_mm512_max_epi32(a.v, b.v));
-}
-KARAT_INLINE std::int32_t sum_of_lanes(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+KARAT_INLINE i32x16 larger(i32x16 a, i32x16 b) { return KARAT_ALL(max_epi32); }
 // To the nearest integers, of even ones in ties.
 KARAT_INLINE i32x16 to_nearest(f32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
 // The lowest byte of each lane.
@@ -18,18 +14,7 @@ KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
     _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
 #elif defined(KARAT_AVX2)
-KARAT_INLINE std::int32_t largest_lane(i32x16 a, i32x16 b) {
-    const __m256i eight = _mm256_max_epi32(_mm256_max_epi32(a.lo, a.hi), _mm256_max_epi32(b.lo, b.hi));
-    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-KARAT_INLINE std::int32_t sum_of_lanes(i32x16 a) {
-    const __m256i eight = _mm256_add_epi32(a.lo, a.hi);
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
+KARAT_INLINE i32x16 larger(i32x16 a, i32x16 b) { return KARAT_ALL(max_epi32); }
 KARAT_INLINE i32x16 to_nearest(f32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
 KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
     const __m256i low = _mm256_set1_epi32(255);
@@ -39,20 +24,8 @@ KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
                      _mm_packus_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1)));
 }
 #else
-KARAT_INLINE std::int32_t largest_lane(i32x16 a, i32x16 b) {
-    std::int32_t lanes[2 * kLanes];
-    std::memcpy(lanes, &a, sizeof a);
-    std::memcpy(lanes + kLanes, &b, sizeof b);
-    std::int32_t largest = lanes[0];
-    for (const std::int32_t lane : lanes) largest = largest < lane ? lane : largest;
-    return largest;
-}
-KARAT_INLINE std::int32_t sum_of_lanes(i32x16 a) {
-    std::int32_t lanes[kLanes], sum = 0;
-    std::memcpy(lanes, &a, sizeof lanes);
-    for (const std::int32_t lane : lanes) sum += lane;
-    return sum;
-}
+// a - b fits 32 bits.
+KARAT_INLINE i32x16 larger(i32x16 a, i32x16 b) { return a - ((a - b) & shift_signed(a - b, 31)); }
 // |a| < 2^23.
 KARAT_INLINE i32x16 to_nearest(f32x16 a) {
     float values[kLanes];
@@ -76,33 +49,62 @@ KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
 // The lowest byte of each lane, as a signed number.
 KARAT_INLINE i32x16 low_digit(i32x16 a) { return shift_signed(a << 24, 24); }
 
-// Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
+// Lane i is f of all lanes of of[i], in any order.
+#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
+// f of two halves of a beside f of two halves of b: those of b go to the lanes whose number has bit kBit.
+template <int kBit, class F>
+KARAT_INLINE i32x16 joined(i32x16 a, i32x16 b, const F& f) {
+    if constexpr (kBit == 1) return f(KARAT_ALL(unpacklo_epi32), KARAT_ALL(unpackhi_epi32));
+    if constexpr (kBit == 2) return f(KARAT_ALL(unpacklo_epi64), KARAT_ALL(unpackhi_epi64));
 #if defined(KARAT_AVX512)
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)))};
+    const auto low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13), high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    if constexpr (kBit == 4)
+        return f({_mm512_permutex2var_epi64(a.v, low, b.v)}, {_mm512_permutex2var_epi64(a.v, high, b.v)});
+    return f({_mm512_shuffle_i64x2(a.v, b.v, 0x44)}, {_mm512_shuffle_i64x2(a.v, b.v, 0xee)});
+#else
+    if constexpr (kBit == 4)
+        return f({_mm256_permute2x128_si256(a.lo, b.lo, 0x20), _mm256_permute2x128_si256(a.hi, b.hi, 0x20)},
+                 {_mm256_permute2x128_si256(a.lo, b.lo, 0x31), _mm256_permute2x128_si256(a.hi, b.hi, 0x31)});
+    return f({a.lo, b.lo}, {a.hi, b.hi});
+#endif
 }
-KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) { return {_mm512_shuffle_epi8(table.v, index.v)}; }
-#elif defined(KARAT_AVX2)
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    return {both, both};
-}
-KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
-    return {_mm256_shuffle_epi8(table.lo, index.lo), _mm256_shuffle_epi8(table.lo, index.hi)};
+template <class F>
+KARAT_INLINE i32x16 across(const i32x16 (&of)[kLanes], const F& f) {
+    i32x16 some[kLanes / 2];
+    for (int i = 0; i < 8; ++i) some[i] = joined<8>(of[i], of[i + 8], f);
+    for (int i = 0; i < 4; ++i) some[i] = joined<4>(some[i], some[i + 4], f);
+    for (int i = 0; i < 4; i += 2) some[i] = joined<1>(some[i], some[i + 1], f);
+    return joined<2>(some[0], some[2], f);
 }
 #else
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
-    i32x16 table;
-    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<std::uint8_t*>(&table) + 16 * i, bytes, sizeof bytes);
-    return table;
+template <class F>
+KARAT_INLINE i32x16 across(const i32x16 (&of)[kLanes], const F& f) {
+    std::int32_t lanes[kLanes][kLanes], column[kLanes];
+    std::memcpy(lanes, &of, sizeof lanes);
+    i32x16 all;
+    for (int k = 0; k < kLanes; ++k) {
+        for (int i = 0; i < kLanes; ++i) column[i] = lanes[i][k];
+        all = k == 0 ? iload(column) : f(all, iload(column));
+    }
+    return all;
 }
+#endif
+
+// Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
+KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+    std::uint8_t table[4 * kLanes];
+    for (int i = 0; i < 4; ++i) std::memcpy(table + 16 * i, bytes, sizeof bytes);
+    return iload(table);
+}
+#if defined(KARAT_AVX512) || defined(KARAT_AVX2)
+KARAT_INLINE i32x16 bytes_of_table(i32x16 a, i32x16 b) { return KARAT_ALL(shuffle_epi8); }
+#else
 KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
     std::uint8_t bytes[16], at[4 * kLanes];
     std::memcpy(bytes, &table, sizeof bytes);
     std::memcpy(at, &index, sizeof at);
     for (std::uint8_t& byte : at) byte = bytes[byte];
-    std::memcpy(&index, at, sizeof at);
-    return index;
+    return iload(at);
 }
 #endif
 

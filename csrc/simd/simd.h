@@ -67,6 +67,13 @@ KARAT_INLINE float float_of_f16(std::uint16_t half) {
 #include "simd/simd_generic.h"
 #endif
 
+// An instruction that AVX-512 and AVX2 have alike, of all lanes of a and b.
+#if defined(KARAT_AVX512)
+#define KARAT_ALL(instruction) {_mm512_##instruction(a.v, b.v)}
+#elif defined(KARAT_AVX2)
+#define KARAT_ALL(instruction) {_mm256_##instruction(a.lo, b.lo), _mm256_##instruction(a.hi, b.hi)}
+#endif
+
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // Operations composed of the above. An instruction set with a shorter way has it in its own header.

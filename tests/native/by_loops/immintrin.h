@@ -132,6 +132,22 @@ BY_LOOPS V shuffle_words(V v, int n, int first) {
         if (const int at = i % 8 - first; at >= 0 && at < 4) r.at[i] = of.at[i - at + (n >> (2 * at) & 3)];
     return r;
 }
+// In each 16 bytes the lanes of T of one half of a and of b, in turn.
+template <class T, class V>
+BY_LOOPS V unpack(V a, V b, int half) {
+    constexpr int kHalf = 8 / sizeof(T);
+    Lanes<T, V> r, of[2] = {Lanes<T, V>(a), Lanes<T, V>(b)};
+    for (int i = 0; i < r.kCount; ++i)
+        r.at[i] = of[i % 2].at[i / (2 * kHalf) * 2 * kHalf + half * kHalf + i / 2 % kHalf];
+    return r;
+}
+// Lanes of T of a and, behind them, of b: those that `index` has the numbers of.
+template <class T>
+BY_LOOPS __m512i choose(__m512i a, __m512i index, __m512i b) {
+    Lanes<T, __m512i> r, from(index), of[2] = {Lanes<T, __m512i>(a), Lanes<T, __m512i>(b)};
+    for (int i = 0; i < r.kCount; ++i) r.at[i] = of[from.at[i] / r.kCount % 2].at[from.at[i] % r.kCount];
+    return r;
+}
 template <class To, class From>
 BY_LOOPS To low_part(From v) {
     return load<To>(&v);
@@ -154,46 +170,50 @@ BY_LOOPS V pack(V a, V b) {
 
 // ---- what has the same form in all widths ---------------------------------------------------------------------------
 
-#define BY_LOOPS_BOTH(bits, f, i)                                                                      \
-    BY_LOOPS f _mm##bits##_loadu_ps(const void* p) { return by_loops::load<f>(p); }                    \
-    BY_LOOPS void _mm##bits##_storeu_ps(void* p, f a) { by_loops::store(p, a); }                       \
-    BY_LOOPS i _mm##bits##_loadu_si##bits(const void* p) { return by_loops::load<i>(p); }              \
-    BY_LOOPS void _mm##bits##_storeu_si##bits(void* p, i a) { by_loops::store(p, a); }                 \
-    BY_LOOPS f _mm##bits##_set1_ps(float x) { return by_loops::all<f>(x); }                            \
-    BY_LOOPS i _mm##bits##_set1_epi32(std::int32_t x) { return by_loops::all<i>(x); }                  \
-    BY_LOOPS f _mm##bits##_add_ps(f a, f b) { return a + b; }                                          \
-    BY_LOOPS f _mm##bits##_sub_ps(f a, f b) { return a - b; }                                          \
-    BY_LOOPS f _mm##bits##_mul_ps(f a, f b) { return a * b; }                                          \
-    BY_LOOPS f _mm##bits##_div_ps(f a, f b) { return a / b; }                                          \
-    BY_LOOPS f _mm##bits##_fmadd_ps(f a, f b, f c) { return by_loops::fma(a, b, c); }                  \
-    BY_LOOPS i _mm##bits##_add_epi32(i a, i b) { return a + b; }                                       \
-    BY_LOOPS i _mm##bits##_sub_epi32(i a, i b) { return a - b; }                                       \
-    BY_LOOPS i _mm##bits##_and_si##bits(i a, i b) { return a & b; }                                    \
-    BY_LOOPS i _mm##bits##_or_si##bits(i a, i b) { return a | b; }                                     \
-    BY_LOOPS i _mm##bits##_xor_si##bits(i a, i b) { return a ^ b; }                                    \
-    BY_LOOPS i _mm##bits##_slli_epi32(i a, unsigned n) { return a << n; }                              \
-    BY_LOOPS i _mm##bits##_srli_epi32(i a, unsigned n) { return a >> n; }                              \
-    BY_LOOPS i _mm##bits##_srai_epi32(i a, unsigned n) {                                               \
-        by_loops::Lanes<std::int32_t, i> r(a);                                                         \
-        for (std::int32_t& lane : r.at) lane >>= n;                                                    \
-        return r;                                                                                      \
-    }                                                                                                  \
-    BY_LOOPS i _mm##bits##_srli_epi16(i a, unsigned n) {                                               \
-        by_loops::Lanes<std::uint16_t, i> r(a);                                                        \
-        for (std::uint16_t& lane : r.at) lane = static_cast<std::uint16_t>(lane >> n);                 \
-        return r;                                                                                      \
-    }                                                                                                  \
-    BY_LOOPS i _mm##bits##_sub_epi16(i a, i b) {                                                       \
-        by_loops::Lanes<std::uint16_t, i> r(a), of(b);                                                 \
-        for (int n = 0; n < r.kCount; ++n) r.at[n] = static_cast<std::uint16_t>(r.at[n] - of.at[n]);   \
-        return r;                                                                                      \
-    }                                                                                                  \
-    BY_LOOPS i _mm##bits##_madd_epi16(i a, i b) { return by_loops::dpwssd(i{}, a, b); }                \
-    BY_LOOPS i _mm##bits##_max_epi32(i a, i b) { return by_loops::largest(a, b); }                     \
-    BY_LOOPS i _mm##bits##_shuffle_epi8(i a, i index) { return by_loops::shuffle_bytes(a, index); }    \
-    BY_LOOPS f _mm##bits##_cvtepi32_ps(i a) { return by_loops::converted<f, float, std::int32_t>(a); } \
-    BY_LOOPS i _mm##bits##_cvtps_epi32(f a) { return by_loops::nearest<i>(a); }                        \
-    BY_LOOPS i _mm##bits##_castps_si##bits(f a) { return by_loops::as<i>(a); }                         \
+#define BY_LOOPS_BOTH(bits, f, i)                                                                        \
+    BY_LOOPS f _mm##bits##_loadu_ps(const void* p) { return by_loops::load<f>(p); }                      \
+    BY_LOOPS void _mm##bits##_storeu_ps(void* p, f a) { by_loops::store(p, a); }                         \
+    BY_LOOPS i _mm##bits##_loadu_si##bits(const void* p) { return by_loops::load<i>(p); }                \
+    BY_LOOPS void _mm##bits##_storeu_si##bits(void* p, i a) { by_loops::store(p, a); }                   \
+    BY_LOOPS f _mm##bits##_set1_ps(float x) { return by_loops::all<f>(x); }                              \
+    BY_LOOPS i _mm##bits##_set1_epi32(std::int32_t x) { return by_loops::all<i>(x); }                    \
+    BY_LOOPS f _mm##bits##_add_ps(f a, f b) { return a + b; }                                            \
+    BY_LOOPS f _mm##bits##_sub_ps(f a, f b) { return a - b; }                                            \
+    BY_LOOPS f _mm##bits##_mul_ps(f a, f b) { return a * b; }                                            \
+    BY_LOOPS f _mm##bits##_div_ps(f a, f b) { return a / b; }                                            \
+    BY_LOOPS f _mm##bits##_fmadd_ps(f a, f b, f c) { return by_loops::fma(a, b, c); }                    \
+    BY_LOOPS i _mm##bits##_add_epi32(i a, i b) { return a + b; }                                         \
+    BY_LOOPS i _mm##bits##_sub_epi32(i a, i b) { return a - b; }                                         \
+    BY_LOOPS i _mm##bits##_and_si##bits(i a, i b) { return a & b; }                                      \
+    BY_LOOPS i _mm##bits##_or_si##bits(i a, i b) { return a | b; }                                       \
+    BY_LOOPS i _mm##bits##_xor_si##bits(i a, i b) { return a ^ b; }                                      \
+    BY_LOOPS i _mm##bits##_slli_epi32(i a, unsigned n) { return a << n; }                                \
+    BY_LOOPS i _mm##bits##_srli_epi32(i a, unsigned n) { return a >> n; }                                \
+    BY_LOOPS i _mm##bits##_srai_epi32(i a, unsigned n) {                                                 \
+        by_loops::Lanes<std::int32_t, i> r(a);                                                           \
+        for (std::int32_t& lane : r.at) lane >>= n;                                                      \
+        return r;                                                                                        \
+    }                                                                                                    \
+    BY_LOOPS i _mm##bits##_srli_epi16(i a, unsigned n) {                                                 \
+        by_loops::Lanes<std::uint16_t, i> r(a);                                                          \
+        for (std::uint16_t& lane : r.at) lane = static_cast<std::uint16_t>(lane >> n);                   \
+        return r;                                                                                        \
+    }                                                                                                    \
+    BY_LOOPS i _mm##bits##_sub_epi16(i a, i b) {                                                         \
+        by_loops::Lanes<std::uint16_t, i> r(a), of(b);                                                   \
+        for (int n = 0; n < r.kCount; ++n) r.at[n] = static_cast<std::uint16_t>(r.at[n] - of.at[n]);     \
+        return r;                                                                                        \
+    }                                                                                                    \
+    BY_LOOPS i _mm##bits##_unpacklo_epi32(i a, i b) { return by_loops::unpack<std::uint32_t>(a, b, 0); } \
+    BY_LOOPS i _mm##bits##_unpackhi_epi32(i a, i b) { return by_loops::unpack<std::uint32_t>(a, b, 1); } \
+    BY_LOOPS i _mm##bits##_unpacklo_epi64(i a, i b) { return by_loops::unpack<std::uint64_t>(a, b, 0); } \
+    BY_LOOPS i _mm##bits##_unpackhi_epi64(i a, i b) { return by_loops::unpack<std::uint64_t>(a, b, 1); } \
+    BY_LOOPS i _mm##bits##_madd_epi16(i a, i b) { return by_loops::dpwssd(i{}, a, b); }                  \
+    BY_LOOPS i _mm##bits##_max_epi32(i a, i b) { return by_loops::largest(a, b); }                       \
+    BY_LOOPS i _mm##bits##_shuffle_epi8(i a, i index) { return by_loops::shuffle_bytes(a, index); }      \
+    BY_LOOPS f _mm##bits##_cvtepi32_ps(i a) { return by_loops::converted<f, float, std::int32_t>(a); }   \
+    BY_LOOPS i _mm##bits##_cvtps_epi32(f a) { return by_loops::nearest<i>(a); }                          \
+    BY_LOOPS i _mm##bits##_castps_si##bits(f a) { return by_loops::as<i>(a); }                           \
     BY_LOOPS f _mm##bits##_castsi##bits##_ps(i a) { return by_loops::as<f>(a); }
 BY_LOOPS_BOTH(256, __m256, __m256i)
 BY_LOOPS_BOTH(512, __m512, __m512i)
@@ -203,13 +223,6 @@ BY_LOOPS_BOTH(512, __m512, __m512i)
 
 BY_LOOPS __m128i _mm_loadu_si128(const void* p) { return by_loops::load<__m128i>(p); }
 BY_LOOPS void _mm_storeu_si128(void* p, __m128i a) { by_loops::store(p, a); }
-BY_LOOPS __m128i _mm_add_epi32(__m128i a, __m128i b) { return a + b; }
-BY_LOOPS __m128i _mm_max_epi32(__m128i a, __m128i b) { return by_loops::largest(a, b); }
-BY_LOOPS std::int32_t _mm_cvtsi128_si32(__m128i a) { return static_cast<std::int32_t>(a[0]); }
-BY_LOOPS __m128i _mm_shuffle_epi32(__m128i a, int n) {
-    const std::uint32_t lanes[] = {a[n & 3], a[n >> 2 & 3], a[n >> 4 & 3], a[n >> 6 & 3]};
-    return by_loops::load<__m128i>(lanes);
-}
 BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) { return by_loops::pack<std::int16_t, std::uint8_t>(a, b); }
 
 // ---- AVX2 -----------------------------------------------------------------------------------------------------------
@@ -222,7 +235,6 @@ BY_LOOPS __m128i _mm256_castsi256_si128(__m256i a) { return by_loops::low_part<_
 BY_LOOPS __m128i _mm256_extracti128_si256(__m256i a, int n) {
     return by_loops::load<__m128i>(reinterpret_cast<const char*>(&a) + 16 * n);
 }
-BY_LOOPS __m256i _mm256_broadcastsi128_si256(__m128i a) { return by_loops::all<__m256i>(a); }
 BY_LOOPS void _mm256_store_si256(void* p, __m256i a) { by_loops::store(p, a); }
 BY_LOOPS __m256i _mm256_packs_epi32(__m256i a, __m256i b) { return by_loops::pack<std::int32_t, std::int16_t>(a, b); }
 BY_LOOPS __m256i _mm256_packus_epi32(__m256i a, __m256i b) { return by_loops::pack<std::int32_t, std::uint16_t>(a, b); }
@@ -232,6 +244,12 @@ BY_LOOPS __m256i _mm256_permute4x64_epi64(__m256i a, int n) {
     by_loops::Lanes<std::uint64_t, __m256i> r, of(a);
     for (int i = 0; i < 4; ++i) r.at[i] = of.at[n >> (2 * i) & 3];
     return r;
+}
+BY_LOOPS __m256i _mm256_permute2x128_si256(__m256i a, __m256i b, int n) {
+    const __m256i of[2] = {a, b}, parts[2] = {of[n >> 1 & 1], of[n >> 5 & 1]};
+    __m128i r[2];
+    for (int i = 0; i < 2; ++i) r[i] = _mm256_extracti128_si256(parts[i], n >> (4 * i) & 1);
+    return by_loops::load<__m256i>(r);
 }
 BY_LOOPS __m256i _mm256_dpbusd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpbusd(sum, a, b); }
 BY_LOOPS __m256i _mm256_dpwssd_avx_epi32(__m256i sum, __m256i a, __m256i b) { return by_loops::dpwssd(sum, a, b); }
@@ -250,17 +268,23 @@ BY_LOOPS __m128i _mm512_cvtepi32_epi8(__m512i a) {
 }
 BY_LOOPS __m512i _mm512_sllv_epi32(__m512i a, __m512i n) { return a << n; }
 BY_LOOPS __m512i _mm512_srlv_epi32(__m512i a, __m512i n) { return a >> n; }
-BY_LOOPS __m512i _mm512_broadcast_i32x4(__m128i a) { return by_loops::all<__m512i>(a); }
-BY_LOOPS std::int32_t _mm512_reduce_max_epi32(__m512i a) {
-    const by_loops::Lanes<std::int32_t, __m512i> of(a);
-    std::int32_t most = of.at[0];
-    for (const std::int32_t lane : of.at) most = most < lane ? lane : most;
-    return most;
+template <class... N>
+BY_LOOPS __m512i _mm512_setr_epi64(N... numbers) {
+    const std::uint64_t lanes[] = {static_cast<std::uint64_t>(numbers)...};
+    return by_loops::load<__m512i>(lanes);
 }
-BY_LOOPS std::int32_t _mm512_reduce_add_epi32(__m512i a) {
-    std::uint32_t sum = 0;
-    for (int i = 0; i < 16; ++i) sum += a[i];
-    return static_cast<std::int32_t>(sum);
+BY_LOOPS __m512i _mm512_permutex2var_epi64(__m512i a, __m512i index, __m512i b) {
+    return by_loops::choose<std::uint64_t>(a, index, b);
+}
+BY_LOOPS __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index, __m512i b) {
+    return by_loops::choose<std::uint16_t>(a, index, b);
+}
+BY_LOOPS __m512i _mm512_shuffle_i64x2(__m512i a, __m512i b, int n) {
+    const __m512i of[2] = {a, b};
+    __m128i r[4];
+    for (int i = 0; i < 4; ++i)
+        r[i] = by_loops::load<__m128i>(reinterpret_cast<const char*>(&of[i / 2]) + 16 * (n >> (2 * i) & 3));
+    return by_loops::load<__m512i>(r);
 }
 BY_LOOPS __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) { return by_loops::dpbusd(sum, a, b); }
 BY_LOOPS __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) { return by_loops::dpwssd(sum, a, b); }
