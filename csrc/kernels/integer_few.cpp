@@ -72,7 +72,7 @@ struct FewTokens {
     static constexpr int kSub = Fmt::kSub, kSteps = kSub / 4, kSubs = Fmt::kColumns / kSub;
     static constexpr int kAtOnce = kGroupsAtOnce<Fmt, T, kDigits, G>;
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
-    static constexpr std::size_t kLinesAhead = 2048;  // bytes
+    static constexpr std::size_t kLinesAhead = 6144;  // bytes
     using Codes = typename Fmt::Codes;
     using Scales = typename Fmt::Scales;
     using Sums = SumsOf<Codes, kDigits, kSteps>;
@@ -104,13 +104,13 @@ private:
     }
 
     // Prefetches as much as the groups of a sub-block read, in a step a line or none: all at once they would take the
-    // buffers that loads need. The words of long blocks are read out of order, so whole blocks are prefetched, into the
-    // second-level cache.
+    // buffers that loads need. The words of long blocks are read out of order, so whole blocks are prefetched. Lines of
+    // short blocks pass by the second-level cache, whose own reading ahead they disturb.
     KARAT_INLINE void fetch(int part, int step) const {
         constexpr int bytes = static_cast<int>(kStep) / (kSubs * (G / kAtOnce)), lines = (bytes + 63) / 64;
         const std::uint8_t* const from = w + (kSubs > 1 ? 2 * kStep : kLinesAhead) + part * bytes;
         for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line)
-            kSubs > 1 ? prefetch_far(from + 64 * line) : prefetch(from + 64 * line);
+            kSubs > 1 ? prefetch(from + 64 * line) : prefetch_once(from + 64 * line);
         __asm__ volatile("");  // compilers gather prefetches otherwise
     }
 

@@ -3,7 +3,9 @@
 
 namespace karat {
 
-inline constexpr int kSpins = 4000;  // some 70 microseconds (Zen 4) to 170 (Intel)
+// Some 400 microseconds (Zen 5) to 700 (Intel): longer than Python takes between two steps of a sequence (some 200), or
+// each step would begin with waking threads.
+inline constexpr int kSpins = 16000;
 
 // Tells the core that this is a loop that waits.
 inline void relax() {

@@ -150,8 +150,9 @@ KARAT_INLINE float largest_of(f32x16 a) {
     return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x < y ? y : x; });
 }
 
-// prefetch reads into the first-level cache, prefetch_far into the second only.
+// prefetch reads into the first-level cache, prefetch_far into the second only, prefetch_once into the first only.
 KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 KARAT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
+KARAT_INLINE void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
