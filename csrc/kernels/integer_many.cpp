@@ -273,9 +273,10 @@ private:
 
 template <class Fmt, int kDigits, bool kOfWords, int G>
 void panel_of_many(const LinearArgs& a, std::size_t panel, const Scratch& s) {
-    for (std::size_t token = 0; token < a.tokens; token += kTokenBlock) {
-        const std::size_t tokens = a.tokens - token < kTokenBlock ? a.tokens - token : kTokenBlock;
-        PanelOfMany<Fmt, kDigits, kOfWords, G>{a, panel, token, tokens, s}.run();
+    const std::size_t blocks = (a.tokens + kTokenBlock - 1) / kTokenBlock;  // even ones: no tile is too low
+    for (std::size_t i = 0; i < blocks; ++i) {
+        const std::size_t token = i * a.tokens / blocks, end = (i + 1) * a.tokens / blocks;
+        PanelOfMany<Fmt, kDigits, kOfWords, G>{a, panel, token, end - token, s}.run();
     }
 }
 

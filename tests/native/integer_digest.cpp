@@ -118,7 +118,7 @@ std::uint32_t bits(float x) {
 }
 
 // The layer's results [kTokens, kRows] of `each` rows at a time: from one call for all, or `in_parts`, from calls of
-// half of the rows and one panel.
+// half of all tokens and one panel.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
                                    const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool in_parts) {
     const std::size_t row_bytes = kColumns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width)];
@@ -128,7 +128,7 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
     for (std::size_t first = 0; first < kTokens; first += each) {
         for (std::size_t i = 0; i < x.size(); ++i)
             x[i] = activation(first + i / kColumns, i % kColumns, static_cast<int>(width));
-        const std::size_t part = in_parts && each > 1 ? each / 2 : each;
+        const std::size_t part = in_parts && each == kTokens ? each / 2 : each;
         for (std::size_t row = 0, end; row < each; row = end) {
             end = std::min(row + part, each);
             kernels.quantise(width, x.data(), each, kColumns, row, end, digits[0].bytes);
