@@ -178,7 +178,7 @@ struct IntegerKernels {
     void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
                      std::size_t last, std::uint8_t* out);
 
-    // Computes panels first … last - 1 of the matrix, for all rows of x or for at least 12: tiles are not lower.
+    // Computes panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 };
 

@@ -215,9 +215,9 @@ struct PanelOfMany {
     static constexpr int kCodes = kOfWords ? kWords : kClass<Codes::kLargest>;
     using FactorsOf = Factors<kCodes>;
     using TileOf = Tile<kCodes, Fmt::kSub, Fmt::kHasMinimum, kDigits, G, TG>;
-    // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower.
-    static constexpr int kMost = kTokensOfTile<G>, kHalf = (kMost + 1) / 2;
-    static constexpr int kLeast = kDirectTokens<kDigits> + 1 < kHalf ? kDirectTokens<kDigits> + 1 : kHalf;
+    // Tokens are cut evenly, so no tile of more than kDirectTokens tokens is lower. Few rows of many in words are.
+    static constexpr int kMost = kTokensOfTile<G>, kHalf = (kMost + 1) / 2, kFew = kDirectTokens<kDigits> + 1;
+    static constexpr int kLeast = kOfWords ? 1 : kFew < kHalf ? kFew : kHalf;
     static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;
     static constexpr std::size_t kLineBytes = kBlockBytes * kDigitColumns / Fmt::kColumns;  // of 32 columns
     const LinearArgs& a;

@@ -8,7 +8,9 @@ namespace {
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
 #if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
     constexpr std::size_t kDirect[] = {0, kDirectTokens<1>, kDirectTokens<2>, kDirectTokens<3>};  // by Activations
-    if (a.digits_rows <= kDirect[static_cast<int>(a.activations)]) return few_tokens_of_integers(a, first, last);
+    constexpr std::size_t kOfDigits[] = {0, kRowsOfDigits<1>, kRowsOfDigits<2>, kRowsOfDigits<3>};
+    const int width = static_cast<int>(a.activations);
+    if (a.tokens <= kDirect[width] && a.digits_rows <= kOfDigits[width]) return few_tokens_of_integers(a, first, last);
 #endif
     many_tokens_of_integers(a, first, last, scratch);
 }

@@ -23,7 +23,7 @@ namespace {
 
 using namespace karat;
 
-constexpr std::size_t kRows = 82, kRandomRows = 70, kColumns = 512, kTokens = 24;
+constexpr std::size_t kRows = 82, kRandomRows = 70, kColumns = 512, kTokens = 24, kMany = 517;
 constexpr int kLimits[] = {0, 127, 32639, 8355710};  // by Activations
 
 // Number i of a seed.
@@ -118,7 +118,7 @@ std::uint32_t bits(float x) {
 }
 
 // The layer's results [kTokens, kRows] of `each` rows at a time: from one call for all, or `in_parts`, from calls of
-// half of all tokens and one panel.
+// half of the rows and one panel. Rows after kTokens are the first ones again.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
                                    const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool in_parts) {
     const std::size_t row_bytes = kColumns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width)];
@@ -127,8 +127,8 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
     std::vector<std::uint32_t> found;
     for (std::size_t first = 0; first < kTokens; first += each) {
         for (std::size_t i = 0; i < x.size(); ++i)
-            x[i] = activation(first + i / kColumns, i % kColumns, static_cast<int>(width));
-        const std::size_t part = in_parts && each == kTokens ? each / 2 : each;
+            x[i] = activation((first + i / kColumns) % kTokens, i % kColumns, static_cast<int>(width));
+        const std::size_t part = in_parts && each > 1 ? each / 2 : each;
         for (std::size_t row = 0, end; row < each; row = end) {
             end = std::min(row + part, each);
             kernels.quantise(width, x.data(), each, kColumns, row, end, digits[0].bytes);
@@ -168,6 +168,10 @@ std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activa
         const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, false);
         for (const std::size_t each : {1, 2, 3, 4, 6, 8, 24})
             CHECK(results(kernels, weight, width, leaf_ends, each, true) == all);
+        if (leaf_ends.size() == 1) {  // one token more than an unpacked chunk serves
+            const std::vector<std::uint32_t> many = results(kernels, weight, width, leaf_ends, kMany, false);
+            for (std::size_t i = 0; i < many.size(); ++i) CHECK(many[i] == all[i % all.size()]);
+        }
         for (const std::uint32_t number : all) found = (found ^ number) * 0x100000001b3;
     }
     return found;
