@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.choice import Choice, resolve_max_tokens
+from karat.engine.admission import check_limits, check_tokens
+from karat.engine.choice import Choice
 from karat.engine.forms import Forms
 from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.replay import Replay
-from karat.engine.scheduler import Chunk, Scheduler
+from karat.engine.scheduler import Chunk, Scheduler, work_of
 from karat.engine.sequence import Sequence
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
@@ -25,7 +26,7 @@ from karat.engine.updates import Entry, PromptProgress, RequestUpdate
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.api import Runner
-from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, is_int, shown
+from karat.request import MAX_COUNT, Request
 from karat.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -108,18 +109,7 @@ class Engine:
 
     def check_limits(self, request: Request) -> int:
         """As `check_request`, but for the form of the answer."""
-        params = request.params
-        self._check_tokens("the prompt", request.prompt_token_ids)
-        self._check_tokens("stop_token_ids", params.stop_token_ids, may_be_empty=True)
-        self._check_tokens("allowed_token_ids", params.allowed_token_ids or (), may_be_empty=True)
-        self._check_tokens("logit_bias", tuple(params.logit_bias), may_be_empty=True)
-        if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
-            raise RequestError(
-                f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}"
-            )
-        max_tokens = resolve_max_tokens(request, self.config.max_model_len)
-        if request.resume is not None:
-            self._check_resume(request, request.resume, max_tokens)
+        max_tokens = check_limits(request, self.config)
         self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
         return max_tokens
 
@@ -155,7 +145,7 @@ class Engine:
 
     def add_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> LogitsReader:
         """Queue the computation of all logits [tokens, vocab] of a text. Steps write them to `target`."""
-        self._check_tokens("the text", token_ids)
+        check_tokens("the text", token_ids, self.config.vocab_size)
         self.scheduler.check_fits(len(token_ids))
         self._mend()
         reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), target)
@@ -180,7 +170,7 @@ class Engine:
         fit). grammar is as in `add_request`. RequestError for one that can never be served.
         """
         max_tokens = self.check_limits(request)
-        self._check_tokens("the answer", token_ids)
+        check_tokens("the answer", token_ids, self.config.vocab_size)
         text = (*request.prompt_token_ids, *token_ids[:-1])
         sequence = self._sequence(
             text, max_new=0, prompt_logits=True, salt=f"replay {os.urandom(16).hex()}", priority=MAX_COUNT
@@ -226,8 +216,8 @@ class Engine:
         is_bounded = is_watched and max_step_s > 0
         budget = self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
         chunks = self._schedule(budget)
-        decoded = _work(budget, chunks, decoding=True)
-        prefilled = _work(budget, chunks, decoding=False)
+        decoded = work_of(budget, chunks, decoding=True)
+        prefilled = work_of(budget, chunks, decoding=False)
         results = self._compute(chunks)
         self._collect(chunks, results)
         if chunks:
@@ -324,21 +314,6 @@ class Engine:
         form = request.params.structured_outputs
         return None if form is None else self.forms.compile(form)
 
-    def _check_resume(self, request: Request, resume: Resume, max_tokens: int) -> None:
-        self._check_tokens("resume", resume.token_ids, may_be_empty=True)
-        if request.params.n != 1 or request.params.prompt_logprobs is not None:
-            raise RequestError(
-                "resume with n or prompt_logprobs: expected one choice, that of `choice`; leave them out"
-            )
-        if not is_int(resume.choice, 0, MAX_CHOICES - 1):
-            raise RequestError(
-                f"resume: choice={shown(resume.choice)}: expected an integer from 0 to {MAX_CHOICES - 1}"
-            )
-        if len(resume.token_ids) > max_tokens:
-            raise RequestError(
-                f"resume: {len(resume.token_ids)} tokens, more than max_tokens={max_tokens}; give those that it had"
-            )
-
     def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)
         if entry is None:
@@ -420,17 +395,3 @@ class Engine:
         ends = reader.read_last(logits[-1])
         self._num_generated_tokens += isinstance(reader, Choice)
         return ends
-
-    def _check_tokens(self, what: str, token_ids: tuple[int, ...], *, may_be_empty: bool = False) -> None:
-        if not token_ids and not may_be_empty:
-            raise RequestError(f"{what} has no tokens; expected at least one")
-        largest = self.config.vocab_size - 1
-        for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id <= largest:
-                raise RequestError(f"{what}: {shown(token_id)} is no token id; expected integers from 0 to {largest}")
-
-
-def _work(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
-    """The work of the chunks that decode, or of those that belong to a prefill."""
-    wanted = (chunk for chunk in chunks if (chunk.seq.num_pending == 1) == decoding)
-    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)

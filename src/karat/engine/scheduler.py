@@ -287,3 +287,9 @@ class Scheduler:
 def _order(seq: Sequence) -> tuple[int, int]:
     """The order in which sequences are served. They are preempted in reverse order."""
     return seq.priority, seq.seq_id
+
+
+def work_of(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
+    """The work of the chunks that decode, or of those that belong to a prefill."""
+    wanted = (chunk for chunk in chunks if (chunk.seq.num_pending == 1) == decoding)
+    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)
