@@ -73,6 +73,16 @@ struct FromBF16 {
     static KARAT_INLINE float one(Stored x) { return float_of(static_cast<std::uint32_t>(x) << 16); }
 };
 
+// Calls f with the one of these that reads what the cache stores.
+template <class F>
+KARAT_INLINE void with_reader(CacheType type, const F& f) {
+    switch (type) {
+        case CacheType::f32: return f(FromF32{});
+        case CacheType::f16: return f(FromF16{});
+        case CacheType::bf16: return f(FromBF16{});
+    }
+}
+
 // The rows that read one KV head, token by token.
 struct Rows {
     const AttentionArgs& a;

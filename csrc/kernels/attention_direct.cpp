@@ -145,7 +145,8 @@ struct Direct {
     }
 };
 
-template <class From>
+}  // namespace
+
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                   const AttentionScratch& s) {
     const std::size_t start = index * kSplitKeys;
@@ -154,22 +155,13 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
         s.to[r] = least(rows.end(first), start + kSplitKeys) - start;
         for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());
     }
-    const Direct<From> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
-    direct.scores();
-    copy_scores_out(rows, keys, first, count, start, s);
-    scores_to_weights(s, count);
-    direct.values();
-}
-
-}  // namespace
-
-void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
-                  const AttentionScratch& s) {
-    switch (rows.a.cache.type) {
-        case CacheType::f32: return direct_split<FromF32>(rows, keys, first, count, index, s);
-        case CacheType::f16: return direct_split<FromF16>(rows, keys, first, count, index, s);
-        case CacheType::bf16: return direct_split<FromBF16>(rows, keys, first, count, index, s);
-    }
+    with_reader(rows.a.cache.type, [&](auto from) {
+        const Direct<decltype(from)> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
+        direct.scores();
+        copy_scores_out(rows, keys, first, count, start, s);
+        scores_to_weights(s, count);
+        direct.values();
+    });
 }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -5,25 +5,25 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Unpacks K of positions first … first + kKeys - 1 to [head_dim, kKeys]. Beyond the context `out` is not defined.
+// Unpacks K of `count` positions from `first` on to [head_dim, kKeys]. Beyond them `out` is not defined.
 template <class From>
-void unpack_keys(const Keys& keys, std::size_t first, float* out) {
+void unpack_keys(From, const Keys& keys, std::size_t first, std::size_t count, float* out) {
     using Stored = typename From::Stored;
     const auto head = keys.head<Stored>();
     const std::size_t dim = keys.a.cache.head_dim;
-    for (std::size_t lanes = 0; lanes < kKeys && first + lanes < keys.context; lanes += kLanes) {
+    for (std::size_t lanes = 0; lanes < count; lanes += kLanes) {
         const std::size_t position = first + lanes;
         if (keys.a.batch.block_size % kLanes == 0) {
             const Stored* in = head.k(keys.slot(position));
             for (std::size_t d = 0; d < dim; ++d) store(out + d * kKeys + lanes, From::read(in + d * kLanes));
         } else {
-            const std::size_t count = least(kLanes, keys.context - position);
-            for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t some = least(kLanes, count - lanes);
+            for (std::size_t i = 0; i < some; ++i) {
                 const std::size_t slot = keys.slot(position + i);
                 const Stored* in = head.k(slot) + slot % kLanes;
                 for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = From::one(in[d * kLanes]);
             }
-            for (std::size_t i = count; i < kLanes; ++i)
+            for (std::size_t i = some; i < kLanes; ++i)
                 for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = 0.0f;
         }
     }
@@ -31,7 +31,7 @@ void unpack_keys(const Keys& keys, std::size_t first, float* out) {
 
 // Unpacks V of `count` positions from `first` on to [count, head_dim rounded up to 16].
 template <class From>
-void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
+void unpack_values(From, const Keys& keys, std::size_t first, std::size_t count, float* out) {
     using Stored = typename From::Stored;
     const auto head = keys.head<Stored>();
     const std::size_t padded = padded_dim(keys.a.cache.head_dim);
@@ -41,21 +41,7 @@ void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float
     }
 }
 
-void unpack_keys(const Keys& keys, std::size_t first, float* out) {
-    switch (keys.a.cache.type) {
-        case CacheType::f32: return unpack_keys<FromF32>(keys, first, out);
-        case CacheType::f16: return unpack_keys<FromF16>(keys, first, out);
-        case CacheType::bf16: return unpack_keys<FromBF16>(keys, first, out);
-    }
-}
-
-void unpack_values(const Keys& keys, std::size_t first, std::size_t count, float* out) {
-    switch (keys.a.cache.type) {
-        case CacheType::f32: return unpack_values<FromF32>(keys, first, count, out);
-        case CacheType::f16: return unpack_values<FromF16>(keys, first, count, out);
-        case CacheType::bf16: return unpack_values<FromBF16>(keys, first, count, out);
-    }
-}
+inline constexpr std::size_t kTileKeys = kTuning.tile_vectors * kLanes;  // scores of a row of a tile
 
 template <int TG>
 struct ScoreTile {
@@ -107,38 +93,47 @@ void add_values(const AttentionScratch& s, std::size_t first, std::size_t last, 
         with_height(last - first, ValueTile<1>{values + d, weights, s.padded, to - from, s.part_of(first) + d});
 }
 
+// Keys of the split from the first to the last that any of rows first … last - 1 sees.
+struct KeysSeen { std::size_t from, to; };
+KARAT_INLINE KeysSeen seen_by_any(const AttentionScratch& s, std::size_t first, std::size_t last) {
+    KeysSeen seen{kSplitKeys, 0};
+    for (std::size_t r = first; r < last; ++r)
+        if (s.from[r] < s.to[r]) seen = {least(seen.from, s.from[r]), most(seen.to, s.to[r])};
+    return seen;
+}
+
 }  // namespace
 
 void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                  const AttentionScratch& s) {
     const std::size_t start = index * kSplitKeys;
-    std::size_t lowest = kSplitKeys, highest = 0;
     for (std::size_t r = 0; r < count; ++r) {
         s.from[r] = most(rows.begin(first + r), start) - start;
         s.to[r] = most(least(rows.end(first + r), start + kSplitKeys), start) - start;
         if (s.from[r] >= s.to[r]) s.from[r] = s.to[r] = 0;
-        if (s.from[r] < s.to[r]) {
-            lowest = least(lowest, s.from[r]);
-            highest = most(highest, s.to[r]);
-        }
     }
-    for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
-        unpack_keys(keys, start + base, s.unpacked);
+    const KeysSeen all = seen_by_any(s, 0, count);
+    for (std::size_t base = all.from / kKeys * kKeys; base < all.to; base += kKeys) {
+        const std::size_t end = least(base + kKeys, all.to);
+        with_reader(rows.a.cache.type,
+                    [&](auto from) { unpack_keys(from, keys, start + base, end - base, s.unpacked); });
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
-            const std::size_t r = tile_start(count, i), end = tile_start(count, i + 1);
-            for (std::size_t g = 0; g < kKeys; g += kTuning.tile_vectors * kLanes)
-                with_height(end - r,
-                            ScoreTile<kTuning.tile_vectors>{s.unpacked + g, s.q + r * s.padded, s.dim, s.padded,
-                                                            rows.a.scale, s.weights + r * kSplitKeys + base + g});
+            const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
+            const KeysSeen seen = seen_by_any(s, r0, r1);
+            for (std::size_t j = most(base, seen.from / kTileKeys * kTileKeys); j < least(end, seen.to); j += kTileKeys)
+                with_height(r1 - r0,
+                            ScoreTile<kTuning.tile_vectors>{s.unpacked + j - base, s.q + r0 * s.padded, s.dim, s.padded,
+                                                            rows.a.scale, s.weights + r0 * kSplitKeys + j});
         }
     }
     copy_scores_out(rows, keys, first, count, start, s);
     for (std::size_t r = 0; r < count; ++r)
         for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());
     scores_to_weights(s, count);
-    for (std::size_t base = lowest / kKeys * kKeys; base < highest; base += kKeys) {
-        const std::size_t end = least(base + kKeys, highest);
-        unpack_values(keys, start + base, end - base, s.unpacked);
+    for (std::size_t base = all.from / kKeys * kKeys; base < all.to; base += kKeys) {
+        const std::size_t end = least(base + kKeys, all.to);
+        with_reader(rows.a.cache.type,
+                    [&](auto from) { unpack_values(from, keys, start + base, end - base, s.unpacked); });
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
             const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
             // Keys that all rows of the tile see run as a tile. Keys before and after, which only some rows see, run

@@ -62,6 +62,11 @@ KARAT_INLINE void add_words(i32x16& sum, i32x16 a, i32x16 b) {
 #endif
 }
 
+#if defined(KARAT_AVX512)
+alignas(64) constexpr std::uint16_t kOrderOfWords[] = {0,  4,  2,  6,  8,  12, 10, 14, 16, 20, 18, 22, 24, 28, 26, 30,
+                                                       32, 36, 34, 38, 40, 44, 42, 46, 48, 52, 50, 54, 56, 60, 58, 62};
+#endif
+
 // Integers of 32 columns as words of 16 bits: of each four columns 0, 2, 1, 3.
 struct Words {
     alignas(64) std::int16_t word[32];
@@ -70,10 +75,7 @@ struct Words {
     static KARAT_INLINE Words of(i32x16 first, i32x16 second) {
         Words words;
 #if defined(KARAT_AVX512)  // by one instruction
-        alignas(64) static constexpr std::uint16_t order[] = {0,  4,  2,  6,  8,  12, 10, 14, 16, 20, 18,
-                                                              22, 24, 28, 26, 30, 32, 36, 34, 38, 40, 44,
-                                                              42, 46, 48, 52, 50, 54, 56, 60, 58, 62};
-        istore(words.word, {_mm512_permutex2var_epi16(first.v, iload(order).v, second.v)});
+        istore(words.word, {_mm512_permutex2var_epi16(first.v, iload(kOrderOfWords).v, second.v)});
 #else
         const i32x16 halves[2] = {first, second};
         for (int i = 0; i < 2; ++i) {
