@@ -234,7 +234,7 @@ def test_who_waits_for_too_long_is_told() -> None:
             running = engine.stream(PROMPTS[0], LONG)
             await anext(running)
             engine._queue_timeout_s = 0.05  # the first one may take longer to begin, on a machine that is busy
-            with pytest.raises(OverloadedError, match=r"request late has waited for 0\.05 s \(queue_timeout_s\)"):
+            with pytest.raises(OverloadedError, match=r"the request has waited for 0\.05 s \(queue_timeout_s\)"):
                 await engine.generate("late", LONG, request_id="late")
             output = [update.output async for update in running][-1]
             assert output is not None and output.outputs[0].finish_reason == "length"

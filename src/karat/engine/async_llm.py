@@ -518,8 +518,7 @@ class AsyncLLM:
         if not opened.has_begun and not opened.has_ended:
             opened.fail(
                 OverloadedError(
-                    f"request {opened.name} has waited for {self._queue_timeout_s:g} s (queue_timeout_s); "
-                    "try again later"
+                    f"the request has waited for {self._queue_timeout_s:g} s (queue_timeout_s); try again later"
                 )
             )
             self._engine.forget(opened)
