@@ -45,7 +45,7 @@ inline constexpr std::size_t kRowsOfDigits =
 // Compute panels first … last - 1 of a layer; `few_tokens_of_integers` if it has up to kDirectTokens rows.
 void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
 void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
-std::size_t integer_scratch_floats();
+std::size_t integer_scratch_bytes();
 void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
               std::size_t last, std::uint8_t* out);
 

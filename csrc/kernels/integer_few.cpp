@@ -158,25 +158,9 @@ private:
 template <class Fmt, int kDigits, int T, int G>
 KARAT_NOINLINE void panel_of_few(const LinearArgs& a, std::size_t panel) {
     FewTokens<Fmt, kDigits, T, G> few{a, a.weight->panel(panel)};
-    f32x16 levels[3][T][G], sum[T][G];
-    std::size_t start = 0;
-    for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
-        const std::size_t end = a.leaf_ends[leaf];
-        for (int t = 0; t < T; ++t)
-            for (int g = 0; g < G; ++g) sum[t][g] = zero();
-        few.leaf(start, end, sum);
-        start = end;
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) {
-                for (int t = 0; t < T; ++t)
-                    for (int g = 0; g < G; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
-            },
-            [&](int level) {
-                for (int t = 0; t < T; ++t)
-                    for (int g = 0; g < G; ++g) levels[level][t][g] = sum[t][g];
-            });
-    }
+    f32x16 sum[T][G];
+    sum_leaves(a, sum,
+               [&](std::size_t start, std::size_t end) __attribute__((always_inline)) { few.leaf(start, end, sum); });
     const std::size_t row = a.weight->first_group(panel) * kGroupRows;
     for (int t = 0; t < T; ++t)
         for (int g = 0; g < G; ++g)
@@ -191,31 +175,24 @@ struct Run {
     void run() const {
         for (std::size_t panel = first; panel < last; ++panel)
             a.weight->panel_groups(panel) == kPanelGroups
-                ? passes<kPassTokens<kDigits>>(panel, Panel<Fmt, kDigits, kPanelGroups>())
-                : passes<1>(panel, Panel<Fmt, kDigits, 1>());  // few rows of a model: less code
+                ? passes<Fmt, kDigits, kPanelGroups, kPassTokens<kDigits>>(panel)
+                : passes<Fmt, kDigits, 1, 1>(panel);  // few rows of a model: less code
     }
 
 private:
     template <class Fmt, int kDigits, int G>
-    struct Panel {
-        template <int T>
-        static KARAT_INLINE void run(const LinearArgs& a, std::size_t panel) {
-            panel_of_few<Fmt, kDigits, T, G>(a, panel);
-        }
-    };
-    template <class P>
     struct Pass {
         const LinearArgs& a;
         std::size_t panel;
         template <int T>
         KARAT_INLINE void run() const {
-            P::template run<T>(a, panel);
+            panel_of_few<Fmt, kDigits, T, G>(a, panel);
         }
     };
 
     // Computes a panel for kMost tokens at a time; its weights stay in the cache.
-    template <int kMost, class P>
-    KARAT_INLINE void passes(std::size_t panel, P) const {
+    template <class Fmt, int kDigits, int G, int kMost>
+    KARAT_INLINE void passes(std::size_t panel) const {
         const std::size_t count = (a.tokens + kMost - 1) / kMost;
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t token = i * a.tokens / count, end = (i + 1) * a.tokens / count;
@@ -223,7 +200,7 @@ private:
             some.first_row += token;
             some.out += token * a.out_stride;
             if (a.residual) some.residual += token * a.out_stride;
-            with_height<kMost>(end - token, Pass<P>{some, panel});
+            with_height<kMost>(end - token, Pass<Fmt, kDigits, G>{some, panel});
         }
     }
 };

@@ -305,7 +305,7 @@ private:
 
 }  // namespace
 
-std::size_t integer_scratch_floats() { return Scratch::kFloats; }
+std::size_t integer_scratch_bytes() { return Scratch::kFloats * sizeof(float); }
 
 void many_tokens_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
     with_blocks_and_digits(a, Run{a, first, last, scratch});

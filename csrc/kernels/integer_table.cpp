@@ -15,12 +15,10 @@ void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last
     many_tokens_of_integers(a, first, last, scratch);
 }
 
-std::size_t scratch_bytes() { return integer_scratch_floats() * sizeof(float); }
-
 }  // namespace
 
 const IntegerKernels integer_kernels = {
-    .scratch_bytes = scratch_bytes,
+    .scratch_bytes = integer_scratch_bytes,
     .quantise = quantise,
     .linear = linear_of_integers,
 };

@@ -27,6 +27,31 @@ KARAT_INLINE void add_along_tree(std::size_t leaf, std::size_t num_leaves, const
     if (leaf + 1 < num_leaves) keep(level);
 }
 
+// The leaves of a panel and their tree, for T tokens and G groups whose sums stay in registers: add_leaf(start, end)
+// adds columns start … end - 1 to `sum`.
+template <int T, int G, class AddLeaf>
+KARAT_INLINE void sum_leaves(const LinearArgs& a, f32x16 (&sum)[T][G], const AddLeaf& add_leaf) {
+    f32x16 levels[3][T][G];
+    std::size_t start = 0;
+    for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
+        const std::size_t end = a.leaf_ends[leaf];
+        for (int t = 0; t < T; ++t)
+            for (int g = 0; g < G; ++g) sum[t][g] = zero();
+        add_leaf(start, end);
+        start = end;
+        add_along_tree(
+            leaf, a.num_leaves,
+            [&](int level) __attribute__((always_inline)) {
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < G; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
+            },
+            [&](int level) __attribute__((always_inline)) {
+                for (int t = 0; t < T; ++t)
+                    for (int g = 0; g < G; ++g) levels[level][t][g] = sum[t][g];
+            });
+    }
+}
+
 // Adds bias and residual to a finished sum and stores it as rows row … row + 15 of a token.
 KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
     const std::size_t left = a.weight->rows - row;

@@ -38,12 +38,9 @@ struct FewTokens {
         const std::uint8_t* w = a.weight->panel(panel) + group * kLanes * Fmt::kBytes;
         const float* x = a.x + token * a.x_stride;
         Ahead ahead = next;
-        f32x16 levels[3][T][DG], sum[T][DG];
-        std::size_t start = 0;
-        for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
-            for (int t = 0; t < T; ++t)
-                for (int g = 0; g < DG; ++g) sum[t][g] = zero();
-            for (const std::size_t end = a.leaf_ends[leaf]; start < end; ++start, w += kStep * Fmt::kBytes) {
+        f32x16 sum[T][DG];
+        sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
+            for (; start < end; ++start, w += kStep * Fmt::kBytes) {
                 ahead.step();
                 f32x16 weight[DG];
                 for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + g * kLanes * Fmt::kBytes);
@@ -52,17 +49,7 @@ struct FewTokens {
                     for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
                 }
             }
-            add_along_tree(
-                leaf, a.num_leaves,
-                [&](int level) {
-                    for (int t = 0; t < T; ++t)
-                        for (int g = 0; g < DG; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
-                },
-                [&](int level) {
-                    for (int t = 0; t < T; ++t)
-                        for (int g = 0; g < DG; ++g) levels[level][t][g] = sum[t][g];
-                });
-        }
+        });
         const std::size_t row = (a.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
         for (std::size_t t = 0; t < T; ++t)
             for (std::size_t g = 0; g < DG; ++g) write_result(a, token + t, row + g * kLanes, sum[t][g]);

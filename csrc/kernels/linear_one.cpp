@@ -80,24 +80,13 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
         w.apart = other.begin() - w.w;
         if (&a == &other.args) w.skipped = static_cast<std::size_t>(w.apart);
     }
-    f32x16 levels[3][G], sum[G];
-    std::size_t start = 0;
-    for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
-        const std::size_t end = a.leaf_ends[leaf];
-        for (int g = 0; g < G; ++g) sum[g] = zero();
-        w.leaf(a.x + start, end - start, sum);
-        start = end;
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) {
-                for (int g = 0; g < G; ++g) sum[g] = levels[level][g] + sum[g];
-            },
-            [&](int level) {
-                for (int g = 0; g < G; ++g) levels[level][g] = sum[g];
-            });
-    }
+    f32x16 sum[1][G];
+    sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
+        w.leaf(a.x + start, end - start, sum[0]);
+    });
     for (int g = 0; g < G; ++g)
-        g < each ? write_result(a, 0, one.row(g), sum[g]) : write_result(other.args, 0, other.row(g - each), sum[g]);
+        g < each ? write_result(a, 0, one.row(g), sum[0][g])
+                 : write_result(other.args, 0, other.row(g - each), sum[0][g]);
 }
 
 template <class Fmt>
