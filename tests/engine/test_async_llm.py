@@ -282,11 +282,11 @@ def test_weights_are_hashed_beside_loading_and_no_token_waits_for_it(monkeypatch
     hashing, may_go_on = threading.Event(), threading.Event()
     leaf, texts = fingerprint_module._leaf, Mock(side_effect=fingerprint_module._texts)
 
-    def held(name: str, weight: Weight, do: Any) -> bytes:
+    def held(name: str, weight: Weight, pause: Any) -> bytes:
         texts_first.append(texts.called)  # they hold the interpreter's lock, so they come before the model is loaded
         hashing.set()
         assert may_go_on.wait(120)
-        return leaf(name, weight, do)
+        return leaf(name, weight, pause)
 
     began, texts_first = list[bool](), list[bool]()  # before all is loaded
     monkeypatch.setattr(fingerprint_module, "_leaf", held)
@@ -304,10 +304,23 @@ def test_weights_are_hashed_beside_loading_and_no_token_waits_for_it(monkeypatch
         engine.shutdown()
 
 
+def test_weights_are_hashed_with_pauses_only_while_requests_are_open() -> None:
+    async def asked() -> tuple[bool, ...]:
+        async with await AsyncLLM.open(threads=1) as engine:
+            is_idle = engine._fingerprinting._pace.is_idle
+            before, stream = is_idle(), engine.stream("Once", GREEDY)
+            await anext(stream)
+            beside = is_idle()
+            await stream.aclose()
+            return before, beside, is_idle()
+
+    assert run(asked()) == (True, False, True)
+
+
 def test_a_closed_model_is_hashed_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, hashed = threading.Event(), list[str]()
 
-    def held(name: str, weight: Weight, do: Any) -> bytes:
+    def held(name: str, weight: Weight, pause: Any) -> bytes:
         hashed.append(name)
         assert may_go_on.wait(120)
         return b""

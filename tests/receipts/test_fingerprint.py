@@ -3,11 +3,12 @@
 import gc
 import hashlib
 import re
-import threading
+import time
 import weakref
+from itertools import chain, repeat
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from karat import LLM
 from karat.checkpoint import Weight
 from karat.engine.loading import Preparation
 from karat.receipts import Fingerprint, fingerprint
-from karat.receipts.fingerprint import merkle_root
+from karat.receipts.fingerprint import _Pace, merkle_root
 from tests.engine.tiny import CHATML, GREEDY, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,26 +85,59 @@ def test_it_is_made_beside_the_work_and_once(tmp_path: Path) -> None:
     assert gone() is None  # no fingerprint keeps a model
 
 
-def test_who_waits_does_not_starve(plain: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others may leave a patient thread no time: it has the piece that it began with, and no other."""
-    gate, pieces = threading.Event(), []
-
-    def starved(queue: SimpleQueue[Any]) -> None:
-        while (given := queue.get()) is not None:
-            gate.wait()
-            work, done = given
-            work()
-            pieces.append(work)
-            done.set()
-
-    monkeypatch.setattr(fingerprint, "_work_patiently", starved)
+def test_who_waits_does_not_wait_for_pauses(
+    plain: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)  # after the first piece, some months
     (folder := tmp_path / "other").mkdir()
     with LLM(write_model(folder, **SHAPE)) as llm:
         begun = llm._fingerprinting.begin()
-        assert not begun.done()
+        with pytest.raises(TimeoutError):
+            begun.result(0.5)
         assert llm._fingerprinting.wanted() is begun
-        gate.set()
-        assert begun.result(60) == plain and len(pieces) <= 1
+        assert begun.result(60) == plain
+
+
+def test_pauses_end_while_the_model_is_idle_and_come_back(
+    plain: Fingerprint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)
+    monkeypatch.setattr(fingerprint, "_PIECE", 1 << 10)
+    asked = Mock(side_effect=chain(repeat(True, 10), repeat(False)))
+    (folder := tmp_path / "other").mkdir()
+    with LLM(write_model(folder, **SHAPE)) as llm:
+        llm._fingerprinting._pace.is_idle = asked
+        begun = llm._fingerprinting.begin()
+        while asked.call_count <= 10:
+            time.sleep(0.01)
+        assert not begun.done()  # there is more than ten pieces of weights
+        asked.side_effect = lambda: True
+        assert llm._fingerprinting.wanted().result(60) == plain
+
+
+def test_a_pause_is_nineteen_times_as_long_as_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, now = _Pace(), [0.0]
+
+    def wait(seconds: float) -> bool:
+        now[0] += seconds
+        return pace.is_wanted.is_set()
+
+    def paused() -> float:
+        before = now[0]
+        pace.pause()
+        return now[0] - before
+
+    monkeypatch.setattr(pace.is_wanted, "wait", wait)
+    monkeypatch.setattr(fingerprint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(fingerprint.time, "thread_time", Mock(side_effect=[7.0, 7.25, 7.75, 8.75, 9.0, 9.25]))
+    pace.begin()
+    assert paused() == pytest.approx(19 * 0.25) and paused() == pytest.approx(19 * 0.5)
+    pace.is_idle = lambda: now[0] > 20
+    assert paused() == pytest.approx(20 - 19 * 0.75, abs=0.1)
+    assert paused() == 0
+    pace.is_idle = lambda: False
+    pace.is_wanted.set()
+    assert paused() < 0.1
 
 
 def test_the_tree_is_that_of_rfc_9162() -> None:

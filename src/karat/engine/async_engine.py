@@ -57,6 +57,11 @@ class AsyncEngine:
         if self.closed:
             raise UsageError("this AsyncLLM was closed; expected one that is open; load the model again")
 
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are open, or receipts replayed. Any thread may ask."""
+        return bool(self._open or self._replays)
+
     def attach(self) -> None:
         """Listen to the engine in the running event loop.
 
@@ -225,7 +230,7 @@ class AsyncEngine:
 
     def _look(self) -> None:
         """Check now, and again at intervals, whether the engine hangs."""
-        has_work = bool(self._open or self._replays)
+        has_work = self.has_work
         error = self.process.look(has_work=has_work)
         if error is not None:
             self._fail(error)

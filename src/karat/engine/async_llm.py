@@ -121,7 +121,7 @@ class AsyncLLM:
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
         self._dialect: Dialect | None = None
         self._numbers = count()
-        self._engine = AsyncEngine(
+        engine = self._engine = AsyncEngine(
             opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
@@ -132,7 +132,8 @@ class AsyncLLM:
                 dtype=self.dtype,
                 activations=self.activations,
                 kv_dtype=self.kv_dtype,
-            )
+            ),
+            is_idle=lambda: not engine.has_work,
         )
 
     @classmethod

@@ -4,16 +4,11 @@ Ranks, threads, the instruction set, batches and the cache of prefixes are no pa
 """
 
 import hashlib
-import os
-import sys
 import threading
-import weakref
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from functools import partial
-from queue import SimpleQueue
 from typing import TypedDict
 
 from karat.checkpoint import Checkpoint, Weight
@@ -27,7 +22,9 @@ from karat.text import Tokenizer
 
 SHORT = 32  # hexadecimal digits of a digest in system_fingerprint
 _CLOSED = "the model was closed before its weights were hashed; open it again"
-_PIECE = 1 << 22  # bytes that are hashed at once
+_PIECE = 1 << 20  # bytes that are hashed between two pauses: half a millisecond to some
+_PAUSE = 19  # times the work before it
+_LOOK_S = 0.05  # between looks whether it need be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +92,13 @@ class Fingerprinting:
     """The fingerprint of a model, found by a thread of its own beside whatever the model does, its loading included.
 
     First come the digests of the texts, which hold the interpreter's lock for some milliseconds, and are done before a
-    model is loaded. Weights are hashed without the lock. They get only processor time that nobody else wants (on
-    Linux), so that no token is delayed, until somebody waits for the fingerprint. `identify` gives the rest.
+    model is loaded. Weights are hashed without the lock. The thread has a twentieth of the time of one core, so that no
+    token is delayed. It makes no pause while the model is idle or somebody waits. `identify` gives the rest.
     """
 
     def __init__(self, stored: Stored) -> None:
         self._stored = stored
-        self._is_wanted = threading.Event()
+        self._pace = _Pace()
         self._lock = threading.Lock()
         self._computing: Future[Computing] = Future()
         self._ended = threading.Event()
@@ -113,17 +110,22 @@ class Fingerprinting:
             if self._found is None:
                 self._found = Future()
                 self._found.set_running_or_notify_cancel()  # whoever waits may leave, and ends nothing
-                arguments = (self._stored, self._computing, self._ended, self._found, self._is_wanted)
+                arguments = (self._stored, self._computing, self._ended, self._found, self._pace)
                 threading.Thread(target=_find, args=arguments, name="karat-fingerprint", daemon=True).start()
             return self._found
 
     def wanted(self) -> "Future[Fingerprint]":
-        """As `begin`, for who waits: from now on weights are hashed with the priority of any thread."""
-        self._is_wanted.set()
+        """As `begin`, for who waits: from now on the thread makes no pause."""
+        self._pace.is_wanted.set()
         return self.begin()
 
-    def identify(self, computing: Computing) -> None:
-        """The rest of what the fingerprint is made of, once."""
+    def identify(self, computing: Computing, is_idle: Callable[[], bool] | None = None) -> None:
+        """The rest of what the fingerprint is made of, once. is_idle: whether the model has nothing to do (None: no).
+
+        The thread asks `is_idle` after each piece.
+        """
+        if is_idle is not None:
+            self._pace.is_idle = is_idle
         self._computing.set_result(computing)
 
     def end(self) -> None:
@@ -138,60 +140,53 @@ class Fingerprinting:
         return found.result() if found is not None and found.done() and found.exception() is None else None
 
 
+class _Pace:
+    """The pauses of a thread that hashes.
+
+    Priorities of the system are no way to this. A thread that gets only the time that nobody else wants takes the
+    interpreter's lock after each piece, may wait for a processor while it holds it, and all threads wait with it: 0.6
+    to 1.3 s on two busy cores.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = threading.Event()
+        self.is_idle: Callable[[], bool] = _never
+        self._worked_s = 0.0
+
+    def begin(self) -> None:
+        """The thread that calls begins its work."""
+        self._worked_s = time.thread_time()
+
+    def pause(self) -> None:
+        """Wait 19 times as long as the thread has computed since the last call, or until it need not."""
+        before, self._worked_s = self._worked_s, time.thread_time()
+        end = time.monotonic() + _PAUSE * (self._worked_s - before)
+        while not self.is_idle() and (left := end - time.monotonic()) > 0:
+            if self.is_wanted.wait(min(left, _LOOK_S)):
+                return
+
+
+def _never() -> bool:
+    return False
+
+
 def _find(
     stored: Stored,
     computing: "Future[Computing]",
     ended: threading.Event,
     found: "Future[Fingerprint]",
-    is_wanted: threading.Event,
+    pace: _Pace,
 ) -> None:
     try:
         texts = _texts(stored)
         weights = find_weights(stored.config, stored.checkpoint)
-        root = merkle_root(weights, stored.prepare, ended, _Patient(is_wanted).do)
+        pace.begin()
+        root = merkle_root(weights, stored.prepare, ended, pace.pause)
         found.set_result(_fingerprint(texts, root, weights, stored.prepare, computing.result()))
     except CancelledError:
         found.set_exception(UsageError(_CLOSED))
     except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
         found.set_exception(fault)
-
-
-class _Patient:
-    """A daemon thread that gets only processor time that nobody else wants (on Linux), while it computes something.
-
-    Only work without the interpreter's lock is for it: a thread that waits for a processor and holds the lock would
-    have all threads wait with it. Where others leave it no time, work takes long; it is short, and none is given to the
-    thread once the result `is_wanted`.
-    """
-
-    def __init__(self, is_wanted: threading.Event) -> None:
-        self._is_wanted = is_wanted
-        self._work = SimpleQueue[tuple[Callable[[], None], threading.Event] | None]()
-        weakref.finalize(self, self._work.put, None)
-        threading.Thread(target=_work_patiently, args=(self._work,), name="karat-hashing", daemon=True).start()
-
-    def do(self, work: Callable[[], None]) -> None:
-        """Have the thread do it, and wait."""
-        if self._is_wanted.is_set():
-            work()
-            return
-        done = threading.Event()
-        self._work.put((work, done))
-        done.wait()
-
-
-def _work_patiently(queue: "SimpleQueue[tuple[Callable[[], None], threading.Event] | None]") -> None:
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread alone
-    while (given := queue.get()) is not None:
-        work, done = given
-        work()
-        done.set()
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()
 
 
 def fingerprint(stored: Stored, computing: Computing) -> Fingerprint:
@@ -241,30 +236,32 @@ def merkle_root(
     weights: Mapping[str, Weight],
     prepare: Prepare,
     ended: threading.Event | None = None,
-    do: "Callable[[Callable[[], None]], None]" = _at_once,
+    pause: Callable[[], None] | None = None,
 ) -> str:
     """The root of the tree of RFC 9162 (section 2.1.1) with SHA-256, over the tensors in order of names.
 
     A leaf is a tensor's name, stored type and shape as canonical JSON, as a digest, then its bytes in order of rows.
     A tensor that two names share is read once for each. Pages of files are given back to the system. UsageError once
-    it is `ended`. `do` runs what hashes a tensor's bytes.
+    it is `ended`. `pause` is called after every piece of the work.
     """
     leaves = []
     for name in sorted(weights):
         if ended is not None and ended.is_set():
             raise UsageError(_CLOSED)
-        leaves.append(_leaf(name, prepare(weights[name]), do))
+        leaves.append(_leaf(name, prepare(weights[name]), pause))
         if weights[name].is_mapped:
             weights[name].release()
     return _root(leaves).hex()
 
 
-def _leaf(name: str, weight: Weight, do: Callable[[Callable[[], None]], None]) -> bytes:
+def _leaf(name: str, weight: Weight, pause: Callable[[], None] | None) -> bytes:
     header = digest({"name": name, "type": weight.dtype, "shape": list(weight.shape)})
     summed = hashlib.sha256(b"\0" + bytes.fromhex(header))
     data = weight.data.data
     for start in range(0, len(data), _PIECE):
-        do(partial(summed.update, data[start : start + _PIECE]))
+        summed.update(data[start : start + _PIECE])
+        if pause is not None:
+            pause()
     return summed.digest()
 
 
