@@ -159,7 +159,8 @@ def test_beside_a_trace_of_the_right_weights_the_op_of_a_wrong_one_is_named(
     write_trace(tmp_path / "right.trace", trace)
     options = ("--against", str(tmp_path / "right.trace"), "--stages", "weights,layers")
     right = karat_here("check", str(subject.right), *options)
-    assert right.returncode == 0 and "the trace states the digest of these weights" in right.stdout, right.stdout
+    where = f"KARAT_SEED={SEED} {stored} {subject}: {right.stdout}"
+    assert right.returncode == 0 and "the trace states the digest of these weights" in right.stdout, where
     done = karat_here("check", str(subject.wrong), *options)
     where = f"KARAT_SEED={SEED} {stored} {subject}: {done.stdout}"
     assert done.returncode == 1 and "verdict: bug" in done.stdout, where

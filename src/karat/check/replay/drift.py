@@ -2,7 +2,8 @@
 
 karat.check.replay.replay finds local errors: each op is run again from its recorded inputs. Here the reference runs
 freely, from the token ids on, in float64. Beside it the same run is made in the engine's precision: once in float32,
-and with every result moved at random by half a unit in the last place. Their spread is the floor of each row.
+and with every result moved at random by half a unit in the last place. Their spread is the floor of each row, widened
+where attention is uncertain (karat.check.replay.uncertain).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.evaluate import evaluate
-from karat.check.replay.distances import distance, pooled
+from karat.check.replay.distances import distance
 from karat.check.replay.finding import F32, F64, Array, Finding
 from karat.check.replay.noise import PRECISION
 from karat.check.replay.replay import MANY, Replay
+from karat.check.replay.uncertain import UncertainAttention
 from karat.check.trace.format import LazyArrays, Trace, TraceInfo
 from karat.config import FloatName
 from karat.errors import TraceError
@@ -132,6 +134,7 @@ class FreeRun:
         elif replay.unit == PRECISION["float32"]:
             self._runs.append(("single", F32))
         self._values: list[dict[str, Array]] = [{} for _ in self._runs]
+        self._attention = UncertainAttention(replay.tokens.num_tokens)
 
     def advance(self, replay: Replay, name: str) -> Free:
         """Compute the next node in all runs, with the noise of `replay`, which has this graph and these tokens."""
@@ -155,8 +158,7 @@ class FreeRun:
                 moved = np.where(np.isfinite(moved), moved, 0)
             spread = moved if spread is None else np.maximum(spread, moved)
         assert spread is not None
-        if node.kind in ("scores", "softmax"):
-            spread = pooled(spread)
+        spread = self._attention.widened(node, spread, right, self._values[0], replay.exact.logit_rows)
         for kept in self._values:
             for source in {*node.inputs, name}:
                 if self._last_reader.get(source, name) == name:
