@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from karat.children import starter
 from karat.engine import async_engine, async_process
 from karat.errors import EngineDiedError, UsageError
 from karat.ops.native import unavailable_reason
+from karat.receipts import fingerprint
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run
 from tests.engine.test_rank_faults import NOTICED_S, children, descriptors, gone, is_alive, opened_since
 from tests.support.clock import FairClock
@@ -240,13 +242,19 @@ def test_closing_ends_what_is_open_and_leaves_nothing() -> None:
     run(close())
 
 
-def test_one_that_is_dropped_leaves_no_process() -> None:
+@pytest.mark.parametrize("is_hashing", [False, True])
+def test_one_that_is_dropped_leaves_no_process(is_hashing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go_on = threading.Event()
+    if is_hashing:
+        monkeypatch.setattr(fingerprint._Pace, "pause", lambda self: may_go_on.wait(120))
     llm = AsyncLLM(threads=1)
     run(llm.generate("a", GREEDY))
-    process_id = llm.process_id
+    process_id, found = llm.process_id, llm._fingerprinting.begin()
     del llm
     gc.collect()  # what a loop that is closed had for it
-    assert gone((process_id,))
+    assert gone((process_id,)) and not (is_hashing and found.done())
+    may_go_on.set()
+    assert found.result(60)
 
 
 PROGRAM = """

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -121,7 +122,7 @@ class AsyncLLM:
         self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
         self._dialect: Dialect | None = None
         self._numbers = count()
-        engine = self._engine = AsyncEngine(
+        self._engine = AsyncEngine(
             opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
@@ -133,7 +134,7 @@ class AsyncLLM:
                 activations=self.activations,
                 kv_dtype=self.kv_dtype,
             ),
-            is_idle=lambda: not engine.has_work,
+            is_idle=_idleness(self._engine),
         )
 
     @classmethod
@@ -564,6 +565,17 @@ def _name_of(model: object, path: Path) -> str:
     if isinstance(model, str) and not Path(model).exists():
         return model
     return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _idleness(engine: AsyncEngine) -> Callable[[], bool]:
+    """Whether the engine has nothing to do, for a thread that must not keep it alive."""
+    there = weakref.ref(engine)
+
+    def is_idle() -> bool:
+        found = there()
+        return found is None or not found.has_work
+
+    return is_idle
 
 
 def _computes_nothing(*_: object) -> Any:
