@@ -130,7 +130,7 @@ def test_an_answer_of_a_schema_and_a_wrong_schema(page: Page) -> None:
         "required": ["old"],
         "additionalProperties": False,
     }
-    page.settings(form="json_schema", **{"form-text": json.dumps(schema)})
+    page.settings(temperature="0", form="json_schema", **{"form-text": json.dumps(schema)})
     page.ask("Is the fox old?")
     assert json.loads(page.texts("assistant")[0]).keys() == {"old"}
     page.settings(**{"form-text": '{"type": '})
