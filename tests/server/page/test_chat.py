@@ -90,11 +90,11 @@ COUNTED = """() => {
 
 
 def test_answers_side_by_side_and_one_of_them_goes_on(page: Page) -> None:
-    page.settings(n="3", temperature="1.2")
+    page.settings(n="3", temperature="1.2", max_completion_tokens="200")  # a busy browser does not show them all
     page.tab.evaluate(COUNTED)
     page.ask("Tell me a story.")
     counted = page.tab.evaluate("window.counted")
-    assert counted and max(counted) <= 24, "each says its own tokens"
+    assert counted and max(counted) <= 200, "each says its own tokens"
     answers = page.texts("assistant")
     assert len(answers) == 3 and len(set(answers)) > 1
     page.key("w")
