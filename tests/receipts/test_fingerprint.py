@@ -17,6 +17,7 @@ import karat
 from karat import LLM
 from karat.checkpoint import Weight
 from karat.engine.loading import Preparation
+from karat.errors import UsageError
 from karat.receipts import Fingerprint, fingerprint
 from karat.receipts.fingerprint import _Pace, merkle_root
 from tests.engine.tiny import CHATML, GREEDY, write_model
@@ -96,6 +97,15 @@ def test_who_waits_does_not_wait_for_pauses(
             begun.result(0.5)
         assert llm._fingerprinting.wanted() is begun
         assert begun.result(60) == plain
+
+
+def test_the_end_does_not_wait_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)
+    with LLM(write_model(tmp_path)) as llm:
+        begun = llm._fingerprinting.begin()
+        llm._fingerprinting.end()
+        with pytest.raises(UsageError, match="closed before its weights were hashed"):
+            begun.result(60)
 
 
 def test_pauses_end_while_the_model_is_idle_and_come_back(

@@ -132,6 +132,7 @@ class Fingerprinting:
         """End the thread after the tensor that it hashes: the model is not loaded, or no more. May be called again."""
         self._ended.set()
         self._computing.cancel()
+        self._pace.is_wanted.set()  # no pause holds the thread
 
     @property
     def known(self) -> Fingerprint | None:
