@@ -308,7 +308,7 @@ def test_weights_are_hashed_with_pauses_only_while_requests_are_open() -> None:
     async def asked() -> tuple[bool, ...]:
         async with await AsyncLLM.open(threads=1) as engine:
             is_idle = engine._fingerprinting._pace.is_idle
-            before, stream = is_idle(), engine.stream("Once", GREEDY)
+            before, stream = is_idle(), engine.stream("Once", replace(GREEDY, max_tokens=900))
             await anext(stream)
             beside = is_idle()
             await stream.aclose()
