@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -35,6 +35,7 @@ def limits(weights: NDArray[np.float64], most: float) -> tuple[float, float]:
     return float(far.item()), float(little.item())
 
 
+@example([1.0, -29.0], 5.0, 1, True)  # 1 - the larger weight is off by a thousandth
 @given(st.lists(st.floats(-40, 40), min_size=1, max_size=12), MOVES, st.integers(0, 2**32 - 1), st.booleans())
 def test_no_move_of_scores_takes_a_weight_further(scores: list[float], most: float, number: int, far: bool) -> None:
     rng = np.random.default_rng(number)

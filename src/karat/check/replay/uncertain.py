@@ -62,8 +62,9 @@ def weights_moved(weights: Array, scores_moved: Array) -> tuple[Array, Array]:
     p (1 - p) g / (1 + min(p, 1 - p) g), with g = exp(2 moves) - 1; the proportional part is p (1 - p) 2 moves.
     """
     largest = weights.max(axis=-1, keepdims=True)
+    others = weights.sum(axis=-1, keepdims=True, where=weights < largest)  # 1 - largest loses a tiny one
     moves = np.minimum(scores_moved, _LARGEST_MOVE)
-    p = np.minimum(largest, 1 - largest)
+    p = np.minimum(largest, np.maximum(1 - largest, others))
     little = 2 * moves * p * (1 - p)
     p = np.minimum(p, 1 / (1 + np.exp(moves)))  # up to here the move grows with p
     growth = np.expm1(2 * moves)
