@@ -99,6 +99,17 @@ def test_who_waits_does_not_wait_for_pauses(
         assert begun.result(60) == plain
 
 
+def test_no_pause_is_made_for_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are digested before the model is loaded, and weights come next."""
+    calls, texts = Mock(), fingerprint._texts
+    monkeypatch.setattr(fingerprint, "_texts", Mock(side_effect=lambda stored: (calls.texts(), texts(stored))[1]))
+    monkeypatch.setattr(_Pace, "begin", calls.begin)
+    monkeypatch.setattr(_Pace, "pause", calls.pause)
+    with LLM(write_model(tmp_path)) as llm:
+        llm.fingerprint()
+    assert [name for name, *_ in calls.mock_calls][:3] == ["texts", "begin", "pause"]
+
+
 def test_the_end_does_not_wait_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)
     with LLM(write_model(tmp_path)) as llm:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel, open_model
+from karat.check.model.graph import Kind, Node
 from karat.check.record.executors import Steps, record
 from karat.check.replay.drift import DRIFT_LIMIT, Drift, compare
 from karat.check.replay.replay import Replay
@@ -78,6 +79,53 @@ def test_the_mix_goes_as_far_as_its_largest_value(gap: float, most: float, first
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_a_mix_of_values_that_are_not_finite_has_no_limit_of_its_own(odd: float) -> None:
     assert mix_moved(np.ones((1, 1, 1)), np.array([[[odd]], [[1.0]]])).item() == 0
+
+
+class Layer:
+    """The floors of made up layers of one head: 17 tokens, of which those of the second group of 8 are uncertain."""
+
+    def __init__(self) -> None:
+        self.attention = UncertainAttention(17)
+        self.moves = np.full((1, 17, 1), 1e-6)
+        self.moves[0, 12] = 3.0  # of the whole group
+
+    def widened(self, kind: Kind, spread: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+        node = Node(kind, kind, ("weights", "v"), {})
+        found = self.attention.widened(node, spread, right, {"v": np.ones((17, 1, 2))}, np.array([3, 9, 16]))
+        return np.asarray(found, np.float64)
+
+    def attend(self, moves: NDArray[np.float64], mixed: float) -> tuple[NDArray[np.float64], ...]:
+        """Floors of scores, weights and mix, whose noisy runs are `mixed` apart."""
+        weights = np.full((1, 17, 17), 0.01 / 16)
+        weights[..., 0] = 0.99
+        scores = self.widened("scores", moves, np.zeros((1, 17, 17)))
+        by_head = self.widened("softmax", np.full((1, 17, 1), 1e-9), weights)
+        return scores, by_head, self.widened("mix", np.full((17, 1), mixed), np.ones((17, 2)))
+
+
+def test_the_excess_of_a_token_goes_on_to_what_is_computed_from_it() -> None:
+    layer = Layer()
+    scores, weights, mix = layer.attend(layer.moves, 1e-9)
+    assert (scores[0, 8:16] == 3).all() and (scores[0, :8] == 1e-6).all() and scores[0, 16] == 1e-6
+    assert (weights[0, 8:16] > 0.4).all() and (weights[0, :8] < 1e-7).all() and weights[0, 16] < 1e-7
+    excess = mix[:, 0] / 1e-9
+    assert excess[:8] == pytest.approx(1, rel=1e-4) and (excess[8:] > 5).all(), "those after it read it too"
+    for kind, shape in (("linear", (17, 1)), ("rope", (17, 1, 1))):
+        later = layer.widened(kind, np.full(shape, 2.0), np.ones((*shape[:-1], 4)))
+        assert later.reshape(17) == pytest.approx(2 * excess)
+    small = np.full((1, 17, 1), 1e-3)
+    scores, weights, mix = layer.attend(small, 1.0)  # in the next layer scores move less, and mixes by more
+    assert scores[0, :, 0] == pytest.approx(1e-3 * excess)
+    assert weights[0, 9].item() == pytest.approx(weights[0, 0].item() * excess[9], rel=0.2)
+    assert mix[:, 0] == pytest.approx(excess)
+    selected = layer.widened("select", np.ones((3, 1)), np.ones((3, 4)))
+    assert selected[:, 0] == pytest.approx(excess[[3, 9, 16]])
+    assert layer.widened("linear", np.ones((3, 1)), np.ones((3, 4))) == pytest.approx(selected)
+
+
+def test_noisy_runs_that_show_it_all_have_no_excess() -> None:
+    layer = Layer()
+    assert layer.attend(layer.moves, 0.9)[2] == pytest.approx(0.9)
 
 
 def of_random_weights(folder: Path, family: str, stored: str, number: int) -> CheckedModel:
