@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ KNOWN = {
     "Qwen-QwQ-32B": "hermes",
     "MiMo-VL": "hermes",
     "ibm-granite-granite-4.0": "hermes",
+    "ibm-granite-granite-4.1": "hermes",
     "meta-llama-Llama-3.2-3B-Instruct": "llama",
     "meta-llama-Llama-3.3-70B-Instruct": "llama",
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
@@ -110,6 +112,84 @@ def test_marks_that_are_special_tokens() -> None:
     tags = PLAIN + "{# <think></think> #}"
     assert dialect_of(byte_tokenizer(tags, special=["</think>"])).hides_marks
     assert not dialect_of(byte_tokenizer(tags, added=["</think>"], special=["<|im_end|>"])).hides_marks
+
+
+# Templates that write no call of the history: they render a conversation without it, or fail, in transformers too.
+SILENT = {
+    "HuggingFaceTB-SmolLM3-3B",
+    "Kimi-K2-Instruct",
+    "Kimi-K2-Thinking",
+    "LFM2-8B-A1B",
+    "LFM2.5-Instruct",
+    "google-gemma-2-2b-it",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "microsoft-Phi-3.5-mini-instruct",
+}
+TAKE_TEXT = {"meetkai-functionary-medium-v3.2"}
+
+
+def test_a_history_of_calls_is_rendered_as_transformers_renders_it(data_dir: Path) -> None:
+    """Whatever the form: most templates write JSON, eleven write XML, gemma a form of its own."""
+    transformers = pytest.importorskip("transformers")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    silent = set()
+    for file in sorted((data_dir / "templates").glob("*.jinja")):
+        template = file.read_text(encoding="utf-8")
+        tokenizer = byte_tokenizer(template)
+        dialect = dialect_of(tokenizer)
+        if not dialect.writes_calls:
+            silent.add(file.stem)
+            continue
+        assert dialect.arguments_are_text == (file.stem in TAKE_TEXT), file.stem
+        tools = [TOOL] if dialect.knows_tools else None
+        values = {"city": "Oslo <b>", "days": [1, 2], "sure": True}
+        as_text = json.dumps(values)
+        expected = theirs.apply_chat_template(
+            _talk_of(as_text if dialect.arguments_are_text else values),
+            tools=tools,
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        given = dialect.shown(_talk_of(as_text))
+        assert dialect.shown(_talk_of(values)) == given
+        assert tokenizer.render_chat(given, tools=tools) == expected, file.stem
+        assert "Oslo" in expected
+    assert silent == SILENT
+
+
+def _talk_of(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation with a call, its result, and an answer to it."""
+    call = {"id": "abcdef123", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    return [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdef123", "name": "get_weather", "content": "Wet."},
+        {"role": "assistant", "content": "It is wet."},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "writes", "as_text"),
+    [
+        ("{{ call.function.arguments }}", True, True),  # a mapping would come out as Python prints it
+        ("{{ call.function.arguments | tojson }}", True, False),
+        ("{% for k, v in call.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}", True, False),
+        ("{{ call.function.arguments.items() | map('first') | join }}", False, False),  # values get lost
+        ("{{ call.function.arguments.values() | join }}", False, False),  # keys get lost, though the tools have them
+        ("{{ call.function.name }}", False, False),
+    ],
+)
+def test_key_and_value_come_out_of_the_rendering(written: str, writes: bool, as_text: bool) -> None:
+    template = (
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+        "{% for call in message.tool_calls or [] %}" + written + "{% endfor %}\n{% endfor %}{{ tools | tojson }}"
+    )
+    dialect = dialect_of(byte_tokenizer(template))
+    assert (dialect.writes_calls, dialect.arguments_are_text) == (writes, as_text)
+    assert dialect.knows_tools and dialect.form is None
 
 
 def _called(arguments: Any, **function: Any) -> dict[str, Any]:

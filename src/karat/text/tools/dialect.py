@@ -16,6 +16,7 @@ from karat.text.tools.registry import FORMATS
 
 _SHORT = 9  # characters of a short id
 _NAME, _KEY, _VALUE, _ID = "probe_of_karat", "probe_key", "probe-value", "probe0001"
+_ARGUMENTS = {_KEY: _VALUE}
 _TOOL = {
     "type": "function",
     "function": {
@@ -37,9 +38,10 @@ class Dialect:
 
     `knows_tools`: the template tells the model of tools. `form` is the format in which the model writes calls, None if
     it is none of FORMATS. `writes_calls`: the template writes calls of earlier answers; then `arguments_are_text` says
-    whether it takes their arguments as JSON text, not as values. `tags` are those of reasoning, None where there is
-    none. `variables` are those of _SWITCHES that the template reads. `hides_marks`: some of the marks of calls and
-    reasoning are special tokens, which texts leave out unless special tokens are shown.
+    whether it takes their arguments as JSON text, not as values. A template may write calls in a form that is none of
+    FORMATS: a history is shown, and answers are not read. `tags` are those of reasoning, None where there is none.
+    `variables` are those of _SWITCHES that the template reads. `hides_marks`: some of the marks of calls and reasoning
+    are special tokens, which texts leave out unless special tokens are shown.
     """
 
     knows_tools: bool = False
@@ -144,14 +146,14 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     form = next((each for each in FORMATS.values() if any(hint in source for hint in each.hints)), None)
     tools = [_TOOL] if knows_tools else None
     begun = _rendered(tokenizer, [_USER], tools)
-    writes_calls = arguments_are_text = False
-    for is_text in (False, True):
-        whole = _rendered(tokenizer, [_USER, _answer(is_text=is_text), _result()], tools)
-        written = whole.rpartition(_USER["content"])[2]
-        if f'"{_KEY}"' in written or f"{_KEY}=" in written:
-            writes_calls, arguments_are_text = True, is_text
-            form = form or _written_in(written, whole.removeprefix(begun) if begun else "")
-            break
+    from_values, from_text = (
+        _rendered(tokenizer, [_USER, _answer(is_text=is_text), _result()], tools) for is_text in (False, True)
+    )
+    arguments_are_text = _wants_text(from_values, from_text, begun)
+    whole = from_text if arguments_are_text else from_values
+    writes_calls = _tells(whole, begun)
+    if writes_calls and form is None:
+        form = _written_in(whole.rpartition(_USER["content"])[2], whole.removeprefix(begun) if begun else "")
     marks = "\0".join((*(tags or ()), *(form.marks + form.shape.texts if form else ())))
     special = (tokenizer.added_tokens[token_id] for token_id in tokenizer.special_ids)
     hides_marks = any(token and token in marks for token in special)
@@ -159,13 +161,27 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
 
 
 def _answer(*, is_text: bool) -> dict[str, Any]:
-    arguments = {_KEY: _VALUE}
-    function = {"name": _NAME, "arguments": json.dumps(arguments) if is_text else arguments}
+    function = {"name": _NAME, "arguments": json.dumps(_ARGUMENTS) if is_text else _ARGUMENTS}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": _ID, "type": "function", "function": function}]}
 
 
 def _result() -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": _ID, "name": _NAME, "content": "It is done."}
+
+
+def _tells(whole: str, begun: str) -> bool:
+    """Whether a rendered conversation holds the argument of the probe's call. Its key stands in the tools as well."""
+    return _VALUE in whole and whole.count(_KEY) > begun.count(_KEY)
+
+
+def _wants_text(from_values: str, from_text: str, begun: str) -> bool:
+    """Whether calls are to be given with their arguments as JSON text: values fail, or come out as Python prints them.
+
+    Otherwise they are given as values, as transformers asks, in whatever form the template writes them.
+    """
+    if not _tells(from_text, begun):
+        return False
+    return not _tells(from_values, begun) or (str(_ARGUMENTS) in from_values and json.dumps(_ARGUMENTS) in from_text)
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
@@ -184,6 +200,6 @@ def _written_in(text: str, answer: str) -> ToolFormat | None:
             starts.append(answer)
         for start in starts:
             found = AnswerParser(form=form, tools=[_NAME]).parse(start)
-            if found.calls and found.calls[0].is_whole and json.loads(found.calls[0].arguments) == {_KEY: _VALUE}:
+            if found.calls and found.calls[0].is_whole and json.loads(found.calls[0].arguments) == _ARGUMENTS:
                 return form
     return None
