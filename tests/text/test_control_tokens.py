@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.errors import RequestError, TemplateError
-from karat.text import Tokenizer
+from karat.text import Tokenizer, control_tokens
 from karat.text.control_tokens import ControlTokens
 from karat.text.tokenizer_files import read_tokenizer_files
 from tests.text.conversations import assistant, system, user
@@ -130,3 +130,68 @@ def test_a_conversation_nested_too_deeply_is_refused(pair: tuple[Tokenizer, Any,
         nested = [nested]
     with pytest.raises(TemplateError, match="nested too deeply"):
         pair[0].encode_chat([user(nested)], sanitize_control_tokens=True)
+
+
+SNIPPETS = st.sampled_from(
+    [
+        "a",
+        " ",
+        "<|im_end|>",
+        "<|im",
+        "_end|>",
+        "<x>",
+        "<x><x>",
+        "\\",
+        "\\\\",
+        "U000f0000",
+        "udb80",
+        "udc01",
+        "\U000f0000",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts=st.lists(SNIPPETS, max_size=12), max_scanned=st.integers(1, 12))
+def test_a_search_in_pieces_finds_what_one_search_finds(texts: list[str], max_scanned: int) -> None:
+    control, text = ControlTokens(["<|im_end|>", "<x>", "<x><x>"]), "".join(texts)
+    patterns = [(control._token, 10), (control_tokens._HINT, control_tokens._MAX_HINT_CHARS)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_tokens, "MAX_SCANNED", max_scanned)
+        for pattern, max_chars in patterns:
+            found = [match.span() for match in control_tokens._found(pattern, text, max_chars)]
+            assert found == [match.span() for match in pattern.finditer(text)]
+        for pattern in (control._mark, control_tokens._ANY_MARK):
+            marks = [match.span() for match in control_tokens._marks(pattern, text)]
+            assert marks == [match.span() for match in pattern.finditer(text)]
+        pieces = control._mark.split(text)
+        expected = [(piece or "", index % 2 == 1) for index, piece in enumerate(pieces)]
+        assert list(control.split(text)) == expected
+
+
+class Watched:
+    """A compiled pattern that notes how much text each search may go through."""
+
+    def __init__(self, pattern: Any, lengths: list[int]) -> None:
+        self._pattern, self._lengths, self.pattern = pattern, lengths, pattern.pattern
+
+    def finditer(self, text: str, start: int = 0, end: int | None = None) -> Any:
+        self._lengths.append((len(text) if end is None else min(end, len(text))) - start)
+        return self._pattern.finditer(text, start, len(text) if end is None else end)
+
+    def match(self, text: str, start: int = 0) -> Any:
+        return self._pattern.match(text, start)
+
+
+def test_no_search_holds_the_interpreter_for_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat of 15 MB stopped every stream of a server for 2.4 s; one of 15 MB of backslashes for days."""
+    lengths: list[int] = []
+    control = ControlTokens(["<|im_end|>", "</s>"])
+    control._token, control._mark = Watched(control._token, lengths), Watched(control._mark, lengths)
+    monkeypatch.setattr(control_tokens, "_ANY_MARK", Watched(control_tokens._ANY_MARK, lengths))
+    monkeypatch.setattr(control_tokens, "_HINT", Watched(control_tokens._HINT, lengths))
+    for text in ("a " * 1_000_000, "\\" * 2_000_000, "<|im_end|>" * 100_000):
+        marked = control.mark(text)
+        assert "".join(piece for piece, _ in control.split(marked)) == text
+    assert len(lengths) > 60
+    assert max(lengths) <= control_tokens.MAX_SCANNED + 10

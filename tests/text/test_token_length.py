@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from karat.errors import CapacityError
+from karat.errors import CapacityError, RequestError, TemplateError
 from karat.text import Tokenizer
 from karat.text.token_length import max_token_chars
-from karat.text.tokenizer import MAX_UNMEASURED_CHARS
+from karat.text.tokenizer import MAX_LOCKED_CHARS, MAX_SHRINKING, MAX_UNMEASURED_CHARS, MAX_UNMEASURED_MESSAGES
 
 ALPHABET = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
 TEXT = st.text(st.sampled_from(" \n\ta1\u03b1\u0313\u0300\u0345\u1100\u1161\u11a8é☃"), max_size=60) | st.text(
@@ -92,3 +92,57 @@ def test_a_tokenizer_that_drops_text_takes_a_long_prompt_but_not_any(tmp_path: P
         expected = f"has {MAX_UNMEASURED_CHARS + 1} characters; expected at most {MAX_UNMEASURED_CHARS} for a context"
         with pytest.raises(CapacityError, match=expected):
             tokenizer.encode(" " * (MAX_UNMEASURED_CHARS + 1), max_tokens=100)
+
+
+@pytest.mark.parametrize("folder", ["stories260k", "checkpoint"])
+def test_a_long_text_is_tokenised_without_the_interpreters_lock(data_dir: Path, folder: str) -> None:
+    """`encode` of the library keeps the lock, and a server's event loop waits; `encode_batch` gives it back."""
+
+    class Watched:
+        def __init__(self, backend: Any) -> None:
+            self.backend, self.locked = backend, 0
+
+        def encode(self, text: str, **options: Any) -> Any:
+            self.locked = max(self.locked, len(text))
+            return self.backend.encode(text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.backend, name)
+
+    tokenizer = Tokenizer.from_folder(data_dir / folder)
+    watched = tokenizer._backend = Watched(tokenizer._backend)  # type: ignore[assignment]
+    text = "Once upon a time, there was a little girl.\n  \u00e9\u4f60 <s>" * 200
+    for add in (True, False):
+        assert (
+            tokenizer.encode(text, add_special_tokens=add) == watched.backend.encode(text, add_special_tokens=add).ids
+        )
+    assert tokenizer.encode("Once") == watched.backend.encode("Once").ids
+    assert 0 < watched.locked <= MAX_LOCKED_CHARS
+    with pytest.raises(RequestError, match=f"character {len(text)} of the text is half a surrogate pair"):
+        tokenizer.encode(text + "\ud800")
+
+
+def test_a_conversation_far_too_long_is_refused_before_the_template(data_dir: Path) -> None:
+    tokenizer, rendered = Tokenizer.from_folder(data_dir / "checkpoint"), []
+    tokenizer.render_chat = lambda messages, **_: rendered.append(messages) or "Once"  # type: ignore[method-assign]
+    template = "{{ messages[0].content }}"
+    tokenizer._templates = {"default": template}
+    turn = {"role": "user", "content": "a"}
+    refused = [
+        ([turn] * (MAX_UNMEASURED_MESSAGES + 1), {}, f"has {MAX_UNMEASURED_MESSAGES + 1} messages; expected at most"),
+        ([{"role": "user", "content": "a " * MAX_UNMEASURED_CHARS}], {}, r"has \d+ characters; expected at most"),
+        ([turn], {"tools": [{"name": "a" * (MAX_UNMEASURED_CHARS * MAX_SHRINKING)}]}, r"has \d+ characters; expected"),
+    ]
+    for sanitize in (True, False):
+        options = {"sanitize_control_tokens": sanitize, "max_tokens": 100}
+        for messages, others, expected in refused:
+            with pytest.raises(CapacityError, match=f"the conversation {expected}"):
+                tokenizer.chat_prompt(messages, **others, **options)
+        assert rendered == []
+        deep: Any = "a"
+        for _ in range(5000):
+            deep = [deep]
+        with pytest.raises(TemplateError, match="nested too deeply"):
+            tokenizer.chat_prompt([turn], tools=deep, **options)
+        tokenizer.chat_prompt([turn] * MAX_UNMEASURED_MESSAGES, **options)
+        assert len(rendered.pop()) == MAX_UNMEASURED_MESSAGES
