@@ -74,11 +74,39 @@ def test_calls_that_must_come(llm: LLM, text: str) -> None:
     assert len(llm.parse_chat(llm.generate(prompt, single)[0], TOOLS)[0].calls) == 1
 
 
-def test_calls_that_may_come_keep_to_their_schema(llm: LLM) -> None:
+def test_calls_that_may_come_keep_to_their_schema_if_their_tool_is_strict(llm: LLM) -> None:
+    strict = [{**TOOLS[0]["function"], "strict": True}, TOOLS[1]]
     for text, num in (("Hello.", 0), (CALL.replace("3", "0"), 1)):
+        for tools, least in ((strict, 1), (TOOLS, 0)):
+            prompt = llm.chat_prompt(said(text), tools=tools)
+            params = llm.tool_params(prompt, tools, tool_choice="auto")
+            assert (params.structured_outputs is None) == (tools is TOOLS)
+            (answer,) = llm.parse_chat(llm.generate(prompt, params)[0], tools)
+            assert len(answer.calls) == num
+            assert all((json.loads(each.arguments)["days"] >= 1) == (least == 1) for each in answer.calls)
+
+
+def test_an_answer_is_either_calls_or_of_a_form(llm: LLM) -> None:
+    form = SamplingParams(temperature=0, structured_outputs={"regex": '(a|<tool_call>|[{"} :,a-z])*'})
+    inner = '{"a": "<tool_call>{"name": "clock", "arguments": {}}"'
+    if "<tool_call>" in llm.tokenizer.added_tokens.values():
+        inner = '{"a": "b"}'  # the mark is a token, and no form has it as text
+    for text, expected in ((inner, ParsedAnswer(inner, "", ())), (CALL, ToolCall("get_weather", '{"days": 3}'))):
         prompt = llm.chat_prompt(said(text), tools=TOOLS)
-        (answer,) = llm.parse_chat(llm.generate(prompt, llm.tool_params(prompt, TOOLS, tool_choice="auto"))[0], TOOLS)
-        assert len(answer.calls) == num and (num == 0 or json.loads(answer.calls[0].arguments)["days"] >= 1)
+        output = llm.generate(prompt, llm.tool_params(prompt, TOOLS, form, tool_choice="auto"))[0]
+        (answer,) = llm.parse_chat(output, TOOLS, calls_alone=True)
+        assert expected in (answer, *answer.calls)
+    prompt = llm.chat_prompt(said("x"), tools=TOOLS)
+    assert llm.tool_params(prompt, TOOLS, form, tool_choice="clock") == llm.tool_params(
+        prompt, TOOLS, SamplingParams(temperature=0), tool_choice="clock"
+    ), "a call that must come has no other form"
+
+
+def test_a_tool_that_is_named_is_called_once(llm: LLM) -> None:
+    prompt = llm.chat_prompt(said(f"{CALL}\n{CALL}"), tools=TOOLS)
+    for choice, num in (("required", 2), ("get_weather", 1)):
+        params = llm.tool_params(prompt, TOOLS, SamplingParams(temperature=0), tool_choice=choice)
+        assert len(llm.parse_chat(llm.generate(prompt, params)[0], TOOLS)[0].calls) == num
 
 
 def test_what_is_refused(llm: LLM, tmp_path: Path) -> None:
@@ -86,13 +114,12 @@ def test_what_is_refused(llm: LLM, tmp_path: Path) -> None:
     for wrong, words in (
         ({"tools": [{"type": "web_search"}]}, "a tool="),
         ({"tools": ["clock"]}, "a tool="),
-        ({"tools": TOOLS, "tool_choice": "other"}, "tool_choice='other'"),
-        ({"tools": []}, "with 0 tools"),
+        ({"tools": TOOLS, "tool_choice": "other"}, "tool_choice names 'other'"),
+        ({"tools": []}, "there are no tools"),
+        ({"tools": [], "tool_choice": "auto"}, "with no tools"),
     ):
         with pytest.raises(RequestError, match=words):
             llm.tool_params(prompt, **wrong)
-    with pytest.raises(RequestError, match="structured_outputs"):
-        llm.tool_params(prompt, TOOLS, SamplingParams(structured_outputs={"regex": "a"}))
     with LLM(write_model(tmp_path)) as other, pytest.raises(RequestError, match="chat template"):
         other.tool_params(other.chat_prompt([{"role": "user", "content": "a"}]), TOOLS)
 

@@ -29,6 +29,7 @@ from karat.engine.options import Options
 from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.stats import EngineStats
 from karat.engine.text_side import TextSide
+from karat.engine.tool_use import calling, parsed
 from karat.engine.updates import RequestUpdate
 from karat.engine.verifying import Facts, ReceiptWish, check_wish, compared, examine, verdict, with_receipts
 from karat.engine.vllm_arguments import settle_constructor
@@ -43,6 +44,7 @@ from karat.receipts.verdict import Difference, Verdict
 from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
+from karat.text.tools.events import ParsedAnswer
 
 Result = TypeVar("Result")
 
@@ -387,6 +389,26 @@ class AsyncLLM:
         if self._dialect is None:
             self._dialect = await self._in_thread(lambda: self._intake.dialect)
         return self._dialect
+
+    async def tool_params(
+        self,
+        prompt: ChatPrompt,
+        tools: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        tool_choice: str = "required",
+        parallel_tool_calls: bool = True,
+    ) -> SamplingParams:
+        """As `LLM.tool_params`, for a prompt of `render`."""
+        params = sampling_params or self._intake.default_params_after(len(prompt.token_ids))
+        how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        return calling(params, await self.dialect(), prompt, tools, **how)
+
+    async def parse_chat(
+        self, output: RequestOutput, tools: Sequence[Message] | None = None, *, calls_alone: bool = False
+    ) -> list[ParsedAnswer]:
+        """As `LLM.parse_chat`."""
+        return parsed(output, await self.dialect(), self.tokenizer, tools, calls_alone=calls_alone)
 
     async def compile_form(self, form: StructuredOutputs) -> None:
         """Returns when a form of answers is compiled; requests with it then begin at once, while it is kept.

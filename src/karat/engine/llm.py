@@ -395,9 +395,10 @@ class LLM:
     ) -> SamplingParams:
         """Sampling under which the answer to `prompt` (of `chat_prompt`) calls tools, in the model's own format.
 
-        tool_choice: "required", the name of a tool, or "auto", for text that may have calls. Arguments keep to the
-        schemas of `tools`, which are in OpenAI's form. Without parallel_tool_calls there is one call at most. Raises
-        RequestError.
+        `tools` are in OpenAI's form. tool_choice: "required"; the name of a tool, which is called once; or "auto", for
+        text that may have calls, or, if the sampling has structured_outputs, for either calls or an answer of that
+        form. Calls that must come, and those of tools that are `strict`, keep to the schemas of their tools. Without
+        parallel_tool_calls there is one call at most. The same as over HTTP, token for token. Raises RequestError.
         """
         from karat.engine.tool_use import calling
 
@@ -405,11 +406,16 @@ class LLM:
         how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         return calling(params, self._intake.dialect, prompt, tools, **how)
 
-    def parse_chat(self, output: RequestOutput, tools: Sequence[Message] | None = None) -> "list[ParsedAnswer]":
-        """The answer to a conversation, taken apart: reasoning, text and calls of `tools`, for each choice."""
+    def parse_chat(
+        self, output: RequestOutput, tools: Sequence[Message] | None = None, *, calls_alone: bool = False
+    ) -> "list[ParsedAnswer]":
+        """The answer to a conversation, taken apart: reasoning, text and calls of `tools`, for each choice.
+
+        calls_alone: it is either calls or of a form, in which nothing is a call.
+        """
         from karat.engine.tool_use import parsed
 
-        return parsed(output, self._intake.dialect, self.tokenizer, tools)
+        return parsed(output, self._intake.dialect, self.tokenizer, tools, calls_alone=calls_alone)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, which encodes and decodes, and renders conversations."""

@@ -6,11 +6,11 @@ from typing import Any
 
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, RequestOutput
-from karat.request import SamplingParams, StructuredOutputs, shown
+from karat.request import SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
+from karat.text.tools.calling import Calling, Offer
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer
-from karat.text.tools.grammar import CallGrammar, Tool
 from karat.text.tools.parser import AnswerParser
 
 
@@ -23,43 +23,38 @@ def calling(
     tool_choice: str,
     parallel_tool_calls: bool,
 ) -> SamplingParams:
-    """`params` with a form of the answer that has calls.
+    """`params` for an answer that calls tools, as `Calling` has it; their form is that of answers that are no calls.
 
-    RequestError for a template without tools or in no known form, for other tools, and for a form given already.
+    RequestError for a template without tools or in no known form, and for other tools.
     """
-    found = [_tool(tool) for tool in tools]
-    if tool_choice not in ("auto", "required"):
-        found = [tool for tool in found if tool.name == tool_choice]
-    if not found:
-        expected = "auto, required, or the name of one of tools"
-        raise RequestError(f"tool_choice={shown(tool_choice)} with {len(tools)} tools; expected {expected}")
+    mode: Any = tool_choice if tool_choice in ("auto", "required") else (tool_choice,)
+    chosen = Calling.chosen([_offer(tool) for tool in tools], mode, parallel=parallel_tool_calls)
+    if not chosen.offers:
+        raise RequestError(f"tool_choice={shown(tool_choice)} with no tools; give some")
     if not dialect.knows_tools or dialect.form is None:
         raise RequestError(
             "tools: the model's chat template tells of none in a form that Karat reads; use another model"
         )
-    if params.structured_outputs is not None:
-        raise RequestError("structured_outputs: calls have a form of their own; expected none; leave it out")
-    asked = CallGrammar.of(
-        dialect,
-        found,
-        must_call=tool_choice != "auto",
-        single=not parallel_tool_calls,
-        is_open=dialect.opens_reasoning(prompt.text),
-    )
-    form = StructuredOutputs(tool_calls=asked.encoded())
-    return replace(params, structured_outputs=form, skip_special_tokens=not dialect.hides_marks)
+    form = chosen.structured(dialect, prompt.text, params.structured_outputs)
+    shows_special = chosen.shows_marks(dialect) or not params.skip_special_tokens
+    return replace(params, structured_outputs=form, skip_special_tokens=not shows_special)
 
 
 def parsed(
-    output: RequestOutput, dialect: Dialect, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]] | None
+    output: RequestOutput,
+    dialect: Dialect,
+    tokenizer: Tokenizer,
+    tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    calls_alone: bool = False,
 ) -> list[ParsedAnswer]:
-    """Reasoning, text and calls of each choice of a conversation's answer."""
-    names = [_tool(tool).name for tool in tools or ()]
+    """Reasoning, text and calls of each choice of a conversation's answer, as AnswerParser finds them."""
+    names = [_offer(tool).name for tool in tools or ()]
     is_open = output.prompt is not None and dialect.opens_reasoning(output.prompt)
     return [
-        AnswerParser(dialect.tags, is_open=is_open, form=dialect.form if names else None, tools=names).parse(
-            _text(choice, dialect, tokenizer)
-        )
+        AnswerParser(
+            dialect.tags, is_open=is_open, form=dialect.form if names else None, tools=names, calls_alone=calls_alone
+        ).parse(_text(choice, dialect, tokenizer))
         for choice in output.outputs
     ]
 
@@ -74,13 +69,13 @@ def _text(choice: CompletionOutput, dialect: Dialect, tokenizer: Tokenizer) -> s
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def _tool(tool: Mapping[str, Any]) -> Tool:
+def _offer(tool: Mapping[str, Any]) -> Offer:
     """A tool in OpenAI's form, with or without the key `function`."""
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not isinstance(parameters, Mapping | None):
+    given = function if isinstance(function, Mapping) else {}
+    name, parameters, strict = given.get("name"), given.get("parameters"), given.get("strict")
+    if not isinstance(name, str) or not isinstance(parameters, Mapping | None) or not isinstance(strict, bool | None):
         raise RequestError(
             f"a tool={shown(tool)}: expected {{'type': 'function', 'function': {{'name': …, 'parameters': a schema}}}}"
         )
-    return Tool(name, {"properties": {}} if parameters is None else dict(parameters))
+    return Offer(name, None if parameters is None else dict(parameters), bool(strict))

@@ -109,8 +109,7 @@ class Answering:
         model = self.model_name(asked.form.model)
         made = await prepare(asked, llm)
         work = self._work(request, asked, made.given, llm, [made.prompt])
-        by_tools = "structured_outputs" not in asked.given
-        await _until_ready(work, llm, "tools" if by_tools else asked.form.structure_field)
+        await _until_ready(work, llm, asked)
         return self._subject(prefix, model, asked.form, work, llm, talk=made.talk, without_effect=made.without_effect)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
@@ -125,7 +124,7 @@ class Answering:
             if asked.form.echo:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
         work = self._work(request, asked, asked.given, llm, prompts, texts)
-        await _until_ready(work, llm, asked.form.structure_field)
+        await _until_ready(work, llm, asked)
         return self._subject("cmpl", model, asked.form, work, llm, echoed=echoed)
 
     def _work(
@@ -211,17 +210,19 @@ def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(answer), headers=headers)
 
 
-async def _until_ready(work: Work, llm: AsyncLLM, structure_field: str) -> None:
+async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
     """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
 
-    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait. 400 that names
-    `structure_field`, which gives the form, for one that cannot be compiled.
+    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait. 400 for a form
+    that cannot be compiled, with the name of the field that gives it: its own, or tools.
     """
     if work.receipt is not False:
         await llm.fingerprint()
-    if (form := work.asks[0].params.structured_outputs) is not None:  # that of all
-        try:
-            await llm.compile_form(form)
-        except RequestError as error:
-            reason = str(error).removeprefix("structured_outputs: ")
-            raise invalid(structure_field, f"{structure_field}: {reason}") from error
+    given, form = asked.given.get("structured_outputs"), work.asks[0].params.structured_outputs  # that of all
+    for name, each in ((asked.form.structure_field, given), ("tools", None if form == given else form)):
+        if each is not None:
+            try:
+                await llm.compile_form(each)
+            except RequestError as error:
+                reason = str(error).removeprefix("structured_outputs: ")
+                raise invalid(name, f"{name}: {reason}") from error

@@ -41,26 +41,25 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         sanitize_control_tokens=True,
     )
     given = dict(asked.given)
-    if "structured_outputs" in given:
-        if tools.functions:
-            text = "tools and a form of the answer, which no call has; give one of them, or tool_choice none"
-            raise invalid("tools", text)
+    unused: tuple[str, ...] = ()
+    calling, answer = tools.calling, given.get("structured_outputs")
+    if answer is not None and not calling.offers:
         talk = NO_TALK  # all of the answer has the form
     else:
-        is_open = dialect.opens_reasoning(prompt.text)
-        grammar = tools.grammar(dialect, is_open=is_open)
-        if grammar is not None:
-            given["structured_outputs"] = grammar
+        if answer is not None and calling.must_call:
+            unused, answer = (asked.form.structure_field,), None  # no call has the form
+        given["structured_outputs"] = tools.structured(dialect, prompt.text, answer)
         talk = Talk(
             dialect.tags,
-            is_open,
-            dialect.form if tools.functions else None,
-            tuple(function.name for function in tools.functions),
-            shows_special=dialect.hides_marks and (dialect.tags is not None or bool(tools.functions)),
+            dialect.opens_reasoning(prompt.text),
+            dialect.form if calling.offers else None,
+            tuple(offer.name for offer in calling.offers),
+            shows_special=calling.shows_marks(dialect),
+            calls_alone=answer is not None,
         )
         if talk.shows_special:
             given["skip_special_tokens"] = False
-    return Prepared(prompt, talk, given, (*unheeded, *tools.dropped))
+    return Prepared(prompt, talk, given, (*unheeded, *unused, *tools.dropped))
 
 
 def with_effort(

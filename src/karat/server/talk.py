@@ -17,7 +17,7 @@ _SHORT_ID = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """Of a whole request. The first fields are the arguments of AnswerParser.
+    """Of a whole request. Its fields are arguments of AnswerParser, but for one.
 
     `shows_special`: texts show special tokens, for some of them are marks of calls or reasoning.
     """
@@ -27,6 +27,7 @@ class Talk:
     form: ToolFormat | None = None
     tools: tuple[str, ...] = ()
     shows_special: bool = False
+    calls_alone: bool = False
 
     def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "Reader":
         """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
@@ -55,7 +56,12 @@ class Reader:
         self._talk = talk
         self._is_plain = talk.tags is None and talk.form is None
         self._parser = AnswerParser(
-            talk.tags, is_open=talk.is_open, form=talk.form, tools=talk.tools, whole_calls=whole_calls
+            talk.tags,
+            is_open=talk.is_open,
+            form=talk.form,
+            tools=talk.tools,
+            whole_calls=whole_calls,
+            calls_alone=talk.calls_alone,
         )
         self._tokenizer = tokenizer
         self._ids: list[str] = []

@@ -2,19 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.server.errors import ApiError, invalid
+from karat.text.tools.calling import Calling, Mode, Offer
 from karat.text.tools.dialect import Dialect
-from karat.text.tools.grammar import CallGrammar, Tool
 
 _MAX_NAMED = 64
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-
-Mode = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +29,19 @@ class Function:
         told = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
+    def offer(self) -> Offer:
+        return Offer(self.name, None if self.parameters is None else dict(self.parameters), self.strict)
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The functions that may be called, none where there are none.
+    """The functions that the model is shown, and which of them may or must be called.
 
-    `required`: one is called; `parallel`: several may be. `dropped` are the names for the header of tools that are no
-    functions, or that may not be called.
+    `dropped` are the names for the header of tools that are no functions, or that may not be called.
     """
 
     functions: tuple[Function, ...] = ()
-    required: bool = False
-    parallel: bool = True
+    calling: Calling = field(default_factory=Calling)
     dropped: tuple[str, ...] = ()
 
     def rendered(self) -> list[dict[str, Any]] | None:
@@ -63,18 +62,10 @@ class Tools:
             )
             raise invalid("tools", text, "unsupported_field")
 
-    def grammar(self, dialect: Dialect, *, is_open: bool) -> StructuredOutputs | None:
-        """The form of the answer where a call is required, may be followed by none, or has strict arguments."""
-        is_strict = any(function.strict for function in self.functions)
-        if not self.functions or not (self.required or not self.parallel or is_strict):
-            return None
-        tools = [
-            Tool(each.name, dict(each.parameters or {"properties": {}}) if self.required or each.strict else None)
-            for each in self.functions
-        ]
-        asked = CallGrammar.of(dialect, tools, must_call=self.required, single=not self.parallel, is_open=is_open)
+    def structured(self, dialect: Dialect, prompt: str, answer: StructuredOutputs | None) -> StructuredOutputs | None:
+        """As `Calling.structured`; ApiError 400 for schemas that cannot be kept to."""
         try:
-            return StructuredOutputs(tool_calls=asked.encoded())
+            return self.calling.structured(dialect, prompt, answer)
         except RequestError as error:
             raise invalid("tools", f"tools: {error}") from error
 
@@ -88,32 +79,30 @@ def chosen(
     choice: Mode | tuple[str],
     *,
     parallel: bool,
+    allowed: Sequence[str] | None = None,
 ) -> Tools:
     """The tools of a request. `others` name those that are no functions. A `choice` of (name,) asks for this one.
 
-    ApiError 400 for a choice that cannot be kept to.
+    `allowed`: the names of those that may be called, of all. ApiError 400 for a choice that cannot be kept to.
     """
     names = [function.name for function in functions]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise invalid("tools", f"tools has {twice} twice; give each its own name")
-    if choice == "none":
-        return Tools(dropped=_named([*(f"tools.{name}" for name in names), *others]))
-    if choice == "auto":
-        return Tools(tuple(functions), parallel=parallel, dropped=_named(others))
-    if others:
+    if others and choice not in ("auto", "none"):
         text = f"tools: {others[0]} is no function, and the model is to call a tool; leave it out, or take auto"
         raise invalid("tools", text, "unsupported_field")
-    if choice == "required":
-        if not functions:
-            raise invalid(
-                "tool_choice", "tool_choice asks for a call, and there are no tools; give tools, or take auto"
-            )
-        return Tools(tuple(functions), required=True, parallel=parallel)
-    wanted = [function for function in functions if function.name == choice[0]]
-    if not wanted:
-        raise invalid("tool_choice", f"tool_choice names {shown(choice[0])}, which is not among tools; add it")
-    return Tools(tuple(wanted), required=True, parallel=parallel)
+    try:
+        calling = Calling.chosen(
+            [function.offer() for function in functions], choice, parallel=parallel, allowed=allowed
+        )
+    except RequestError as error:
+        raise invalid("tool_choice", str(error)) from error
+    if choice == "none" or not calling.offers:
+        return Tools(dropped=_named([*(f"tools.{name}" for name in names), *others]))
+    if isinstance(choice, tuple):
+        functions = [function for function in functions if function.name in choice]
+    return Tools(tuple(functions), calling, _named(others))
 
 
 def _named(names: Sequence[str]) -> tuple[str, ...]:

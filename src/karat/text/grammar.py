@@ -204,28 +204,42 @@ class _Described:
 
 def _source(form: StructuredOutputs, tokenizer: Tokenizer) -> tuple[str, str]:
     """The name of the field that is given, and llguidance's grammar for it."""
+    if form.tool_calls is not None:
+        asked = CallGrammar.decoded(form.tool_calls)
+        answer = None if asked.other is None else _term(asked.other)[1]
+        return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, answer))
+    if form.grammar is not None:
+        _check_grammar(form.grammar)
+        return "grammar", _lark(form.grammar)
+    name, term = _term(form)
+    return name, _lark(f"start: {term}")
+
+
+def _term(form: StructuredOutputs) -> tuple[str, str]:
+    """The name of the field that is given, not tool_calls, and a term of a grammar for it."""
     if form.json is not None:
         assert isinstance(form.json, str)
-        return "json", _lark(f"start: %json {json.dumps(_with_options(_schema(form.json)), ensure_ascii=False)}")
-    if form.tool_calls is not None:
-        return "tool_calls", _lark(lark_of(CallGrammar.decoded(form.tool_calls), tokenizer, _checked))
+        return "json", f"%json {json.dumps(_with_options(_schema(form.json)), ensure_ascii=False)}"
     for text in (form.regex, *(form.choice or ())):
         _check_text(text)
     if form.regex is not None:
         _check_repeats("regex", form.regex)
-        return "regex", _lark(f"start: /{regex_to_lark(form.regex, '')}/")
+        return "regex", f"/{regex_to_lark(form.regex, '')}/"
     if form.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(form.choice))
-        return "choice", _lark(f"start: {texts}")
+        return "choice", " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(form.choice))
     assert form.grammar is not None
-    if found := _DIRECTIVE.search(form.grammar):
+    _check_grammar(form.grammar)
+    return "grammar", f"%lark {{\n{form.grammar}\n}}"
+
+
+def _check_grammar(grammar: str) -> None:
+    if found := _DIRECTIVE.search(grammar):
         raise RequestError(
             f"structured_outputs: grammar: {found[0]} is not supported; use json or regex, or leave it out"
         )
-    if len(_DEFINITION.findall(form.grammar)) > MAX_RULES or form.grammar.count("->") > MAX_RULES:
+    if len(_DEFINITION.findall(grammar)) > MAX_RULES or grammar.count("->") > MAX_RULES:
         raise RequestError(f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it")
-    _check_repeats("grammar", form.grammar, nested=True)
-    return "grammar", _lark(form.grammar)
+    _check_repeats("grammar", grammar, nested=True)
 
 
 def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:

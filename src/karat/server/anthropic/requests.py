@@ -12,8 +12,9 @@ from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
 from karat.server.openai.formats import structure_field
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
-from karat.server.tools import Function, Mode, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.wishes import read_wishes
+from karat.text.tools.calling import Mode
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES in field.routes)

@@ -5,7 +5,8 @@ from typing import Any
 
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.server.tools import Function, Mode, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.text.tools.calling import Mode
 
 _MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}
 _EXPECTED = "auto, none, required, or the name of a function"

@@ -15,11 +15,16 @@ class CallFinder:
     is text. What follows them in a call that the end of the answer cuts is dropped. A call whose name comes
     after its arguments is told when it is whole; so is every call with `whole_calls`, which changes nothing else.
 
-    White space before a call, and after the last one, is dropped. Each character is looked at once.
+    Where calls are `alone`, no mark begins one after text. White space before a call, and after the last one, is
+    dropped. Each character is looked at once.
     """
 
-    def __init__(self, form: ToolFormat, tools: Collection[str], *, whole_calls: bool = False) -> None:
+    def __init__(
+        self, form: ToolFormat, tools: Collection[str], *, whole_calls: bool = False, alone: bool = False
+    ) -> None:
         self._form = form
+        self._alone = alone
+        self._has_text = False
         self._whole_calls = whole_calls
         self._calls = _Calls(tools)
         self._reading: Reading[None] | None = None
@@ -114,6 +119,9 @@ class CallFinder:
             self._events += told
 
     def _plain_or_mark(self, char: str) -> None:
+        if self._alone and self._has_text:
+            self._text.append(char)
+            return
         candidate = self._partial + char
         if any(mark.startswith(candidate) for mark in self._form.marks):
             self._partial = candidate
@@ -143,6 +151,7 @@ class CallFinder:
         else:
             self._flush()
             self._text.append(char)
+            self._has_text = True
             self._after_call = self._at_start = False
 
     def _begin(self, opening: str) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from karat.errors import RequestError
-from karat.request import shown
+from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.format import Shape, ToolFormat
@@ -42,8 +43,9 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What an answer may be.
 
     It has calls of `tools` in the format named `form`: one at least if it `must_call`, else text that may have calls;
-    and at most one if it is to be `single`. Before it comes reasoning between `tags`: none, perhaps ("may"), or the
-    rest of some that the prompt has opened ("open").
+    and at most one if it is to be `single`. With `answer`, fields of StructuredOutputs, it is either calls or of that
+    form. Before it comes reasoning between `tags`: none, perhaps ("may"), or the rest of some that the prompt has
+    opened ("open").
     """
 
     form: str
@@ -52,9 +54,19 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     single: bool
     reasoning: Literal["none", "may", "open"] = "none"
     tags: tuple[str, str] = ("", "")
+    answer: dict[str, str | list[str]] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, dialect: Dialect, tools: Sequence[Tool], *, must_call: bool, single: bool, is_open: bool) -> Self:
+    def of(
+        cls,
+        dialect: Dialect,
+        tools: Sequence[Tool],
+        *,
+        must_call: bool,
+        single: bool,
+        is_open: bool,
+        answer: StructuredOutputs | None = None,
+    ) -> Self:
         """For a model of this dialect, which has a format of calls. `is_open`: the prompt has opened the reasoning."""
         assert dialect.form is not None
         return cls(
@@ -64,6 +76,7 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             single=single,
             reasoning="none" if dialect.tags is None else "open" if is_open else "may",
             tags=dialect.tags or ("", ""),
+            answer=UNSET if answer is None else _fields(answer),
         )
 
     def encoded(self) -> str:
@@ -84,14 +97,26 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
         return found
 
+    @property
+    def other(self) -> StructuredOutputs | None:
+        """The form of an answer that is no call, if it has one. RequestError for none that there is."""
+        return None if self.answer is UNSET else StructuredOutputs(**self.answer)  # type: ignore[arg-type]
 
-def lark_of(asked: CallGrammar, tokenizer: Tokenizer, checked: Callable[[Schema], Schema]) -> str:
-    """The grammar in llguidance's Lark syntax. `checked` adds the compiler's options to a schema, or refuses it."""
+
+def lark_of(
+    asked: CallGrammar, tokenizer: Tokenizer, checked: Callable[[Schema], Schema], answer: str | None = None
+) -> str:
+    """The grammar in llguidance's Lark syntax. `checked` adds the compiler's options to a schema, or refuses it.
+
+    `answer` is the term of an answer that is no call, where such ones have a form.
+    """
     form = FORMATS[asked.form]
     terms = _Terms(tokenizer)
     rules = dict(_calls(asked, form.shape, terms, checked))
     if asked.must_call:
         rules["body"] = "calls"
+    elif answer is not None:
+        rules |= {"body": "calls | answer", "answer": answer}
     elif form.at_start:
         rules["body"] = "calls | NO_CALL"
         rules["NO_CALL"] = rf"/([ \t\r\n]*[^ \t\r\n{_escaped(form.at_start)}](?s:.*))?/"
@@ -219,6 +244,12 @@ def _keywords(rule: str, tool: Tool, checked: Callable[[Schema], Schema]) -> Ite
             yield f"{rule}_{number}_{place}", given + skipped
     for place in ("first", "later"):
         yield f"{rule}_{len(properties)}_{place}", '""'
+
+
+def _fields(form: StructuredOutputs) -> dict[str, str | list[str]]:
+    """The field that is given."""
+    given = {name: getattr(form, name) for name in ("json", "regex", "choice", "grammar")}
+    return {name: list(value) if name == "choice" else value for name, value in given.items() if value is not None}
 
 
 def _escaped(chars: str) -> str:

@@ -13,7 +13,8 @@ class AnswerParser:
 
     `tags` are those of reasoning, None where the model has none; `is_open`: the prompt has opened it. `form` is the
     format of calls, None to find none, and `tools` are the names of those that may be called. `whole_calls` is as in
-    CallFinder. Calls inside the reasoning are reasoning.
+    CallFinder. Calls inside the reasoning are reasoning. `calls_alone`: an answer is either calls or text, so no mark
+    begins a call after text.
     """
 
     def __init__(
@@ -24,9 +25,10 @@ class AnswerParser:
         form: ToolFormat | None = None,
         tools: Collection[str] = (),
         whole_calls: bool = False,
+        calls_alone: bool = False,
     ) -> None:
         self._splitter = None if tags is None else ReasoningSplitter(tags, is_open=is_open)
-        self._finder = None if form is None else CallFinder(form, tools, whole_calls=whole_calls)
+        self._finder = None if form is None else CallFinder(form, tools, whole_calls=whole_calls, alone=calls_alone)
 
     def feed(self, text: str) -> list[Event]:
         """The parts that `text` completes, in order."""
