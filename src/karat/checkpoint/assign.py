@@ -83,7 +83,9 @@ def _describe(
         "of another shape": misshapen,
     }
     counts = ", ".join(f"{len(faults)} {kind}" for kind, faults in lists.items() if faults)
-    reason = likely_reason([spec.source for spec in missing], unexpected, bool(misshapen))
+    in_gguf = checkpoint.path.is_file()
+    reason = likely_reason([spec.source for spec in missing], unexpected, bool(misshapen), in_gguf=in_gguf)
     details = [f"\n  {kind}: {listed(faults)}" for kind, faults in lists.items() if faults]
-    summary = f"{checkpoint.path}: the tensors are not those of its config.json: {counts}; {reason}"
+    announced = "metadata" if in_gguf else "config.json"
+    summary = f"{checkpoint.path}: the tensors are not those of its {announced}: {counts}; {reason}"
     return "".join([summary, *details])

@@ -34,8 +34,15 @@ _NORM = re.compile(r"\.[qk]_norm\.")
 _LAYER = re.compile(r"\.layers\.(\d{1,9})\.")
 
 
-def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool) -> str:
-    """One clause with the probable cause and what to do. At least one argument must not be empty."""
+def likely_reason(
+    missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool, *, in_gguf: bool = False
+) -> str:
+    """One clause with the probable cause and what to do. At least one of the first three must not be empty.
+
+    in_gguf: the model is a GGUF file, which has metadata instead of a config.json.
+    """
+    if in_gguf:
+        return _reason_in_gguf(missing, unexpected, any_misshapen)
     if missing and (reason := _prefix(missing, unexpected)):
         return reason
     for pattern, reason in _KINDS:
@@ -60,6 +67,17 @@ def likely_reason(missing: Sequence[str], unexpected: Sequence[str], any_misshap
     if any_misshapen and not missing and not unexpected:
         return "config.json is that of a model of another size, or was edited: download it again"
     return "weights and config.json are of different models: download both again"
+
+
+def _reason_in_gguf(missing: Sequence[str], unexpected: Sequence[str], any_misshapen: bool) -> str:
+    if _all(_BIAS, [*missing, *unexpected]):
+        return (
+            "the file has biases on some matrices of a kind and not on the others: expected them in all layers, on q, "
+            "k and v, or on the output of attention too, or on all of the MLP; download it again, or convert it anew"
+        )
+    if missing and not unexpected and not any_misshapen:
+        return "the file is incomplete: download it again"
+    return "the file was converted wrongly, or for another architecture: take another file of the model, or report it"
 
 
 def _all(pattern: re.Pattern[str], names: Sequence[str]) -> bool:

@@ -1,7 +1,10 @@
 """Llama 2, 3, 3.1, 3.2 (arXiv 2307.09288, 2407.21783): optional biases, no window, llama3 RoPE scaling since 3.1."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
+from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, stated_window
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
@@ -36,7 +39,7 @@ def layer(place: Place, config: LlamaConfig, index: int) -> PreNormBlock:
 def read(reader: ConfigReader) -> LlamaConfig:
     """The configuration from a config.json of this family."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
-    reader.must_be("sliding_window", None, why="the llama architecture has no window")
+    reader.must_be("sliding_window", why="the llama architecture has no window")
     return read_decoder(
         reader,
         LlamaConfig,
@@ -48,15 +51,20 @@ def read(reader: ConfigReader) -> LlamaConfig:
     )
 
 
+def _own_config(_: Metadata, names: Collection[str]) -> dict[str, Any]:
+    """The biases of a GGUF file. With biases on q, k and v alone, which only qwen2 has, it is computed as qwen2."""
+    has_attention, has_mlp = has_bias(names, ".self_attn."), has_bias(names, ".mlp.")
+    if has_attention and not has_mlp and not has_bias(names, ".o_proj."):
+        return {"model_type": "qwen2"}
+    return {"attention_bias": has_attention, "mlp_bias": has_mlp}
+
+
 GGUF: GgufForm[LlamaConfig] = GgufForm(
     architecture="llama",
     in_layer=IN_LAYER,
     paired=("self_attn.q_proj", "self_attn.k_proj"),
     claims=lambda metadata: not stated_window(metadata, "llama"),  # with one it is Mistral's
-    own_config=lambda _, names: {
-        "attention_bias": has_bias(names, ".self_attn."),
-        "mlp_bias": has_bias(names, ".mlp."),
-    },
+    own_config=_own_config,
     finer_values=lambda config: config.num_layers == 80 and config.num_heads != config.num_kv_heads,
 )
 FAMILY = Family("llama", "LlamaForCausalLM", read, layer, GGUF)

@@ -262,6 +262,149 @@ class TestLlama3:
             read_rope_factors(np.array(wrong, np.float32), 10000.0, 8)
 
 
+NEUTRAL: dict[str, tuple[int, Any]] = {
+    "nextn_predict_layers": (U32, 0),
+    "residual_scale": (F32, 1.0),
+    "embedding_scale": (F32, 1.0),
+    "logit_scale": (F32, 0.0),
+    "attn_logit_softcapping": (F32, 0.0),
+    "final_logit_softcapping": (F32, 0.0),
+    "leading_dense_block_count": (U32, 0),
+    "expert_count": (U16, 0),
+    "attention.scale": (F32, 0.5),  # of heads of 4
+    "attention.causal": (BOOL, True),
+    "tensor_data_layout": (STRING, "Meta AI original pth"),
+    "rope.scaling.finetuned": (BOOL, True),
+    "rope.scaling.factor": (F32, 0.0),
+    "rope.scaling.yarn_ext_factor": (F32, -1.0),
+    "rope.scaling.attn_factor": (F32, 1.0),
+    "attention.sliding_window": (U32, 0),
+}
+
+
+class TestKeys:
+    def test_what_changes_nothing_is_no_key(self, tmp_path: Path) -> None:
+        expected = opened(tmp_path / "a.gguf", tiny())
+        for key, value in NEUTRAL.items():
+            found = opened(tmp_path / "b.gguf", tiny({f"llama.{key}": value}))
+            assert (found.config, found.warnings) == (expected.config, ()), key
+        everything = {f"llama.{key}": value for key, value in NEUTRAL.items()}
+        assert opened(tmp_path / "b.gguf", tiny(everything)).config == expected.config
+
+    def test_what_has_no_effect_is_named(self, tmp_path: Path) -> None:
+        expected = opened(tmp_path / "a.gguf", tiny()).config
+        for changes, words in [
+            ({"llama.attention.layer_norm_epsilon": (F32, 1e-6)}, "layer_norm_epsilon=1e-06 has no effect"),
+            (
+                {"llama.rope.scaling.type": (STRING, "none"), "llama.rope.scaling.factor": (F32, 4.0)},
+                "RoPE's factor 4.0 has no effect, because llama.rope.scaling.type is none",
+            ),
+        ]:
+            found = opened(tmp_path / "b.gguf", tiny(changes))
+            assert found.config == expected
+            assert len(found.warnings) == 1 and words in found.warnings[0]
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("nextn_predict_layers", (U32, 1)),
+            ("residual_scale", (F32, 0.22)),
+            ("attention.scale", (F32, 0.25)),
+            ("attn_logit_softcapping", (F32, 50.0)),
+            ("attention.causal", (U32, 1)),
+            ("tensor_data_layout", (STRING, "transposed")),
+            ("rope.scaling.alpha", (F32, 2.0)),
+        ],
+    )
+    def test_what_changes_the_answer_is_refused_by_name(self, key: str, value: Any, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=rf"llama\.{key}="):
+            opened(tmp_path / "a.gguf", tiny({f"llama.{key}": value}))
+
+
+class TestRopeKeys:
+    """Defaults are the format's, as llama.cpp has them: its type is linear, its factor 0, and 0 is none."""
+
+    @settings(REWRITTEN, max_examples=200)
+    @given(
+        kind=st.sampled_from([None, "none", "linear", "yarn"]),
+        factor=st.sampled_from([None, 0.0, 1.0, 2.5, 8.0]),
+        old=st.sampled_from([None, 4.0]),
+        attention=st.sampled_from([None, 1.0, 1.5]),
+    )
+    def test_as_the_format_has_them(
+        self, kind: str | None, factor: float | None, old: float | None, attention: float | None, tmp_path: Path
+    ) -> None:
+        changes: dict[str, tuple[int, Any] | None] = {
+            "llama.rope.scaling.type": None if kind is None else (STRING, kind),
+            "llama.rope.scaling.factor": None if factor is None else (F32, factor),
+            "llama.rope.scale_linear": None if old is None else (F32, old),
+            "llama.rope.scaling.yarn_attn_factor": None if attention is None else (F32, attention),
+        }
+        content = tiny(changes)
+        if None not in (factor, old):
+            with pytest.raises(ConfigError, match="disagree"):
+                opened(tmp_path / "a.gguf", content)
+            return
+        scale = factor if factor is not None else old if old is not None else 0.0
+        rope = read_config(opened(tmp_path / "a.gguf", content).config).rope
+        if kind == "none" or scale == 0 or (scale == 1 and kind != "yarn"):
+            assert rope.rope_type == "default"
+        else:
+            assert (rope.rope_type, rope.factor) == (kind or "linear", scale)
+        if rope.rope_type == "yarn":
+            usual = 0.1 * math.log(scale) + 1
+            assert rope.attention_factor == pytest.approx(usual if attention is None else attention, abs=1e-15)
+
+    def test_an_attention_factor_as_the_converter_writes_it(self, tmp_path: Path) -> None:
+        """That of yarn itself, rounded to float32, is yarn's own; another one is the model's, and is told."""
+        yarn = {"llama.rope.scaling.type": (STRING, "yarn"), "llama.rope.scaling.factor": (F32, 8.0)}
+        expected = opened(tmp_path / "a.gguf", tiny(yarn))
+        usual = {"llama.rope.scaling.yarn_attn_factor": (F32, 0.1 * math.log(8) + 1)}
+        same = opened(tmp_path / "b.gguf", tiny({**yarn, **usual, "llama.rope.scaling.yarn_ext_factor": (F32, 1.0)}))
+        assert (same.config, same.warnings) == (expected.config, ())
+        other = opened(tmp_path / "c.gguf", tiny({**yarn, "llama.rope.scaling.yarn_attn_factor": (F32, 1.5)}))
+        assert read_config(other.config).rope.attention_factor == 1.5
+        assert "yarn_attn_factor=1.5 is taken for the attention_factor" in other.warnings[0]
+        with pytest.raises(ConfigError, match=r"yarn_ext_factor=0\.5 is not supported"):
+            opened(tmp_path / "d.gguf", tiny({**yarn, "llama.rope.scaling.yarn_ext_factor": (F32, 0.5)}))
+
+
+class TestBiases:
+    """llama.cpp loads any of q, k, v and output with or without its bias; Hugging Face's llama has all or none."""
+
+    @staticmethod
+    def biases(names: str) -> list[Any]:
+        sizes = {"q": 8, "k": 4, "v": 4, "output": 8}
+        rng = np.random.default_rng(3)
+        return [
+            (f"blk.0.attn_{name}.bias", (sizes[name],), 0, rng.standard_normal(sizes[name], np.float32).tobytes())
+            for name in names.split()
+        ]
+
+    def test_on_q_k_and_v_alone(self, tmp_path: Path) -> None:
+        """They are qwen2's, with rows of q and k in pairs, as llama's files have them."""
+        checkpoint = opened(tmp_path / "a.gguf", build(pairs(), [*tensors(), *self.biases("q k v")]))
+        config = read_config(checkpoint.config)
+        assert config.model_type == "qwen2"
+        found = find_weights(config, checkpoint)
+        for name, rows in (("q", paired_rows(8, 4)), ("k", paired_rows(4, 4)), ("v", np.arange(4))):
+            stored = np.frombuffer(self.biases("q k v")[["q", "k", "v"].index(name)][3], "<f4")
+            weight = found[f"model.layers.0.self_attn.{name}_proj.bias"]
+            np.testing.assert_array_equal(weight.to_array(F32_TYPE), stored[rows])
+
+    def test_on_all_four(self, tmp_path: Path) -> None:
+        checkpoint = opened(tmp_path / "a.gguf", build(pairs(), [*tensors(), *self.biases("q k v output")]))
+        assert read_config(checkpoint.config).model_type == "llama"
+
+    @pytest.mark.parametrize("names", ["q", "q k", "output", "q k output"])
+    def test_on_some_it_says_what_is_there(self, names: str, tmp_path: Path) -> None:
+        checkpoint = opened(tmp_path / "a.gguf", build(pairs(), [*tensors(), *self.biases(names)]))
+        with pytest.raises(CheckpointError) as caught:
+            find_weights(read_config(checkpoint.config), checkpoint)
+        assert "the file has biases on some matrices of a kind and not on the others" in str(caught.value)
+        assert "config.json" not in str(caught.value)
+
+
 class TestWarnings:
     def test_mistral_and_doubles(self, tmp_path: Path) -> None:
         doubles = [

@@ -10,13 +10,14 @@ import numpy as np
 
 from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.header import MAX_TENSORS
-from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling
+from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
 from karat.checkpoint.gguf.values import GgufArray, Metadata
-from karat.checkpoint.weights import Weight
+from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import ConfigError
 
 MAX_HEAD_DIM = 1 << 16
+_TOLERANCE = 1e-6  # relative; a file holds float32
 # Keys of an architecture that are read, or that cannot change the result.
 _READ = frozenset(
     """
@@ -25,18 +26,38 @@ _READ = frozenset(
     rope.freq_base rope.scale_linear rope.scaling.alpha rope.scaling.attn_factor rope.scaling.factor
     rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
     rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier vocab_size
-    rope.scaling.finetuned tensor_data_layout attention.sliding_window
+    rope.scaling.finetuned attention.sliding_window attention.scale attention.layer_norm_epsilon
     """.split()
 )
-# Keys that change nothing while they have one of these values.
+# Keys that change nothing while they have one of these values: the format's defaults, and what means the same.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "attention.causal": (True,),
-    "attention.max_alibi_bias": (0, 0.0),
-    "attention.clamp_kqv": (0, 0.0),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_length": (0,),
+    "attention.temperature_scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
     "expert_count": (0,),
+    "expert_feed_forward_length": (0,),
+    "expert_group_count": (0,),
+    "expert_group_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
     "expert_used_count": (0,),
-    "logit_scale": (1, 1.0),
+    "expert_weights_norm": (False,),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "interleave_moe_layer_step": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
     "pooling_type": (0,),
+    "residual_scale": (0, 1),
+    "router_logit_softcapping": (0,),
+    "tensor_data_layout": ("reference", "Meta AI original pth"),
     "use_parallel_residual": (False,),
 }
 Forms = Mapping[str, GgufForm[Any]]  # by model_type
@@ -77,6 +98,7 @@ def read_config(
     num_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count", num_layers, None)
     num_kv_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count_kv", num_layers, num_heads)
     head_dim = _head_dim(metadata, arch, hidden, num_heads)
+    _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     scaling = read_rope_scaling(metadata, arch)
     if rope_factors is not None:
@@ -120,13 +142,16 @@ def read_config(
 
 def warnings(metadata: Metadata, model_type: str, forms: Forms, weights: Collection[Weight]) -> list[str]:
     """Warnings for the user: facts that the file may lack, and tensors that are not used in their stored type."""
-    told = []
+    arch = forms[model_type].architecture
+    told = rope_remarks(metadata, arch)
+    if (eps := f"{arch}.attention.layer_norm_epsilon") in metadata:
+        told.append(
+            f"{eps}={_text(metadata.values[eps])} has no effect: the model has RMSNorm, with an epsilon of its own"
+        )
     for other, form in forms.items():
-        if other != model_type and form.architecture == forms[model_type].architecture:
+        if other != model_type and form.architecture == arch:
             told += [doubt for doubt in (form.doubt(metadata),) if doubt]
-    if doubles := [weight.name for weight in weights if weight.dtype == "F64"]:
-        told.append(f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}")
-    return told
+    return told + remarks_on(weights)
 
 
 def _positive(metadata: Metadata, key: str, default: float | None = None) -> float:
@@ -154,7 +179,7 @@ def _check_keys(metadata: Metadata, arch: str) -> None:
     keys = [key.removeprefix(f"{arch}.") for key in metadata.values if key.startswith(f"{arch}.")]
     for key in keys:
         value = metadata.values[f"{arch}.{key}"]
-        if key in _NEUTRAL and not any(value == neutral and type(value) is type(neutral) for neutral in _NEUTRAL[key]):
+        if key in _NEUTRAL and not any(_same(value, neutral) for neutral in _NEUTRAL[key]):
             raise ConfigError(
                 f"{arch}.{key}={_text(value)} is not supported: Karat computes only with {_NEUTRAL[key][0]}"
             )
@@ -169,6 +194,11 @@ def _check_keys(metadata: Metadata, arch: str) -> None:
     version = metadata.optional(int, "general.quantization_version")
     if version not in (None, 2):
         raise ConfigError(f"general.quantization_version={version}: expected 2; quantise the original model again")
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Whether the two are equal: a number in any type, but no truth value for a number."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _text(value: object) -> str:
@@ -207,6 +237,14 @@ def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int) -> int
     if head_dim < 2 or head_dim % 2:
         raise ConfigError(f"a head of {head_dim} values; expected an even number, as rotary embedding turns pairs")
     return head_dim
+
+
+def _check_scale(metadata: Metadata, arch: str, head_dim: int) -> None:
+    """Raises ConfigError unless scores are scaled by the root of the size of a head; 0 means so, too."""
+    key, usual = f"{arch}.attention.scale", head_dim**-0.5
+    scale = metadata.get(float, key, 0.0)
+    if scale != 0 and not abs(scale - usual) <= _TOLERANCE * usual:
+        raise ConfigError(f"{key}={scale} is not supported; expected {usual:.6g}, for heads of {head_dim} values")
 
 
 def _vocab_size(metadata: Metadata, arch: str, weights: Mapping[str, Weight]) -> int:

@@ -18,49 +18,84 @@ from karat.errors import ConfigError
 
 # low_freq_factor and high_freq_factor of every released llama3 model. With them the factors give the original length.
 _LOW, _HIGH = 1.0, 4.0
+_UNSET = -1.0  # yarn's factors may be negative in a file: then they count as absent
 _TOLERANCE = 1e-5  # relative; factors are computed in float32 from frequencies with a relative error of 1e-7
 
 
 def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
-    """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for unsupported scaling."""
+    """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for unsupported scaling.
+
+    Defaults are the format's: without a type it is linear, and a factor of 0 is none. `yarn_attn_factor` is the
+    attention_factor of the config.json, from which converters write it.
+    """
     prefix = f"{arch}.rope.scaling."
-    for key, neutral in (
-        ("attn_factor", 1.0),
-        ("yarn_attn_factor", 1.0),
-        ("yarn_ext_factor", 1.0),
-        ("alpha", 0.0),
-        ("yarn_log_multiplier", 0.0),
-    ):
+    for key, neutral in (("attn_factor", 1.0), ("alpha", 0.0), ("yarn_log_multiplier", 0.0)):
         stated = metadata.get(float, prefix + key, neutral)
         if stated != neutral:
             raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")
-    kind = metadata.get(str, f"{prefix}type", "none")
-    factor = metadata.optional(float, f"{prefix}factor")
-    old_factor = metadata.optional(float, f"{arch}.rope.scale_linear")
-    if old_factor is not None:
-        if factor is not None and factor != old_factor:
-            raise ConfigError(f"{prefix}factor={factor} and {arch}.rope.scale_linear={old_factor} disagree")
-        kind, factor = "linear" if kind == "none" else kind, old_factor
+    kind = metadata.get(str, f"{prefix}type", "linear")
+    factor = _factor(metadata, arch)
     match kind:
         case "none":
             return None
         case "linear":
-            return None if factor in (None, 1.0) else {"rope_type": "linear", "factor": factor}
+            return None if factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
         case "yarn":
-            scaling: dict[str, Any] = {"rope_type": "yarn", "factor": metadata.get(float, f"{prefix}factor")}
-            for key, name, number in (
-                ("original_context_length", "original_max_position_embeddings", int),
-                ("yarn_beta_fast", "beta_fast", float),
-                ("yarn_beta_slow", "beta_slow", float),
-            ):
-                if (value := metadata.optional(number, prefix + key)) is not None:
-                    scaling[name] = value
-            return scaling
+            return None if factor == 0 else _yarn(metadata, prefix, factor)
         case _:
             raise ConfigError(
                 f"{prefix}type={shown(kind)} is not supported: Karat has none, linear and yarn, and llama3 by its "
                 "factors"
             )
+
+
+def _factor(metadata: Metadata, arch: str) -> float:
+    """The factor, under its name or its older one; 0 for none."""
+    new, old = f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear"
+    factor, old_factor = metadata.optional(float, new), metadata.optional(float, old)
+    if factor is not None and old_factor is not None and factor != old_factor:
+        raise ConfigError(f"{new}={factor} and {old}={old_factor} disagree")
+    return factor if factor is not None else old_factor or 0.0
+
+
+def _yarn(metadata: Metadata, prefix: str, factor: float) -> dict[str, Any]:
+    share = metadata.get(float, f"{prefix}yarn_ext_factor", _UNSET)
+    if share != 1 and not share < 0:
+        raise ConfigError(
+            f"{prefix}yarn_ext_factor={share} is not supported; expected 1: the whole of yarn, as transformers has it"
+        )
+    scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    for key, name, number in (
+        ("original_context_length", "original_max_position_embeddings", int),
+        ("yarn_beta_fast", "beta_fast", float),
+        ("yarn_beta_slow", "beta_slow", float),
+    ):
+        if (value := metadata.optional(number, prefix + key)) is not None:
+            scaling[name] = value
+    if (stated := _attention_factor(metadata, prefix, factor)) is not None:
+        scaling["attention_factor"] = stated
+    return scaling
+
+
+def _attention_factor(metadata: Metadata, prefix: str, factor: float) -> float | None:
+    """A stated attention_factor other than yarn's own, which a file holds only to float32."""
+    stated = metadata.get(float, f"{prefix}yarn_attn_factor", _UNSET)
+    usual = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1
+    return None if stated < 0 or np.float32(stated) == np.float32(usual) else stated
+
+
+def rope_remarks(metadata: Metadata, arch: str) -> list[str]:
+    """What the user should know of RoPE keys: those without effect, and where llama.cpp computes something else."""
+    prefix = f"{arch}.rope.scaling."
+    kind, factor = metadata.get(str, f"{prefix}type", "linear"), _factor(metadata, arch)
+    if kind == "none" and factor not in (0.0, 1.0):
+        return [f"RoPE's factor {factor} has no effect, because {prefix}type is none"]
+    if kind == "yarn" and factor and (stated := _attention_factor(metadata, prefix, factor)) is not None:
+        return [
+            f"{prefix}yarn_attn_factor={stated} is taken for the attention_factor of the model's config.json, and "
+            "llama.cpp passes over it: the two engines differ"
+        ]
+    return []
 
 
 def llama3_factors(
