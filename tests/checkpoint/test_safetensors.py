@@ -90,7 +90,7 @@ class TestValid:
             assert read_safetensors(path)["a"].num_bytes == len(data)
         else:
             message = refused(path, content)
-            assert f"tensor 'a' is {dtype}; expected F32, F16, BF16: use the unquantised original" in message
+            assert f"tensor 'a' is {dtype}; expected F32, F16, BF16, F64: use the unquantised original" in message
 
     def test_all_unsupported_tensors_are_counted(self, tmp_path: Path) -> None:
         content = raw({f"t{i}": entry(i, i + 1, "F8_E4M3", [1]) for i in range(4)}, bytes(4))

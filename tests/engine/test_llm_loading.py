@@ -3,6 +3,7 @@
 Covers: karat.engine.loading, karat.engine.plan, karat.models.opening.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, m
     monkeypatch.setattr("karat.models.registry.Decoder", None)  # nothing is built
     with pytest.raises(CapacityError, match=r"the weights take .* and 1\.0 KiB are available"):
         LLM(folder)
+
+
+def test_weights_of_64_bits_are_rounded_and_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They give the answers of the float32 weights that they round to, on every executor."""
+    from safetensors.numpy import load_file, save_file
+
+    doubles = shutil.copytree(folder, tmp_path / "doubles")
+    weights = {name: array.astype(np.float64) for name, array in load_file(folder / "model.safetensors").items()}
+    save_file(weights, doubles / "model.safetensors")
+    executors = ["reference"] + ["native"] * (unavailable_reason() is None)
+    for executor in executors:
+        expected, found = (LLM(path, executor=executor).logits([1, 2, 3]) for path in (folder, doubles))
+        np.testing.assert_array_equal(found, expected)
+    assert f"doubles: {len(weights)} F64 tensors are rounded to float32" in caplog.text
 
 
 def test_progress_counts_the_bytes_of_the_weights(folder: Path) -> None:

@@ -246,7 +246,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"eos_token_id": "two"}, "'two'"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder=True"),
     ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
-    ("qwen2", {"embedding_multiplier": 12.0, "logits_scaling": 8.0}, "2 unknown keys"),
+    ("qwen2", {"embedding_multiplier": 12.0}, "embedding_multiplier=12.0"),
+    ("qwen2", {"frob_multiplier": 12.0, "twist_scaling": 8.0}, "2 unknown keys"),
+    ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size=8192"),
+    ("llama", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers=1"),
+    ("llama", {"num_nextn_predict_layers": False}, "num_nextn_predict_layers=False"),
+    ("llama", {"is_causal": False}, "is_causal=False"),
+    ("llama", {"use_qk_norm": True}, "use_qk_norm=True"),
+    ("qwen3", {"use_qk_norm": False}, "use_qk_norm=False"),
+    ("qwen2", {"qkv_bias": False}, "qkv_bias=False"),
+    ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads is missing"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "extrapolation_factor": 0.5}}, "=0.5"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "temperature": 1}}, "temperature=1"),
+    ("llama", {"rope_scaling": {"factor": 2.0}}, "rope_type default has no factor"),
 ]
 
 
@@ -256,6 +268,77 @@ def test_refused_by_name(family: str, changes: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigError) as caught:
         read_config(raw_config(family, **changes))
     assert message in str(caught.value)
+
+
+NEUTRAL: dict[str, Any] = {
+    "attention_chunk_size": None,
+    "text_config": None,
+    "vision_config": None,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": 0.0,
+    "neftune_noise_alpha": 5.0,
+    "use_bias": False,
+    "mlp_bias": False,
+    "attention_bias": False,
+    "is_causal": True,
+    "num_nextn_predict_layers": 0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.1,
+    "seed": 42,
+    "unk_token_id": 0,
+    "_commit_hash": "a" * 40,
+    "max_seq_len": 4096,
+    "model_max_length": 4096,
+    "auto_map": None,
+    "quantization_config": None,
+    "sliding_window_pattern": None,
+    "layer_types": None,
+    "layer_norm_epsilon": 1e-5,
+    "num_local_experts": 0,
+    "embedding_multiplier": 1,
+    "residual_multiplier": 1.0,
+    "partial_rotary_factor": 1,
+    "rope_interleaved": None,
+    "torch_dtype": None,
+    "frob_of_next_year": None,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_changes_nothing_is_no_key(family: str) -> None:
+    expected = read_config(raw_config(family))
+    for key, value in NEUTRAL.items():
+        assert read_config(raw_config(family, **{key: value})) == expected, key
+    assert read_config(raw_config(family, **NEUTRAL)) == expected
+    assert read_config({**raw_config(family), "architectures": []}) == expected
+    assert read_config(raw_config(family, use_qk_norm=family == "qwen3")) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> None:
+    """KV heads of null, windows that are not stated, and RoPE keys of the first implementation of yarn."""
+    transformers = pytest.importorskip("transformers")
+    assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
+    changes: list[dict[str, Any]] = []
+    if family != "mistral":  # transformers 4 reads it so there too, and 5 refuses it
+        changes += [{"num_key_value_heads": None}]
+    changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
+    if family != "llama":
+        changes += [{"sliding_window": ...}, {"sliding_window": None}]
+    if family in ("qwen2", "qwen3"):
+        changes += [{"use_sliding_window": True, "sliding_window": ..., "max_window_layers": 2}]
+        changes += [{"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}]
+        changes += [{"use_sliding_window": True, "max_window_layers": 3, "layer_types": None}]
+    for change in changes:
+        raw = raw_config(family, **change)
+        ours = read_config(raw)
+        own = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+        theirs = transformers.AutoConfig.for_model(family, **own)
+        assert ours.num_kv_heads == theirs.num_key_value_heads
+        window = theirs.sliding_window if family != "llama" else None
+        kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
+        assert ours.layer_windows == tuple(window if kind == "sliding_attention" else None for kind in kinds), change
+        assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
 
 
 def test_both_names_of_the_type_may_be_there_if_they_agree() -> None:

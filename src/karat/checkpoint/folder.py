@@ -10,7 +10,7 @@ from typing import Any
 from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
-from karat.checkpoint.weights import Weight
+from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
 
@@ -36,6 +36,11 @@ class FolderCheckpoint:
     def generation_source(self) -> str:
         """The name of the file that `generation_config` comes from."""
         return "generation_config.json"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """To be shown when the model is loaded."""
+        return tuple(remarks_on(self.weights.values()))
 
 
 def open_folder(path: Path) -> FolderCheckpoint:

@@ -48,7 +48,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "C64": 64,
 }
 
-COMPUTED_TYPES = ("F32", "F16", "BF16")
+COMPUTED_TYPES = ("F32", "F16", "BF16", "F64")
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 # Karat's own limits, far above any model: they bound the memory that a header full of valid entries takes.
 MAX_TENSORS = 1 << 17

@@ -1,7 +1,7 @@
 """Weight, a tensor as it is stored, and WeightSpec, the tensor that a layer needs."""
 
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.checkpoint.wording import listed
 from karat.quant import FORMATS
 
 # Plain types; any other type of a weight is the name of a block format (karat.quant).
@@ -112,6 +113,12 @@ class Weight:
                 case _:
                     plain = self.data.view("<f4" if self.dtype == "F32" else "<f2")
             return plain.astype(dtype).reshape(self.shape)
+
+
+def remarks_on(weights: Collection[Weight]) -> list[str]:
+    """Warnings for the user: tensors that are not used in their stored type."""
+    doubles = [weight.name for weight in weights if weight.dtype == "F64"]
+    return [f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}"] if doubles else []
 
 
 def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:

@@ -541,7 +541,6 @@ def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:
         checkpoint: ModelCheckpoint = model
     else:
         checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
-    if isinstance(checkpoint, GgufCheckpoint):
-        for warning in checkpoint.warnings:
-            _log.warning("%s: %s", checkpoint.path.name, warning)
+    for warning in checkpoint.warnings:
+        _log.warning("%s: %s", checkpoint.path.name, warning)
     return checkpoint

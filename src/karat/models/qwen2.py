@@ -10,7 +10,9 @@ from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
-from karat.models.reader import ConfigReader, read_layer_windows
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+
+_DEFAULT_WINDOW = 4096  # tokens; the architecture's default where a file lacks the key. null means no window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ def layer(place: Place, config: Qwen2Config, index: int) -> PreNormBlock:
 def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """The window of each layer: with `use_sliding_window`, layers from `max_window_layers` on have one."""
     num_layers = reader.get(int, "num_hidden_layers")
-    window = reader.optional(int, "sliding_window")
+    window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _DEFAULT_WINDOW
     depth = reader.optional(int, "max_window_layers")
     if not reader.get(bool, "use_sliding_window", False):
         window = None
@@ -44,11 +46,13 @@ def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 def read(reader: ConfigReader) -> Qwen2Config:
     """The configuration from a config.json of this family."""
+    reader.must_be("attention_bias", True, False, why="it is no truth value")  # q, k and v always have biases
+    reader.must_be("qkv_bias", True, why="models of this type have biases on q, k and v")
     return read_decoder(
         reader,
         Qwen2Config,
         layer_windows=read_windows(reader),
-        num_kv_heads=reader.get(int, "num_key_value_heads"),
+        num_kv_heads=read_num_kv_heads(reader),
         head_dim=reader.optional(int, "head_dim"),
     )
 

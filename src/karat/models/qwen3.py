@@ -11,7 +11,7 @@ from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
 from karat.models.qwen2 import read_windows
-from karat.models.reader import ConfigReader
+from karat.models.reader import ConfigReader, read_num_kv_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,13 @@ def layer(place: Place, config: Qwen3Config, index: int) -> PreNormBlock:
 
 def read(reader: ConfigReader) -> Qwen3Config:
     """The configuration from a config.json of this family."""
+    for key in ("use_qk_norm", "qk_norm", "qk_layernorm"):
+        reader.must_be(key, True, why="models of this type normalise q and k")
     return read_decoder(
         reader,
         Qwen3Config,
         layer_windows=read_windows(reader),
-        num_kv_heads=reader.get(int, "num_key_value_heads"),
+        num_kv_heads=read_num_kv_heads(reader),
         head_dim=reader.get(int, "head_dim"),
         attention_bias=reader.get(bool, "attention_bias", False),
     )

@@ -7,7 +7,7 @@ result.
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar, get_args
 
 from karat.config import FloatName, RopeConfig
@@ -17,35 +17,71 @@ from karat.request import shown
 
 T = TypeVar("T", bool, int, float, str)
 
-# Keys that do not change a forward pass: bookkeeping, training, output format, and generation settings of old files
-# (Karat reads those from generation_config.json).
+# Keys that do not change a forward pass: bookkeeping, training, output format, other numbers of a LayerNorm that the
+# families do not have, and generation settings of old files (Karat reads those from generation_config.json).
 _HARMLESS = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _flash_attn_2_enabled
-    _name_or_path architectures attention_dropout attn_implementation bad_words_ids begin_suppress_tokens
-    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample early_stopping
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label initializer_range is_llama_config label2id length_penalty
-    max_length max_sequence_length min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams
-    num_labels num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix
-    pretraining_tp problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
-    sep_token_id suppress_tokens task_specific_params temperature tokenizer_class top_k top_p torchscript
-    transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _flash_attn_2_enabled _name_or_path architectures attention_dropout attn_implementation attn_pdrop bad_words_ids
+    begin_suppress_tokens chunk_size_feed_forward cls_token_id decoder_start_token_id diversity_penalty do_sample
+    dropout early_stopping embd_pdrop encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    flash_attention forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob
+    id2label initializer_range is_llama_config label2id layer_norm_eps layer_norm_epsilon length_penalty mask_token_id
+    max_length max_seq_len max_sequence_length min_length model_max_length model_type name_or_path neftune_noise_alpha
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate seed sep_token_id
+    suppress_tokens task_specific_params temperature tokenizer_class top_k top_p torchscript transformers.js_config
+    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn
+    use_flash_attention
     """.split()
 )
-# Keys that change nothing while they have one of these values.
+# Keys that change nothing while they have one of these values, or null.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (None,),
+    "attention_bias": (False,),
+    "attention_chunk_size": (0,),
+    "attn_logit_softcapping": (0,),
+    "auto_map": ({},),
+    "bias": (False,),
+    "clip_qkv": (0,),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (0,),
+    "is_causal": (True,),
     "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
-    "partial_rotary_factor": (None, 1, 1.0),
-    "pruned_heads": (None, {}),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "mlp_bias": (False,),
+    "mlp_only_layers": ([],),
+    "mtp_num_hidden_layers": (0,),
+    "n_routed_experts": (0,),
+    "n_shared_experts": (0,),
+    "num_experts": (0,),
+    "num_experts_per_tok": (0,),
+    "num_local_experts": (0,),
+    "num_mtp_layers": (0,),
+    "num_nextn_predict_layers": (0,),
+    "partial_rotary_factor": (1,),
+    "pruned_heads": ({},),
+    "qk_layernorm": (False,),
+    "qk_norm": (False,),
+    "residual_multiplier": (1,),
     "rope_interleaved": (False,),
-    "sparse_attention_config": (None,),
+    "rope_ratio": (1,),
     "tf_legacy_loss": (False,),
     "tie_encoder_decoder": (False,),
+    "use_bias": (False,),
     "use_mrope": (False,),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+}
+# The same inside of `rope_scaling` and `rope_parameters`.
+_ROPE_HARMLESS = frozenset({"finetuned"})
+_ROPE_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attn_factor": (1,),
+    "extrapolation_factor": (1,),
+    "partial_rotary_factor": (1,),
 }
 _FLOATS: tuple[FloatName, ...] = get_args(FloatName)
 _DEFAULT_THETA = 10000.0  # the format's default, for files older than the key
@@ -57,11 +93,22 @@ def _same(value: object, allowed: object) -> bool:
 
 
 class ConfigReader:
-    """Typed access to one JSON object. It records which keys were read; `finish` refuses the others."""
+    """Typed access to one JSON object. It records which keys were read; `finish` refuses the others.
 
-    def __init__(self, raw: Mapping[str, object], where: str = "config.json") -> None:
+    `harmless` keys change nothing, `neutral` ones nothing while they have one of these values. null is no value at all.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, object],
+        where: str = "config.json",
+        *,
+        harmless: Collection[str] = _HARMLESS,
+        neutral: Mapping[str, tuple[object, ...]] = _NEUTRAL,
+    ) -> None:
         self._raw = raw
         self._where = where
+        self._harmless, self._neutral = harmless, neutral
         self._seen: set[str] = set()
 
     def present(self, key: str) -> bool:
@@ -89,17 +136,18 @@ class ConfigReader:
         return self.get(kind, key)
 
     def must_be(self, key: str, *allowed: object, why: str) -> None:
-        """Raise ConfigError for a value other than these. The key may be absent."""
+        """Raise ConfigError for a value other than these. The key may be absent or null."""
         value = self.raw(key)
-        if key in self._raw and not any(_same(value, a) for a in allowed):
+        if value is not None and not any(_same(value, a) for a in allowed):
             raise ConfigError(f"{self._where}: {key}={shown(value)} is not supported: {why}")
 
     def finish(self) -> None:
         """Raise ConfigError for unread keys that may change the result."""
-        for key, allowed in _NEUTRAL.items():
+        for key, allowed in self._neutral.items():
             if key not in self._seen:
                 self.must_be(key, *allowed, why=f"Karat computes only with {key}={allowed[0]!r}")
-        unknown = sorted(set(self._raw) - self._seen - _HARMLESS)
+        stated = {key for key, value in self._raw.items() if value is not None}
+        unknown = sorted(stated - self._seen - set(self._harmless))
         if unknown:
             named = ", ".join(f"{key[:80]}={shown(self._raw[key])}" for key in unknown[:5])
             raise ConfigError(
@@ -134,6 +182,13 @@ def _read_float_name(reader: ConfigReader, key: str) -> FloatName | None:
         if name.removeprefix("torch.") == known:
             return known
     raise ConfigError(f"{key}={shown(name)}: expected one of {', '.join(_FLOATS)}")
+
+
+def read_num_kv_heads(reader: ConfigReader) -> int:
+    """`num_key_value_heads`, where null means as many as there are attention heads. It may not be absent."""
+    if reader.present("num_key_value_heads") and reader.raw("num_key_value_heads") is None:
+        return reader.get(int, "num_attention_heads")
+    return reader.get(int, "num_key_value_heads")
 
 
 def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
@@ -177,7 +232,7 @@ def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
         raise ConfigError(f"{where}={shown(given)}: expected an object or null")
     if any(isinstance(value, dict) for value in given.values()):
         raise ConfigError(f"{where}: RoPE parameters that differ by layer type are not supported")
-    rope = ConfigReader(given, where)
+    rope = ConfigReader(given, where, harmless=_ROPE_HARMLESS, neutral=_ROPE_NEUTRAL)
     kind = rope.optional(str, "rope_type")
     legacy = rope.optional(str, "type")  # the older name
     if kind and legacy and kind != legacy:
@@ -199,7 +254,7 @@ def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
 
 def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: int, where: str) -> RopeConfig:
     if kind == "default":
-        rope.must_be("factor", None, 1, 1.0, why="rope_type default has no factor")
+        rope.must_be("factor", 1, why="rope_type default has no factor")
         rope.raw("original_max_position_embeddings")
         return RopeConfig(theta=theta)
     if kind == "factors":

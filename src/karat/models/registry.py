@@ -63,13 +63,12 @@ class Model:
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:
     """The configuration of a config.json. Raises ConfigError for unknown or unsupported keys, values and families."""
-    if "auto_map" in raw:
+    if raw.get("auto_map"):
         raise ConfigError(
             "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
             "use a release of the model in a supported architecture"
         )
-    if raw.get("quantization_config") is not None:
-        quantization = raw["quantization_config"]
+    if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         raise ConfigError(
             f"quantization method {shown(method)} is not supported in a Hugging Face folder; use the original model"
@@ -80,7 +79,7 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
     if family is None:
         raise ConfigError(f"model_type={shown(model_type)} is not supported; Karat has {supported}")
     architectures = raw.get("architectures")
-    if architectures is not None and architectures != [family.architecture]:
+    if architectures not in (None, [], [family.architecture]):
         raise ConfigError(
             f"architectures={shown(architectures)} is not supported for model_type={model_type!r}: "
             f"expected [{family.architecture!r}]; Karat has {supported}"
