@@ -206,6 +206,35 @@ def test_what_came_is_shown_briefly() -> None:
         assert 0 < len(shown(value)) <= 80
 
 
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text("ab", max_size=100) | st.binary(max_size=100),
+        lambda inner: (
+            st.lists(inner, max_size=100) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner)
+        ),
+        max_leaves=100,
+    )
+)
+def test_what_is_shown_begins_as_the_whole_does(value: Any) -> None:
+    whole = repr(value)
+    assert shown(value) == (whole if len(whole) <= 80 else whole[:79] + "…")
+
+
+def test_what_is_not_shown_is_not_printed() -> None:
+    """15 MB of a request were printed to show 79 characters."""
+    printed = []
+
+    class Item:
+        def __repr__(self) -> str:
+            printed.append(self)
+            return "item"
+
+    items = [Item() for _ in range(10_000)]
+    assert shown([items, {"a": items}]).startswith("[[item, item")
+    assert len(printed) <= 2 * 81
+    assert shown("a" * 10_000_000) == "'" + "a" * 78 + "…"
+
+
 def test_a_request_is_finished_when_all_its_choices_are() -> None:
     done, open_ = (CompletionOutput(i, "", (), reason) for i, reason in enumerate(("length", None)))
     assert RequestOutput("r", None, (1,), (done,)).finished

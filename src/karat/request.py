@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, Self
 
 from karat.errors import RequestError
@@ -288,10 +289,21 @@ def unknown_name(
 def shown(value: object) -> str:
     """`value` for an error message: its repr, cut at 80 characters."""
     try:
-        text = repr(value)
-    except ValueError:  # an integer of more digits than Python prints
+        text = repr(_beginning(value))
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints, or values deep in each other
         return f"a {type(value).__name__} that is too long to print"
     return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _beginning(value: object) -> object:
+    """What begins with the same 79 characters: all of a large value would be printed with the interpreter's lock."""
+    if type(value) in (str, bytes, list, tuple):
+        value = value[:81]  # type: ignore[index]
+    if type(value) in (list, tuple):
+        return type(value)(map(_beginning, value))  # type: ignore[call-arg, call-overload]
+    if type(value) is dict:
+        return {_beginning(key): _beginning(item) for key, item in islice(value.items(), 81)}
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.errors import RequestError
-from karat.server.bodies import read_body, read_json
+from karat.server import bodies
+from karat.server.bodies import MAX_PARTS, MAX_VALUES, read_body, read_json
 from karat.server.errors import ApiError, of_karat
 from karat.server.fields import CHAT, TABLE, TEXT, fields_of
 
@@ -54,6 +55,44 @@ def test_what_is_no_object_is_refused(content: bytes) -> None:
 def test_junk_is_an_object_or_a_400(content: bytes) -> None:
     with suppress(ApiError):
         assert isinstance(read_json(content), dict)
+
+
+TEXTS = st.text(st.sampled_from('a{}[],:"\\\\é'), max_size=8)
+VALUES = st.recursive(
+    st.none() | st.integers() | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=20
+)
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """Objects, arrays and keys, and commas."""
+    if not isinstance(value, dict | list):
+        return 0, 0
+    inner = [counted(item) for item in (value.values() if isinstance(value, dict) else value)]
+    num_keys = len(value) if isinstance(value, dict) else 0
+    return 1 + num_keys + sum(a for a, _ in inner), max(0, len(value) - 1) + sum(b for _, b in inner)
+
+
+@given(st.dictionaries(TEXTS, VALUES), st.booleans())
+def test_what_texts_hold_is_not_counted(value: Any, is_ascii: bool) -> None:
+    content, (num_parts, num_commas) = json.dumps(value, ensure_ascii=is_ascii).encode(), counted(value)
+    for parts, commas, what in ((0, 0, ""), (1, 0, "objects, arrays and keys"), (0, 1, "values")):
+        if num_commas < commas:
+            continue
+        limits = {"objects, arrays and keys": (b"{[:", num_parts - parts), "values": (b",", num_commas - commas)}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bodies, "_COUNTED", limits)
+            if not what:
+                assert read_json(content) == value
+            else:
+                with pytest.raises(ApiError, match=f"the body has [0-9]+ {what}; expected at most"):
+                    read_json(content)
+
+
+@pytest.mark.parametrize(("most", "item"), [(MAX_PARTS, b"{},"), (MAX_PARTS, b"[],"), (MAX_VALUES, b"1,")])
+def test_a_body_of_too_many_values_is_not_decoded(most: int, item: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder keeps the interpreter's lock: 5 million lists stopped the server for 5 seconds."""
+    monkeypatch.setattr(bodies.msgspec.json, "decode", lambda _: pytest.fail("it was decoded"))
+    assert refusal(b'{"messages": [%s1]}' % (item * (most + 1))).code == "too_many_values"
 
 
 def test_an_unknown_field_is_named_with_the_nearest_one() -> None:

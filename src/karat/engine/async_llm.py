@@ -428,13 +428,17 @@ class AsyncLLM:
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. RequestError for a value that is no token id."""
         self._engine.attach()
-        ids = plain_ids(token_ids)
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"{shown(token_id)} is no token id; expected integers from 0 to {self.vocab_size - 1}"
-                )
-        return await self._in_thread(partial(self.tokenizer.decode, skip_special_tokens=skip_special_tokens), ids)
+
+        def decode() -> str:
+            ids = plain_ids(token_ids)
+            for token_id in ids:
+                if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                    raise RequestError(
+                        f"{shown(token_id)} is no token id; expected integers from 0 to {self.vocab_size - 1}"
+                    )
+            return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._in_thread(decode)
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step in progress; its last update says "abort". No effect if it has ended."""

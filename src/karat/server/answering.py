@@ -17,7 +17,7 @@ from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
-from karat.server.bodies import read_body
+from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError, invalid
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.inner import Ask, Lengths, Work, require_a_choice
@@ -32,7 +32,7 @@ from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import InputTokens
 from karat.server.preparing import prepare
-from karat.server.responses import Events, JsonBytes, read_content, until_left
+from karat.server.responses import Events, JsonBytes, read_with, until_left
 from karat.server.settings import Settings
 from karat.server.wishes import RECEIPT_HEADER, seeded
 
@@ -49,8 +49,8 @@ class Answering:
         self._metrics = metrics
 
     async def chat(self, request: Request) -> ASGIApp:
-        body = read_body(await read_content(request, self._settings.limits), _FIELDS[CHAT])
-        asked, llm = read_chat(body), self._keeper.llm
+        body, asked = await read_with(request, self._settings.limits, _read_chat)
+        llm = self._keeper.llm
         subject = await until_left(request, self._chat_subject(request, asked, llm, "chatcmpl"))
         headers = _headers(body.without_effect, subject)
         if asked.form.stream:
@@ -59,8 +59,8 @@ class Answering:
         return _json(chat_completion(subject, output), headers)
 
     async def text(self, request: Request) -> ASGIApp:
-        body = read_body(await read_content(request, self._settings.limits), _FIELDS[TEXT])
-        asked, llm = read_text(body), self._keeper.llm
+        body, asked = await read_with(request, self._settings.limits, _read_text)
+        llm = self._keeper.llm
         subject = await until_left(request, self._text_subject(request, asked, llm))
         headers = _headers(body.without_effect, subject)
         if asked.form.stream:
@@ -70,7 +70,8 @@ class Answering:
 
     async def message(self, request: Request) -> ASGIApp:
         """Anthropic's: one answer to a conversation."""
-        asked, llm = read_message(await read_content(request, self._settings.limits), MESSAGES), self._keeper.llm
+        asked = await read_with(request, self._settings.limits, lambda content: read_message(content, MESSAGES))
+        llm = self._keeper.llm
         subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "msg"))
         headers = _headers(asked.without_effect, subject)
         if asked.chat.form.stream:
@@ -80,7 +81,8 @@ class Answering:
 
     async def count(self, request: Request) -> ASGIApp:
         """Anthropic's: the number of tokens of the prompt that `message` would make."""
-        asked, llm = read_message(await read_content(request, self._settings.limits), COUNT), self._keeper.llm
+        asked = await read_with(request, self._settings.limits, lambda content: read_message(content, COUNT))
+        llm = self._keeper.llm
         self.model_name(asked.chat.form.model)
         made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)
@@ -88,7 +90,8 @@ class Answering:
 
     async def response(self, request: Request) -> ASGIApp:
         """OpenAI's newer form of `chat`, of which nothing is kept."""
-        asked, llm = read_response(await read_content(request, self._settings.limits), RESPONSES), self._keeper.llm
+        asked = await read_with(request, self._settings.limits, lambda content: read_response(content, RESPONSES))
+        llm = self._keeper.llm
         subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "resp"))
         headers = _headers(asked.without_effect, subject)
         if asked.chat.form.stream:
@@ -99,7 +102,8 @@ class Answering:
 
     async def input_tokens(self, request: Request) -> ASGIApp:
         """The number of tokens of the prompt that `response` would make."""
-        asked, llm = read_response(await read_content(request, self._settings.limits), INPUT_TOKENS), self._keeper.llm
+        asked = await read_with(request, self._settings.limits, lambda content: read_response(content, INPUT_TOKENS))
+        llm = self._keeper.llm
         self.model_name(asked.chat.form.model)
         made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)
@@ -196,6 +200,16 @@ class Answering:
             text = f"there is no model {asked!r} here; served is {', '.join(names)}"
             raise ApiError(404, text, param="model", code="model_not_found")
         return asked
+
+
+def _read_chat(content: bytes) -> tuple[Body, ChatRequest]:
+    body = read_body(content, _FIELDS[CHAT])
+    return body, read_chat(body)
+
+
+def _read_text(content: bytes) -> tuple[Body, TextRequest]:
+    body = read_body(content, _FIELDS[TEXT])
+    return body, read_text(body)
 
 
 def _headers(without_effect: Sequence[str], subject: Subject | None = None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from time import time
 from typing import Any
 
@@ -38,7 +39,7 @@ from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
 from karat.server.page.files import DOCS, PREFIX, ROOT, Page
 from karat.server.receipts import Receipts
-from karat.server.responses import JsonBytes, read_content, until_left
+from karat.server.responses import JsonBytes, read_with, until_left
 from karat.server.settings import Settings
 from karat.server.state import State
 from karat.text.chat_prompt import ChatPrompt
@@ -90,7 +91,7 @@ class _Tools:
 
     async def tokenize(self, request: Request) -> ASGIApp:
         """The tokens of a text, or of the prompt that `render` makes of a conversation."""
-        values = read_body(await read_content(request, self._settings.limits), fields_of(TOKENIZE)).values
+        values = await self._read(request, TOKENIZE)
         llm = self._keeper.llm
         if ("prompt" in values) == ("messages" in values):
             raise ApiError(400, "expected one of prompt and messages; send the one to count", param="prompt")
@@ -103,16 +104,20 @@ class _Tools:
         return _json(schema.Tokenized(ids, len(ids), llm.max_model_len, texts))
 
     async def detokenize(self, request: Request) -> ASGIApp:
-        values = read_body(await read_content(request, self._settings.limits), fields_of(DETOKENIZE)).values
+        values = await self._read(request, DETOKENIZE)
         llm = self._keeper.llm
         asking = llm.detokenize(values["tokens"], skip_special_tokens=values.get("skip_special_tokens", True))
         return _json(schema.Detokenized(await until_left(request, asking)))
 
     async def render(self, request: Request) -> ASGIApp:
-        values = read_body(await read_content(request, self._settings.limits), fields_of(RENDER)).values
+        values = await self._read(request, RENDER)
         prompt = await self._rendered(request, values)
         ids = list(prompt.token_ids)
         return _json(schema.Rendered(prompt.text, ids, len(ids), self._keeper.llm.max_model_len))
+
+    async def _read(self, request: Request, route: str) -> Mapping[str, Any]:
+        body = await read_with(request, self._settings.limits, partial(read_body, fields=fields_of(route)))
+        return body.values
 
     async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
         llm, variables, tools = self._keeper.llm, read_variables(values), read_tools(values)

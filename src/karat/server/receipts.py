@@ -1,6 +1,7 @@
 """Receipts: the routes that verify them, and compare them with other activations."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from karat.server.errors import invalid
 from karat.server.fields import COMPARE, VERIFY, fields_of
 from karat.server.keeper import Keeper
 from karat.server.receipt_requests import chats_of, texts_of
-from karat.server.responses import JsonBytes, read_content, until_left
+from karat.server.responses import JsonBytes, read_with, until_left
 from karat.server.schema import Compared, Verified
 from karat.server.settings import Settings
 
@@ -28,7 +29,7 @@ class Receipts:
 
     async def verify(self, request: Request) -> ASGIApp:
         """The verdict on a receipt, by the engine that serves. Running requests come before it."""
-        values = read_body(await read_content(request, self._settings.limits), fields_of(VERIFY)).values
+        values = await self._read(request, VERIFY)
         if values.get("by", "native") != "native":
             said = "by=reference needs the weights once more, in float64; use karat verify --by reference"
             raise invalid("by", said, "unsupported_field")
@@ -36,7 +37,7 @@ class Receipts:
 
     async def compare(self, request: Request) -> ASGIApp:
         """Where a receipt's answer goes on otherwise with other activations, between the steps of running requests."""
-        values = read_body(await read_content(request, self._settings.limits), fields_of(COMPARE)).values
+        values = await self._read(request, COMPARE)
         try:
             comparing = self._keeper.llm.compare(_receipt_in(values), values["activations"])
             made = await until_left(request, comparing)
@@ -46,6 +47,10 @@ class Receipts:
             raise invalid("activations", str(fault)) from None
         said = Compared(made.activations, made.other, made.num_tokens, made.elapsed_s, str(made), made.parting)
         return JsonBytes(msgspec.json.encode(said))
+
+    async def _read(self, request: Request, route: str) -> Mapping[str, Any]:
+        body = await read_with(request, self._settings.limits, partial(read_body, fields=fields_of(route)))
+        return body.values
 
     async def _verified(self, receipt: Receipt, asked: dict[str, Any] | None) -> ASGIApp:
         llm = self._keeper.llm

@@ -27,6 +27,7 @@ MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt without a bound on characters a to
 MAX_SHRINKING = 8
 MAX_UNMEASURED_MESSAGES = 4096  # of a conversation with more messages than the context has tokens
 MAX_LOCKED_CHARS = 4096  # that are tokenised with the interpreter's lock held: 10 ms
+MAX_LOCKED_TOKENS = 16384  # that are decoded so
 # Decoders under which a text only grows at its end as tokens are added. `IncrementalDetokenizer` relies on that.
 _GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 
@@ -120,7 +121,9 @@ class Tokenizer:
         """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
         if self._verbatim.isdisjoint(ids):
             with panics_as_errors(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
-                return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                if len(ids) <= MAX_LOCKED_TOKENS:
+                    return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
         return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
 
