@@ -73,6 +73,10 @@ class CapacityError(RequestError):
     exit_code = 8
 
 
+class OutOfMemoryError(CapacityError):
+    """Memory ran out while something was computed. The request itself is valid: try it again later."""
+
+
 class OverloadedError(CapacityError):
     """Too many requests wait, or one has waited too long. The request itself is valid: try it again later."""
 
@@ -113,3 +117,25 @@ class EngineDiedError(KaratError):
     """The process of an engine, or one of its ranks, that died, hangs or could not be started."""
 
     exit_code = 13
+
+
+class BugError(KaratError):
+    """A request that a bug of Karat ended. The log has the traceback; other requests go on."""
+
+
+def packed(error: Exception) -> tuple[str, str]:
+    """The name of the class of this module that `unpacked` makes the error again with, and its message."""
+    match error:
+        case KaratError():
+            return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), str(error)
+        case MemoryError():
+            text = "memory ran out; free some, or take a smaller model, context or KV cache"
+            return OutOfMemoryError.__name__, text
+    return BugError.__name__, f"{type(error).__name__}: {error}"
+
+
+def unpacked(kind: str, message: str) -> KaratError:
+    """The error of this class and message; BugError for a class that is none of this module."""
+    found = globals().get(kind)
+    known = found if isinstance(found, type) and issubclass(found, KaratError) else BugError
+    return known(message)

@@ -30,7 +30,9 @@ TokenLogprobs = Mapping[int, Logprob]
 class CompletionOutput:
     """One choice. finish_reason is None while it is generated.
 
-    For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message.
+    For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message and
+    error_type the name of its class in karat.errors: RequestError where the request is at fault (its form, say, has a
+    dead end), NumericsError where the numbers are, BugError for a bug.
     "length" means max_tokens or the end of the context. logprobs and explanations, if they were asked for, have one
     entry for each of token_ids: also for tokens whose text is cut by a stop string or by the end, or not yet whole.
     receipt is a karat.receipts.Receipt, if one was asked for and the choice did not fail.
@@ -45,6 +47,7 @@ class CompletionOutput:
     error: str | None = None
     explanations: tuple[Explanation, ...] | None = None
     receipt: Any = None
+    error_type: str | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -96,3 +99,4 @@ class StreamChunk:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     explanations: tuple[Explanation, ...] | None = None
+    error_type: str | None = None

@@ -1,19 +1,26 @@
 """Requests of AsyncLLM that are cancelled, dropped, aborted, refused, too late or not read; and a message a step."""
 
 import asyncio
+import logging
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
-from karat.engine.async_messages import Abort, Add, Stepped
-from karat.engine.async_worker import Worker
-from karat.errors import OverloadedError, SlowReaderError, UsageError
+from karat.children.connection import Connection
+from karat.engine import async_llm, verifying
+from karat.engine.async_messages import Abort, Add, News, Piece, Replayed, Stepped
+from karat.engine.async_worker import Worker, _Line
+from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
+from karat.receipts.verdict import Difference
 from karat.request import Request
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run
 
@@ -44,7 +51,7 @@ def tight() -> Iterator[AsyncLLM]:
 
 async def at_rest(engine: AsyncLLM) -> None:
     """Returns when the engine has nothing left of any request; a new one makes it say so."""
-    assert engine._engine._open == {} and engine._engine._waiting == set() and engine._engine._num_coming == 0
+    assert engine._engine._open == {} and engine._engine._num_coming == 0
     await engine.generate("a", SamplingParams(max_tokens=1))
     stats = await engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
@@ -216,7 +223,7 @@ def test_a_full_queue_refuses_at_once(engine: AsyncLLM) -> None:
     async def fill() -> None:
         tasks = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in [*PROMPTS, *PROMPTS[:2]]]
         await asyncio.sleep(0)
-        with pytest.raises(OverloadedError, match=r"6 requests wait already, and 4 may \(max_queue\); try again later"):
+        with pytest.raises(OverloadedError, match=r"4 answers wait already, and 4 may \(max_queue\); try again later"):
             await anext(engine.stream("one too many"))
         for task in tasks:
             task.cancel()
@@ -299,6 +306,139 @@ def test_an_error_of_who_sees_ends_the_request_alone(at: int, engine: AsyncLLM) 
         await at_rest(engine)
 
     run(follow())
+
+
+def test_the_queue_counts_answers(engine: AsyncLLM) -> None:
+    """Two are computed and four may wait; a request of many answers waits for an engine that has nothing else."""
+
+    async def fill() -> None:
+        many = SamplingParams(max_tokens=900, ignore_eos=True, n=5)
+        tasks = [asyncio.create_task(engine.generate(PROMPTS[0], many))]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"3 answers wait already, 2 more were asked for, and 4 may"):
+            await engine.generate(PROMPTS[1], SamplingParams(n=2))
+        tasks.append(asyncio.create_task(engine.generate(PROMPTS[1], LONG)))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match=r"4 answers wait already, and 4 may"):
+            await engine.generate(PROMPTS[1], GREEDY)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        more_than_there_are_places = SamplingParams(max_tokens=2, n=9)
+        (output,) = await engine.generate([PROMPTS[0]], more_than_there_are_places)
+        assert len(output.outputs) == 9
+        outputs = await engine.generate(PROMPTS, SamplingParams(max_tokens=2, n=4))  # a list waits by itself
+        assert [len(output.outputs) for output in outputs] == [4] * len(PROMPTS)
+        await at_rest(engine)
+
+    run(fill())
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_an_answer_that_cannot_be_completed_ends_its_request_alone(
+    way: str, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever raises: the others of the same step have all their tokens, and nobody waits for ever."""
+
+    async def both() -> None:
+        await engine.fingerprint()
+        want = await engine.generate(PROMPTS[1], GREEDY)
+
+        async def bad() -> None:
+            if way == "generate":
+                await engine.generate(PROMPTS[0], GREEDY, receipt=True)
+            else:
+                [update async for update in engine.stream(PROMPTS[0], GREEDY, receipt=True)]
+
+        async def good() -> Any:
+            return await engine.generate(PROMPTS[1], GREEDY)
+
+        faults = await asyncio.gather(*[each() for _ in range(2) for each in (bad, good)], return_exceptions=True)
+        assert [type(fault) for fault in faults[::2]] == [ZeroDivisionError] * 2
+        assert [output.outputs for output in faults[1::2]] == [want.outputs] * 2
+        await at_rest(engine)
+
+    def fail(*_: object) -> None:
+        threads.append(threading.get_ident())
+        raise ZeroDivisionError
+
+    threads: list[int] = []
+    monkeypatch.setattr(async_llm, "with_receipts", fail)
+    run(both())
+    assert len(threads) == 2 and threading.get_ident() not in threads, "the event loop hashes nothing"
+
+
+def test_a_receipt_that_cannot_be_made_ends_its_answer_alone(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = verifying.receipt_of
+
+    def of_some(found: Any, request: Request, choice: Any, **options: Any) -> Any:
+        if choice.index == 1:
+            raise MemoryError
+        return made(found, request, choice, **options)
+
+    async def ask() -> None:
+        params = SamplingParams(max_tokens=4, n=3, seed=1)
+        output = await engine.generate(PROMPTS[0], params, receipt=True)
+        with LLM(threads=1) as llm:
+            (same,) = llm.generate(PROMPTS[0], params, receipt=True)
+        assert [choice.finish_reason for choice in output.outputs] == ["length", "error", "length"]
+        assert [choice.receipt is None for choice in output.outputs] == [False, True, False]
+        assert output.outputs[1].error_type == "OutOfMemoryError"
+        assert "choice 1: its receipt could not be made: memory ran out" in str(output.outputs[1].error)
+        assert [choice.error for choice in same.outputs] == [choice.error for choice in output.outputs]
+
+    monkeypatch.setattr(verifying, "receipt_of", of_some)
+    run(ask())
+
+
+def test_a_text_of_token_ids_that_is_no_unicode_is_refused(engine: AsyncLLM, llm: LLM) -> None:
+    prompt = {"prompt": "a\ud800", "prompt_token_ids": [1, 2]}
+    with pytest.raises(RequestError, match="half a surrogate pair"):
+        run(engine.generate(prompt, GREEDY, receipt=True))
+    with pytest.raises(RequestError, match="half a surrogate pair"):
+        llm.generate(prompt, GREEDY)
+    run(at_rest(engine))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [(MemoryError(), "OutOfMemoryError"), (KeyError("x"), "BugError"), (RequestError("no"), "RequestError")],
+)
+def test_a_request_that_cannot_be_added_is_refused_alone(
+    fault: Exception, told: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is queued, and in the middle of that."""
+    queue = llm.engine.scheduler.add
+
+    def failing(seq: Any) -> None:
+        if seq.token_ids[0] == 1:  # of add(0)
+            raise fault
+        queue(seq)
+
+    monkeypatch.setattr(llm.engine.scheduler, "add", failing)
+    first, *_, last = served(llm, [add(0), add(1, max_tokens=3)], [], [], [])
+    by_id = {news.request_id: news for news in first.news}
+    assert by_id["0"].refused is not None and by_id["0"].refused[0] == told and by_id["0"].ended
+    assert by_id["1"].pieces and last.news[-1].pieces[-1].finish_reason == "length"
+    assert not llm.engine.has_work and "0" not in llm.engine._entries
+
+
+def test_news_that_cannot_be_sent_end_their_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("karat")
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))  # which the line changes
+    monkeypatch.setattr(logger, "handlers", [])
+    ours, theirs = socket.socketpair()
+    line, there = _Line(Connection(ours)), Connection(theirs)
+    with theirs:
+        bad = News("bad", [Piece(0, "\ud800", (1,))], False)
+        good = News("good", [Piece(0, "a", (2,))], True)
+        line.send(Stepped([bad, good], llm.engine.stats(), [], [Replayed("r", Difference("\ud800"), None)]))
+        (message,) = there.take()
+    step = msgspec.msgpack.Decoder(Stepped).decode(message)
+    assert step.news[1] == good and step.news[0].request_id == "bad" and not step.news[0].ended
+    assert step.news[0].refused is not None and step.news[0].refused[0] == "BugError"
+    assert step.replayed[0].refused is not None and any("UnicodeEncodeError" in log.text for log in step.logs)
 
 
 def test_one_event_loop_at_a_time(engine: AsyncLLM) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.engine import sampler
-from karat.errors import NumericsError
+from karat.errors import NumericsError, RequestError
 from karat.request import SamplingParams
 
 VOCAB = 12
@@ -204,7 +204,7 @@ def test_barred_tokens_are_never_chosen() -> None:
 
 
 def test_nothing_left_to_choose_from_is_an_error() -> None:
-    with pytest.raises(NumericsError, match="min_tokens=5"):
+    with pytest.raises(RequestError, match="min_tokens=5"):
         choose([0, 1], SamplingParams(min_tokens=5), barred=[0, 1])
 
 

@@ -9,7 +9,7 @@ from karat.cli.collection import without_collections
 from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
-from karat.errors import CheckpointError, ConfigError, HubError, KaratError, NumericsError, TokenizerError
+from karat.errors import CheckpointError, ConfigError, HubError, KaratError, TokenizerError, unpacked
 from karat.outputs import StreamChunk
 
 if TYPE_CHECKING:
@@ -152,6 +152,6 @@ def _rate_text(rate: float | None) -> str:
 
 
 def raise_if_failed(chunk: StreamChunk) -> None:
-    """NumericsError if NaN or infinity ended this answer."""
+    """The error that ended this answer, if one did: NumericsError for NaN or infinity."""
     if chunk.finish_reason == "error":
-        raise NumericsError(chunk.error or "the answer ended in an error")
+        raise unpacked(chunk.error_type or "NumericsError", chunk.error or "the answer ended in an error")

@@ -224,7 +224,7 @@ class ServeOptions:
     max_step_ms: Annotated[
         int | None, _option("Limits", "MS", "Of a step while answers stream (default: 200; 0: no bound).")
     ] = None
-    max_queue: Annotated[int | None, _option("Limits", "N", "Requests that may wait (default: 256).")] = None
+    max_queue: Annotated[int | None, _option("Limits", "N", "Answers that may wait (default: 256).")] = None
     queue_timeout_s: Annotated[float | None, _option("Limits", "S", "And for how long (default: without end).")] = None
     max_connections: Annotated[int | None, _option("Limits", "N", "Open connections (default: 512).")] = None
     max_body_bytes: Annotated[int | None, _option("Limits", "N", "Of a request's body (default: 16 MiB).")] = None

@@ -4,16 +4,16 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, Open, Parted, Replay, Replayed, Stepped
+from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, News, Open, Parted, Replay, Replayed, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
 from karat.engine.updates import RequestUpdate
-from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError
+from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError, unpacked
 from karat.outputs import RequestOutput
 from karat.request import Request
 
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 class AsyncEngine:
     """The requests of an engine's process whose model is loaded. All calls come from one event loop at a time.
 
-    At most max_queue requests wait in addition to the max_num_seqs that have places. `stats` are those of the last
-    step, at first the given ones.
+    At most max_queue answers wait in addition to the max_num_seqs that are computed; a request has `n` of them. `stats`
+    are those of the last step, at first the given ones.
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next_look: asyncio.TimerHandle | None = None
         self._open: dict[str, OpenRequest] = {}  # by the id that the process knows
-        self._waiting: set[str] = set()  # those that have not begun
-        self._num_coming = 0  # that have a place and are not made yet
+        self._num_coming = 0  # answers of requests that have a place and are not made yet
         self._replays: dict[str, asyncio.Future[Replayed | Parted]] = {}
         self._restarting = asyncio.Lock()
 
@@ -81,20 +80,25 @@ class AsyncEngine:
             raise EngineDiedError(str(self.failure))
 
     @contextmanager
-    def place(self, name: str | None) -> Iterator[None]:
-        """Hold a place in the queue while a request of this name is made. OverloadedError if there is none."""
-        places = self._max_queue + max(0, self._max_num_seqs - (len(self._open) - len(self._waiting)))
-        num_waiting = len(self._waiting) + self._num_coming
-        if num_waiting >= places:
+    def place(self, name: str | None, num_answers: int) -> Iterator[None]:
+        """Hold places in the queue while a request of this name with so many answers is made.
+
+        OverloadedError if there are too few. One that has more answers than there are places is taken when the engine
+        has nothing else.
+        """
+        there = self._num_coming + sum([opened.request.params.n for opened in self._open.values()])
+        if there and there + num_answers > self._max_num_seqs + self._max_queue:
+            num_waiting = max(0, there - self._max_num_seqs)
+            more = "" if num_answers == 1 else f", {num_answers} more were asked for"
             raise OverloadedError(
-                f"{num_waiting} requests wait already, and {self._max_queue} may (max_queue); try again later"
+                f"{num_waiting} answers wait already{more}, and {self._max_queue} may (max_queue); try again later"
             )
         self._require_free(name)
-        self._num_coming += 1
+        self._num_coming += num_answers
         try:
             yield
         finally:
-            self._num_coming -= 1
+            self._num_coming -= num_answers
 
     def add(
         self,
@@ -102,7 +106,7 @@ class AsyncEngine:
         message: bytes,
         name: str | None,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput, Request], RequestOutput] | None = None,
+        complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]] | None = None,
     ) -> OpenRequest:
         """Send a request, already encoded, to the engine. RequestError if another request of this name is open."""
         self.attach()
@@ -119,7 +123,6 @@ class AsyncEngine:
         if not self._open:
             self._look_later(_LOOK_S)
         self._open[add.request.request_id] = opened
-        self._waiting.add(add.request.request_id)
         self._tell(message)
         return opened
 
@@ -132,7 +135,6 @@ class AsyncEngine:
     def forget(self, opened: OpenRequest) -> None:
         """Drop a request whose caller no longer waits. The engine frees its blocks if it has not ended."""
         number = opened.request.request_id
-        self._waiting.discard(number)
         if self._open.pop(number, None) is not None:
             self._tell(encoded(Abort(number)))
 
@@ -211,22 +213,25 @@ class AsyncEngine:
                         if (waiting := self._replays.get(replayed.request_id)) is not None and not waiting.done():
                             waiting.set_result(replayed)
                     for news in message.news:
-                        opened = self._open.get(news.request_id)
-                        if opened is None:
-                            continue
-                        opened.bring(news)
-                        if news.progress is not None:
-                            self._waiting.discard(news.request_id)
-                        if news.refused is not None:
-                            opened.fail(raised(Failed(*news.refused, [])))
-                        if news.ended:
-                            del self._open[news.request_id]
-                            self._waiting.discard(news.request_id)
-                        elif opened.has_ended:  # nobody read it
-                            self.forget(opened)
+                        if (opened := self._open.get(news.request_id)) is not None:
+                            self._bring(opened, news)
                 case Failed():
                     self._fail(raised(message))
                     return
+
+    def _bring(self, opened: OpenRequest, news: News) -> None:
+        """Give a request its news. What goes wrong with them ends this request alone."""
+        try:
+            if news.refused is not None:
+                opened.fail(unpacked(*news.refused))
+            else:
+                opened.bring(news)
+        except Exception as fault:  # noqa: BLE001 - raised where the caller waits
+            opened.fail(fault)
+        if news.ended:
+            del self._open[news.request_id]
+        elif opened.has_ended:  # nobody read it, or it failed here
+            self.forget(opened)
 
     def _look(self) -> None:
         """Check now, and again at intervals, whether the engine hangs."""
@@ -258,7 +263,6 @@ class AsyncEngine:
 
     def _end_all(self, error: Callable[[], KaratError]) -> None:
         ended, self._open = self._open, {}
-        self._waiting.clear()
         for opened in ended.values():
             opened.fail(error())
         for waiting in self._replays.values():

@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.config import Activations, embedded_model_path
 from karat.engine.async_engine import AsyncEngine, write_logs
-from karat.engine.async_messages import Add, Compare, Failed, Open, Parted, Replay, Replayed
-from karat.engine.async_process import EngineProcess, encoded, raised
+from karat.engine.async_messages import Add, Compare, Open, Parted, Replay, Replayed
+from karat.engine.async_process import EngineProcess, encoded
 from karat.engine.async_requests import OpenRequest
 from karat.engine.comparing import compared_from
 from karat.engine.engine import Engine
@@ -33,7 +33,7 @@ from karat.engine.tool_use import calling, parsed
 from karat.engine.updates import RequestUpdate
 from karat.engine.verifying import Facts, ReceiptWish, check_wish, compared, examine, verdict, with_receipts
 from karat.engine.vllm_arguments import settle_constructor
-from karat.errors import KaratError, OverloadedError, RequestError, UsageError
+from karat.errors import KaratError, OverloadedError, RequestError, UsageError, unpacked
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.outputs import CompletionOutput, RequestOutput
@@ -55,10 +55,10 @@ class AsyncLLM:
     """A model whose engine computes in a process of its own. Its methods never block the event loop.
 
     model and options are those of `LLM`, except `seed`: a request without a seed draws one from the system's
-    randomness, and its output states it. The tokenizer is given by path or name. At most max_queue requests wait in
-    addition to those that the engine has places for, each for at most queue_timeout_s seconds (None: no limit);
-    otherwise OverloadedError. The constructor returns when the model is loaded, and raises the errors of LLM. `open`
-    does the same without blocking the event loop.
+    randomness, and its output states it. The tokenizer is given by path or name. At most max_queue answers (a request
+    has `n`) wait in addition to those that the engine has places for, each for at most queue_timeout_s seconds (None:
+    no limit); otherwise OverloadedError. The constructor returns when the model is loaded, and raises the errors of
+    LLM. `open` does the same without blocking the event loop.
 
     One engine serves all requests, and each gets the tokens that LLM gives it alone. Texts and templates are tokenised
     in threads. If a task that waits for an answer is cancelled, or an iterator is closed or dropped, the request ends
@@ -226,7 +226,7 @@ class AsyncLLM:
         command = Compare(replace(asked, request=replace(asked.request, request_id=str(next(self._numbers)))))
         done = await self._engine.replay(command, await self._in_thread(encoded, command))
         if done.refused is not None:
-            raise raised(Failed(*done.refused, []))
+            raise unpacked(*done.refused)
         assert isinstance(done, Parted)
         return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, done.parting)
 
@@ -259,7 +259,7 @@ class AsyncLLM:
         command = Replay(replace(request, request_id=str(next(self._numbers))), choice, token_ids)
         done = await self._engine.replay(command, await self._in_thread(encoded, command))
         if done.refused is not None:
-            raise raised(Failed(*done.refused, []))
+            raise unpacked(*done.refused)
         assert isinstance(done, Replayed) and done.output is not None
         return done.difference, done.output
 
@@ -333,7 +333,9 @@ class AsyncLLM:
         options: dict[str, Any] = {"priority": priority, "salt": salt, "receipt": receipt}
         if len(listed) == 1 and listed[0] is prompts:
             return await self._output(listed[0], all_params[0], request_id=request_id, **options)
-        places = asyncio.Semaphore(self.max_num_seqs + min(self._max_queue, self.max_num_seqs))
+        most_answers = max([(params or self.default_params).n for params in all_params], default=1)
+        num_places = self.max_num_seqs + min(self._max_queue, self.max_num_seqs)
+        places = asyncio.Semaphore(max(1, num_places // most_answers))
 
         async def output(number: int) -> RequestOutput:
             name = None if request_id is None else f"{request_id}-{number}"
@@ -493,8 +495,8 @@ class AsyncLLM:
         if how.receipt is not False:
             found = await self.fingerprint()
 
-            def complete(output: RequestOutput, request: Request) -> RequestOutput:
-                return with_receipts(output, request, found, self.max_model_len, how.receipt)
+            async def complete(output: RequestOutput, request: Request) -> RequestOutput:
+                return await self._in_thread(with_receipts, output, request, found, self.max_model_len, how.receipt)
 
         add, message = await self._admitted(prompt, params, how)
         opened = self._engine.add(add, message, how.name, see, complete)
@@ -536,7 +538,7 @@ class AsyncLLM:
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
             return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
 
-        with self._engine.place(how.name):
+        with self._engine.place(how.name, (own or self.default_params).n):
             add, message = await self._in_thread(make)
             if (form := add.request.params.structured_outputs) is not None:
                 await self.compile_form(form)

@@ -112,6 +112,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
     explanations: tuple[Explanation, ...] | None = None
+    error_type: str | None = None
 
     @classmethod
     def of(cls, chunk: StreamChunk) -> Self:
@@ -125,6 +126,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             chunk.error,
             chunk.prompt_logprobs,
             chunk.explanations,
+            chunk.error_type,
         )
 
     def chunk(self) -> StreamChunk:
@@ -138,6 +140,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             self.error,
             self.prompt_logprobs,
             self.explanations,
+            self.error_type,
         )
 
 

@@ -19,11 +19,10 @@ from typing import Any
 
 import msgspec
 
-from karat import errors
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
 from karat.engine.async_messages import Failed, FromEngine, Loading, Open, Ready, Stepped, ToEngine
-from karat.errors import EngineDiedError, KaratError, RequestError
+from karat.errors import BugError, EngineDiedError, KaratError, RequestError, unpacked
 from karat.ranks.vitals import Vitals
 from karat.request import shown
 
@@ -176,10 +175,10 @@ class EngineProcess:
 
 def raised(failure: Failed) -> KaratError:
     """The error that the engine reported, of its own class; EngineDiedError for a bug."""
-    kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, KaratError):
-        return kind(failure.message)
-    return EngineDiedError(f"the engine ended by a bug; please report it: {failure.message}")
+    error = unpacked(failure.kind, failure.message)
+    if isinstance(error, BugError):
+        return EngineDiedError(f"the engine ended by a bug; please report it: {failure.message}")
+    return error
 
 
 def _end(

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from karat.engine.async_messages import News
 from karat.engine.updates import PromptProgress, RequestUpdate
@@ -12,8 +13,10 @@ from karat.request import Request
 
 
 class OpenRequest:
-    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`. `complete` adds
-    to the output what the engine does not know.
+    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`.
+
+    `complete` adds to the output what the engine does not know. It runs where the caller waits, in `next` or `output`,
+    which raise its exceptions: the last update is seen after it.
 
     At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
     """
@@ -26,7 +29,7 @@ class OpenRequest:
         most_kept: int,
         tells_progress: bool,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput, Request], RequestOutput] | None = None,
+        complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]] | None = None,
     ) -> None:
         self.request = request
         self.name = name  # by which the caller knows it
@@ -40,7 +43,7 @@ class OpenRequest:
         self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
         self._see = see
         self._complete = complete
-        self._final: RequestOutput | None = None
+        self._last: RequestUpdate | None = None  # that `see` is to have, or had
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         if tells_progress:
@@ -83,13 +86,24 @@ class OpenRequest:
             await self._stirred()
         update = self._kept.popleft()
         self._num_kept_tokens -= sum(len(chunk.token_ids) for chunk in update.chunks)
-        return update
+        return update if self._complete is None else await self._completed(update, self._complete)
 
     async def output(self) -> RequestOutput:
         """The output, once `see` has had the last update. Raises the error that ended the request, or that of `see`."""
-        while self._final is None:
+        while self._last is None:
             await self._stirred()
-        return self._final
+        last = self._last
+        if self._complete is not None and self._see is not None:
+            last = await self._completed(last, self._complete)
+            self._see(last)
+        assert last.output is not None
+        return last.output
+
+    async def _completed(
+        self, update: RequestUpdate, complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]]
+    ) -> RequestUpdate:
+        output = update.output
+        return update if output is None else replace(update, output=await complete(output, self.request))
 
     def _keep(
         self, chunks: tuple[StreamChunk, ...], output: RequestOutput | None, progress: PromptProgress | None
@@ -100,13 +114,14 @@ class OpenRequest:
             self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in chunks)
             self._wake()
             return
-        try:
-            self._see(update)
-        except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
-            self.fail(fault)
-            return
-        self._final = output
+        if output is None or self._complete is None:
+            try:
+                self._see(update)
+            except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
+                self.fail(fault)
+                return
         if output is not None:
+            self._last = update
             self._wake()
 
     async def _stirred(self) -> None:
@@ -125,7 +140,7 @@ class OpenRequest:
 
     def _whole(self) -> RequestOutput:
         request, first = self.request, self._chunks[0]
-        output = RequestOutput(
+        return RequestOutput(
             request_id=self.name,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
@@ -134,7 +149,6 @@ class OpenRequest:
             seed=request.seed,
             num_cached_tokens=self._num_cached,
         )
-        return output if self._complete is None else self._complete(output, request)
 
 
 def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
@@ -154,4 +168,5 @@ def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
         logprobs=logprobs,
         error=last.error,
         explanations=explanations,
+        error_type=last.error_type,
     )

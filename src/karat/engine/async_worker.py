@@ -43,12 +43,13 @@ from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
-from karat.errors import CapacityError, KaratError
+from karat.errors import BugError, packed
 from karat.ranks.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar
 
+_log = logging.getLogger(__name__)
 _REPLAYED_ROWS = 64  # tokens of a receipt that a step chooses again, 20 ms of work, while others stream
 _IDLE_LOOK_S = 0.5  # between looks at idle ranks
 _FORM_LOOK_S = 0.002  # between looks at forms that are compiled, where there is nothing else to do
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
         except ConnectionEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it
-            line.send(Failed(*_told(error), line.take_logs()))
+            line.send(Failed(*_ended_by(error), line.take_logs()))
     except ConnectionEndedError:
         pass
     os._exit(0)  # nothing here is worth a clean-up; ranks end with this process
@@ -92,7 +93,7 @@ class _Line:
         self._logs: list[Log] = []
         handler = logging.Handler()
         handler.emit = lambda record: self._logs.append(  # type: ignore[method-assign]
-            Log(record.levelno, record.name, record.getMessage())
+            Log(record.levelno, record.name, record.getMessage().encode(errors="backslashreplace").decode())
         )
         logger = logging.getLogger("karat")
         logger.addHandler(handler)
@@ -100,7 +101,32 @@ class _Line:
         logger.propagate = False
 
     def send(self, message: msgspec.Struct) -> None:
-        self._connection.send(self._encode(message))
+        try:
+            encoded = self._encode(message)
+        except Exception:
+            if not isinstance(message, Stepped):
+                raise
+            encoded = self._encode(self._without_unfit(message))
+        self._connection.send(encoded)
+
+    def _without_unfit(self, step: Stepped) -> Stepped:
+        """The step with an error for each request whose news cannot be encoded; the others have theirs."""
+        news = [
+            each if (told := self._fault(each)) is None else News(each.request_id, [], each.ended, None, told)
+            for each in step.news
+        ]
+        replayed = [
+            each if (told := self._fault(each)) is None else Parted(each.request_id, None, told)
+            for each in step.replayed
+        ]
+        return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
+
+    def _fault(self, one: News | Replayed | Parted) -> tuple[str, str] | None:
+        try:
+            self._encode(one)
+        except Exception as error:  # noqa: BLE001 - it ends this request alone
+            return _told(error)
+        return None
 
     def receive(self) -> ToEngine:
         command: ToEngine = self._decoder.decode(self._connection.receive())
@@ -136,14 +162,18 @@ def _opened(line: _Line) -> LLM:
     return llm
 
 
+def _ended_by(error: Exception) -> tuple[str, str]:
+    """The error that ends this process: with its traceback if it is a bug."""
+    kind, text = packed(error)
+    return kind, "".join(traceback.format_exception(error)) if kind == BugError.__name__ else text
+
+
 def _told(error: Exception) -> tuple[str, str]:
-    """The name of the class to raise and its message: that of an error of Karat, a traceback for a bug."""
-    match error:
-        case KaratError():
-            return type(error).__name__, str(error)
-        case MemoryError():
-            return CapacityError.__name__, "memory ran out; free some, or take a smaller model, context or KV cache"
-    return type(error).__name__, "".join(traceback.format_exception(error))
+    """The error of one request. The log has the traceback of a bug."""
+    kind, text = packed(error)
+    if kind == BugError.__name__:
+        _log.error("a request ends by a bug; others go on\n%s", "".join(traceback.format_exception(error)))
+    return kind, text
 
 
 class Worker:
@@ -193,7 +223,7 @@ class Worker:
                         self._formed[command.request.request_id] = command, self._engine.forms.ask(form)
                         return
                     self._begin(command)
-                except KaratError as error:
+                except Exception as error:  # noqa: BLE001 - it ends this request alone
                     self._refuse(command, error)
             case Abort(request_id):
                 self._abort(request_id)
@@ -207,7 +237,7 @@ class Worker:
                 if (grammar := asked.grammar) is None:
                     continue
                 self._begin(command, grammar)
-            except KaratError as error:
+            except Exception as error:  # noqa: BLE001 - it ends this request alone
                 self._refuse(command, error)
             del self._formed[request_id]
             asked.leave()
@@ -227,10 +257,11 @@ class Worker:
                 steps = comparing(self._llm.engine_beside, asked, _REPLAYED_ROWS, grammar)
                 self._comparisons[request.request_id] = steps
 
-    def _refuse(self, command: Add | Replay | Compare, error: KaratError) -> None:
+    def _refuse(self, command: Add | Replay | Compare, error: Exception) -> None:
         request_id, told = command.request.request_id, _told(error)
         match command:
             case Add():
+                self._engine.abort(request_id)  # of one that was added in part
                 self._news.append(News(request_id, [], True, None, told))
             case Replay():
                 self._replayed.append(Replayed(request_id, None, None, told))
@@ -259,7 +290,7 @@ class Worker:
             return
         except StopIteration as end:
             self._replayed.append(Parted(request_id, end.value))
-        except (KaratError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - it ends this comparison alone
             self._replayed.append(Parted(request_id, None, _told(error)))
         del self._comparisons[request_id]
 

@@ -10,7 +10,7 @@ from karat.engine.explain import explained
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
-from karat.errors import CapacityError, KaratError, RequestError
+from karat.errors import CapacityError, RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
 from karat.request import Request
@@ -67,6 +67,7 @@ class Choice:
         self._grammar = grammar
         self._stop_reason: str | int | None = None
         self._error: str | None = None
+        self._error_type: str | None = None
         given = () if request.resume is None else request.resume.token_ids
         self._draws_as = index if request.resume is None else request.resume.choice
         self._sampled = [_Sampled(token_id) for token_id in given]
@@ -143,7 +144,7 @@ class Choice:
         self._follow(sampled.token_id)
 
     def fail(self, error: Exception) -> None:
-        what = str(error) if isinstance(error, KaratError) else f"{type(error).__name__}: {error}"
+        self._error_type, what = packed(error)
         self._error = f"choice {self.index}: {what}"
         try:
             self._finish("error")
@@ -158,7 +159,7 @@ class Choice:
             self.fail(error)
 
     def recover(self) -> bool:
-        self.finish_reason, self._stop_reason, self._error = None, None, None
+        self.finish_reason, self._stop_reason, self._error, self._error_type = None, None, None, None
         self._begin_text()
         del self.sequence.token_ids[self.sequence.prompt_len :]
         self.sequence.num_read = max(0, len(self._prompt_logprobs) - 1)
@@ -185,6 +186,7 @@ class Choice:
             error=self._error,
             prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
             explanations=self._explained(carried.tokens),
+            error_type=self._error_type,
         )
         return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
 
@@ -198,6 +200,7 @@ class Choice:
             logprobs=self._reported(0),
             error=self._error,
             explanations=self._explained(0),
+            error_type=self._error_type,
         )
 
     def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:

@@ -101,6 +101,8 @@ class Intake:
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
             return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
         text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
+        if text is not None and not _is_unicode(text):
+            raise RequestError(f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out")
         return self._request(prompt, params, text, self._defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
@@ -124,6 +126,14 @@ class Intake:
         number = next(self._numbers)
         seed = derived_seed(self._seed, number) if params.seed is None else params.seed
         return Request(str(number), ids, params, seed, prompt, end_token_ids, priority=priority)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -18,7 +18,7 @@ import msgspec
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
-from karat.errors import CapacityError, KaratError, RankError
+from karat.errors import KaratError, OutOfMemoryError, RankError
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
@@ -125,7 +125,7 @@ def _told(error: Exception, work: str) -> tuple[str, str]:
         case KaratError():
             return type(error).__name__, str(error)
         case MemoryError() | OSError(errno=errno.ENOMEM):
-            return CapacityError.__name__, (
+            return OutOfMemoryError.__name__, (
                 f"memory ran out while {work}; free some, raise its limits (ulimit -v, a container's memory), or take "
                 "a smaller model, context or KV cache"
             )

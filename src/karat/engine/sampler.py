@@ -52,7 +52,7 @@ def choose(
     """The next token after `token_ids` (prompt and output so far), as SamplingParams defines it.
 
     `logits` [vocab] are the model's own. `barred` tokens are never chosen, nor tokens that are False in
-    `fitting` [vocab]. Raises NumericsError unless all logits are finite, and if every token is barred.
+    `fitting` [vocab]. Raises NumericsError unless all logits are finite, RequestError if every token is barred.
     """
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
     if barred or _adjusts(params):
@@ -61,7 +61,7 @@ def choose(
         return _chosen_fitting(scores, params, fitting, uniform(seed, choice, len(token_ids)))
     if scores is not logits and scores.max() == -np.inf:
         total = len(scores) if params.allowed_token_ids is None else len(set(params.allowed_token_ids))
-        raise NumericsError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
+        raise RequestError(f"all {total} tokens are barred until min_tokens={params.min_tokens}; lower it")
     if params.temperature == 0:
         return top if scores is logits else rows.argmax(scores)
     token_ids_left, weights = candidates(scores, params)
@@ -81,7 +81,8 @@ def _chosen_fitting(scores: NDArray[np.floating], params: SamplingParams, fittin
         scores = np.where(fitting, scores, scores.dtype.type(-np.inf))
     if not len(scores) or scores[found := rows.argmax(scores)] == -np.inf:
         raise RequestError(
-            "no token that may be chosen fits structured_outputs; leave out allowed_token_ids or min_tokens"
+            "structured_outputs: no token that may be chosen fits at this place: the form has a dead end here, or what "
+            "fits is barred by allowed_token_ids or min_tokens; change it, or leave those out"
         )
     if params.temperature != 0:
         left, weights = candidates(scores, params)
@@ -120,7 +121,7 @@ def penalised(
 ) -> Float64:
     """Scores [vocab]: logits with bias, then the three penalties.
 
-    Raises NumericsError for a repetition penalty that makes a score overflow.
+    Raises RequestError for a repetition penalty that makes a score overflow.
     """
     scores = logits.astype(np.float64)
     for token_id, bias in params.logit_bias.items():
@@ -131,7 +132,7 @@ def penalised(
         with np.errstate(over="ignore"):
             scores[seen] = np.where(value > 0, value / params.repetition_penalty, value * params.repetition_penalty)
         if not np.isfinite(scores[seen]).all():
-            raise NumericsError(
+            raise RequestError(
                 f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: expected about 1.0 to 1.5; "
                 "change it in SamplingParams, on the command line, or in the model's generation_config.json"
             )

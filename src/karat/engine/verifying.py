@@ -1,11 +1,12 @@
 """Receipts of an engine's answers: made beside their outputs, and verified by replay."""
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from karat.engine.choice import resolve_max_tokens
-from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError
+from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError, packed
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
@@ -16,6 +17,8 @@ from karat.receipts.verdict import Difference, Verdict, changed_since, impossibl
 from karat.request import Request
 
 ReceiptWish = bool | Literal["digests"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +40,19 @@ def check_wish(wish: ReceiptWish) -> None:
 def with_receipts(
     output: RequestOutput, request: Request, fingerprint: Fingerprint, max_model_len: int, wish: ReceiptWish
 ) -> RequestOutput:
-    """The output with a receipt in each choice that did not fail."""
+    """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error"."""
     max_tokens = resolve_max_tokens(request, max_model_len)
 
     def one(choice: CompletionOutput) -> CompletionOutput:
         if choice.finish_reason not in ("stop", "length"):
             return choice
-        made = receipt_of(fingerprint, request, choice, max_tokens=max_tokens, digests_only=wish == "digests")
+        try:
+            made = receipt_of(fingerprint, request, choice, max_tokens=max_tokens, digests_only=wish == "digests")
+        except Exception as error:  # noqa: BLE001 - it ends this choice alone
+            _log.error("the receipt of a choice could not be made", exc_info=error)
+            kind, text = packed(error)
+            said = f"choice {choice.index}: its receipt could not be made: {text}"
+            return replace(choice, finish_reason="error", stop_reason=None, error=said, error_type=kind)
         return replace(choice, receipt=made)
 
     return replace(output, outputs=tuple(map(one, output.outputs)))

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
 from karat.errors import RequestError
-from karat.outputs import RequestOutput
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import Body, read_body
-from karat.server.errors import ApiError, invalid
+from karat.server.errors import ApiError, failure_of, invalid
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.inner import Ask, Lengths, Work, require_a_choice
 from karat.server.keeper import Keeper
@@ -26,7 +26,7 @@ from karat.server.metrics import Metrics
 from karat.server.news import follow_all
 from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
 from karat.server.openai.events import ChatEvents, TextEvents
-from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
+from karat.server.openai.requests import ChatRequest, TextRequest, read_chat, read_text
 from karat.server.openai.response_answers import response
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
@@ -114,7 +114,8 @@ class Answering:
         made = await prepare(asked, llm)
         work = self._work(request, asked, made.given, llm, [made.prompt])
         await _until_ready(work, llm, asked)
-        return self._subject(prefix, model, asked.form, work, llm, talk=made.talk, without_effect=made.without_effect)
+        told = {"talk": made.talk, "without_effect": made.without_effect}
+        return self._subject(prefix, model, asked, work, llm, **told)
 
     async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
         """The prompts of a completion. Control tokens that a text spells become those tokens."""
@@ -129,7 +130,7 @@ class Answering:
                 echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
         work = self._work(request, asked, asked.given, llm, prompts, texts)
         await _until_ready(work, llm, asked)
-        return self._subject("cmpl", model, asked.form, work, llm, echoed=echoed)
+        return self._subject("cmpl", model, asked, work, llm, echoed=echoed)
 
     def _work(
         self,
@@ -154,10 +155,22 @@ class Answering:
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
         return Work(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
 
-    def _subject(self, prefix: str, model: str, form: Form, work: Work, llm: AsyncLLM, **facts: Any) -> Subject:
+    def _subject(
+        self, prefix: str, model: str, asked: ChatRequest | TextRequest, work: Work, llm: AsyncLLM, **facts: Any
+    ) -> Subject:
         heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint)
         tally = self._metrics.tally([len(ask.token_ids) for ask in work.asks])
-        return Subject(heading, form, work, llm.tokenizer, tally, signer=self._settings.signer, **facts)
+        is_own = asked.given.get("structured_outputs") == work.asks[0].params.structured_outputs
+        return Subject(
+            heading,
+            asked.form,
+            work,
+            llm.tokenizer,
+            tally,
+            signer=self._settings.signer,
+            structure_field=asked.form.structure_field if is_own else "tools",
+            **facts,
+        )
 
     async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
         return await self._follow(subject, llm, subject.tally.see, progress=False)
@@ -166,8 +179,14 @@ class Answering:
         self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool
     ) -> list[RequestOutput]:
         how = "gone"
+
+        def seen(number: int, update: RequestUpdate) -> None:
+            # A choice may fail after its last token: only its output says that its receipt could not be made.
+            _require_no_error(update.chunks if update.output is None else update.output.outputs, subject)
+            see(number, update)
+
         try:
-            outputs = await follow_all(llm, subject.work, subject.heading.id, see, progress=progress)
+            outputs = await follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
             how = "ok"
             return outputs
         except Exception:
@@ -222,6 +241,13 @@ def _headers(without_effect: Sequence[str], subject: Subject | None = None) -> d
 
 def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
     return JsonBytes(msgspec.json.encode(answer), headers=headers)
+
+
+def _require_no_error(choices: Sequence[CompletionOutput | StreamChunk], subject: Subject) -> None:
+    """ApiError for a choice that ended in an error, which ends the whole request."""
+    for choice in choices:
+        if choice.finish_reason == "error":
+            raise failure_of(choice, subject.structure_field)
 
 
 async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:

@@ -3,22 +3,31 @@
 4xx is the client's fault, 503 is load or the end of the server, 500 is a bug or a model with wrong numbers.
 """
 
+import logging
 import re
+import traceback
 
 import msgspec
 
 from karat.errors import (
+    BugError,
     CapacityError,
     EngineDiedError,
     KaratError,
+    NumericsError,
+    OutOfMemoryError,
     OverloadedError,
     RequestError,
     TemplateError,
     UsageError,
+    packed,
+    unpacked,
 )
+from karat.outputs import CompletionOutput, StreamChunk
 
 _PARAM = re.compile(r"([a-z_]+)(?:=|: )")
 RETRY_AFTER_S = 5
+_log = logging.getLogger("karat.server")
 
 
 class ApiError(Exception):
@@ -69,10 +78,41 @@ def of_karat(error: KaratError) -> ApiError:
         )
     if isinstance(error, EngineDiedError):
         return ApiError(503, message, code="engine_died", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, OutOfMemoryError):
+        return ApiError(503, message, code="out_of_memory", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, CapacityError):
         return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, RequestError | TemplateError):
         found = _PARAM.match(message)
         name = found[1] if found else None
         return ApiError(400, message, param="karat.resume" if name == "resume" else name)
+    if isinstance(error, NumericsError):
+        return ApiError(500, message, code="numerics")
+    if isinstance(error, BugError):
+        return bug_in(message.partition(":")[0])
     return ApiError(500, message, code=type(error).__name__)
+
+
+def of_any(error: Exception) -> ApiError:
+    """What the client is told of an exception, whichever it is. The log has the place of a bug, never its text."""
+    match error:
+        case ApiError():
+            return error
+        case KaratError() | MemoryError():
+            return of_karat(unpacked(*packed(error)))
+    _log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return bug_in(type(error).__name__)
+
+
+def bug_in(what: str) -> ApiError:
+    """500 for an exception that is no error of Karat's: `what` is its class, and no more of it than clients may see."""
+    return ApiError(500, f"{what}: this is a bug in Karat; the server's log says where")
+
+
+def failure_of(choice: CompletionOutput | StreamChunk, structure_field: str = "structured_outputs") -> ApiError:
+    """The error of a choice that ended in "error". `structure_field` is the field that the answer's form comes from."""
+    text = (choice.error or "the answer ended in an error").removeprefix(f"choice {choice.index}: ")
+    form = "structured_outputs"
+    if choice.error_type == RequestError.__name__ and text.startswith(f"{form}: "):
+        return invalid(structure_field, structure_field + text.removeprefix(form))
+    return of_karat(unpacked(choice.error_type or NumericsError.__name__, text))

@@ -8,7 +8,6 @@ sent.
 import hmac
 import ipaddress
 import logging
-import traceback
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +16,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from karat.errors import KaratError
 from karat.server.anthropic.errors import error_of
-from karat.server.errors import ApiError, of_karat
+from karat.server.errors import ApiError, of_any
 from karat.server.fields import MESSAGES
 from karat.server.page import files
 from karat.server.request_log import checked_id, new_id, request_id, serving
@@ -78,18 +76,12 @@ class Gate:
             await self._answered(scope, receive, noting)
         except GoneError:
             status = 499  # nginx's: the client closed the connection
-        except ApiError as error:
-            await _refuse(error, scope, receive, noting, started=status != 0)
         except HTTPException as error:
             code = _STATUS_CODES.get(error.status_code)
             known = ApiError(error.status_code, f"{error.detail}; docs/serving.md lists the routes", code=code)
             await _refuse(known, scope, receive, noting, started=status != 0)
-        except KaratError as error:
-            await _refuse(of_karat(error), scope, receive, noting, started=status != 0)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request: a bug ends it alone
-            _log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
-            bug = ApiError(500, f"{type(error).__name__}: this is a bug in Karat; the server's log says where")
-            await _refuse(bug, scope, receive, noting, started=status != 0)
+            await _refuse(of_any(error), scope, receive, noting, started=status != 0)
         finally:
             took_s = perf_counter() - begun
             path = ascii(scope["path"][:100])[1:-1]

@@ -16,7 +16,8 @@ async def follow_all(
 
     The first error, or a cancellation, ends all.
     """
-    places = asyncio.Semaphore(llm.max_num_seqs)  # so that one request does not fill the queue
+    most_answers = max(ask.params.n for ask in work.asks)
+    places = asyncio.Semaphore(max(1, llm.max_num_seqs // most_answers))  # so that one request does not fill the queue
 
     async def one(number: int) -> RequestOutput:
         ask = work.asks[number]

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from karat.errors import KaratError, SlowReaderError
-from karat.server.errors import ApiError, of_karat
+from karat.errors import SlowReaderError
+from karat.server.errors import ApiError, of_any
 from karat.server.pipe import Pipe, encoded
 from karat.server.settings import Limits
 from karat.server.sse import PING, error_event
@@ -97,10 +97,10 @@ class Events:
         """The last batch. An error is raised while the headers are not sent yet."""
         try:
             return making.result()
-        except (ApiError, KaratError) as error:
+        except Exception as error:
             if not has_begun:
                 raise
-            return self._error_event(error if isinstance(error, ApiError) else of_karat(error))
+            return self._error_event(of_any(error))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
 from karat.server import schema
-from karat.server.errors import ApiError
+from karat.server.errors import ApiError, failure_of
 from karat.server.inner import Work
 from karat.server.openai.logprobs import LogprobWriter, of_prompt
 from karat.server.openai.requests import Form
@@ -34,6 +34,7 @@ class Heading:
 class Subject:
     """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first. `signer`:
     of receipts. `talk` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
+    `structure_field` is the field that the form of the answer comes from.
     """
 
     heading: Heading
@@ -45,6 +46,7 @@ class Subject:
     signer: Signer | None = None
     talk: Talk = NO_TALK
     without_effect: tuple[str, ...] = ()
+    structure_field: str = "structured_outputs"
 
     def reader(self) -> Reader:
         """Takes one choice apart."""
@@ -184,7 +186,7 @@ def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | Unse
 def reason_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool = False) -> FinishReason:
     """The finish reason of a choice, "tool_calls" where it stopped and has calls. ApiError for an error or an abort."""
     if choice.finish_reason == "error":
-        raise ApiError(500, choice.error or "the answer ended in an error", code="numerics")
+        raise failure_of(choice)
     if choice.finish_reason == "abort":
         raise ApiError(503, "the server ended this request before its end; send it again", code="aborted")
     if has_calls and choice.finish_reason == "stop":
