@@ -2,7 +2,8 @@
 end."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from karat.errors import SlowReaderError
 from karat.server import pipe as module
 from karat.server.pipe import Pipe
+from karat.server.responses import Events
 
 
 class Client:
@@ -121,3 +123,27 @@ def test_closing_ends_what_is_being_sent() -> None:
         assert client.messages == [] and not any("Pipe._drain" in repr(task) for task in asyncio.all_tasks())
 
     run(write())
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_bug_after_the_first_event_is_an_event(has_begun: bool) -> None:
+    """Before it, it is the answer's status."""
+
+    async def act() -> None:
+        client = Client()
+
+        async def make(write: Callable[[bytes], None]) -> bytes:
+            if has_begun:
+                write(b"data: 1\n\n")
+            raise ZeroDivisionError("a secret")
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        with nullcontext() if has_begun else pytest.raises(ZeroDivisionError):
+            await Events(make, {}, ping_s=60, write_s=60)({"type": "http"}, receive, client.send)
+        last = client.body.rpartition(b"data: ")[2]
+        assert (b"ZeroDivisionError: this is a bug in Karat" in last) == has_begun and b"secret" not in last
+        assert not has_begun or client.messages[-1]["more_body"] is False
+
+    run(act())

@@ -113,9 +113,11 @@ def test_messages(scripted: Running, case: str) -> None:
     expected: list[Any] = [{"type": "thinking", "thinking": reasoning, "signature": ""}] if reasoning else []
     for part in parts:
         if isinstance(part, str):
-            expected.append({"type": "text", "text": part, "citations": None})
+            expected.append({"type": "text", "text": part, "citations": []})
         else:
-            expected.append({"type": "tool_use", "name": part[0], "input": json.loads(part[1])})
+            expected.append(
+                {"type": "tool_use", "name": part[0], "input": json.loads(part[1]), "caller": {"type": "direct"}}
+            )
     found = [{name: value for name, value in block.items() if name != "id"} for block in whole["content"]]
     assert found == expected
     assert whole["stop_reason"] == ("tool_use" if calls(parts) else "end_turn")

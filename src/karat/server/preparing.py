@@ -59,7 +59,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         )
         if talk.shows_special:
             given["skip_special_tokens"] = False
-    return Prepared(prompt, talk, given, (*unheeded, *unused, *tools.dropped))
+    return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *tools.dropped))
 
 
 def with_effort(

@@ -67,7 +67,42 @@ def test_events_come_in_order(server: Running) -> None:
     assert begun["usage"]["output_tokens"] < 12 and ended["usage"]["output_tokens"] == 12
     for name in ("input_tokens", "cache_read_input_tokens"):
         assert begun["usage"][name] == ended["usage"][name]
-    assert ended["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    nothing = {"container": None, "stop_details": None}
+    assert ended["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None, **nothing}
+
+
+# What the published schema requires of answers (anthropic's types for TypeScript, whose keys without ? are required).
+_USAGE = "cache_creation_input_tokens cache_read_input_tokens input_tokens output_tokens output_tokens_details"
+REQUIRED = {
+    "message": "id container content diagnostics model role stop_details stop_reason stop_sequence type usage",
+    "usage": f"{_USAGE} cache_creation inference_geo server_tool_use service_tier speed",
+    "delta": "container stop_details stop_reason stop_sequence",
+    "delta usage": f"{_USAGE} server_tool_use",
+    "text": "citations text type",
+}
+
+
+def test_what_the_schema_requires_is_there(server: Running) -> None:
+    whole = server.ask(MESSAGES, GIVEN).json
+    events = events_of(server.ask(MESSAGES, GIVEN | {"stream": True}))
+    begun, (opened,), last = (
+        events[0]["message"],
+        [e["content_block"] for e in events if "content_block" in e],
+        events[-2],
+    )
+    for name, found in (
+        ("message", whole),
+        ("message", begun),
+        ("usage", whole["usage"]),
+        ("usage", begun["usage"]),
+        ("delta", last["delta"]),
+        ("delta usage", last["usage"]),
+        ("text", whole["content"][0]),
+        ("text", opened),
+    ):
+        assert set(REQUIRED[name].split()) <= found.keys(), name
+    assert opened["citations"] == [], "Vercel's package takes no null"
+    assert whole["usage"]["output_tokens_details"] == last["usage"]["output_tokens_details"] == {"thinking_tokens": 0}
 
 
 def test_why_an_answer_ended(server: Running) -> None:

@@ -101,7 +101,8 @@ def test_what_is_no_call_is_unchanged(form: str, text: str) -> None:
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": …}}\n</tool_call>'),
         ("hermes", '<tool_call>\n{"arguments": {"a": 1}, "name": "other"}\n</tool_call>'),
-        ("hermes", '<tool_call>\n{"arguments": {"a": 1}, "name": "f", "x": 1}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": {"a": 1}, "name": "f", "x": 1e999}\n</tool_call>'),
+        ("hermes", '<tool_call>\n{"arguments": {"a": 1}, "name": "f", "x": 1, "x": 1}\n</tool_call>'),
         ("smollm", "<tool_call>[]</tool_call>"),
         ("llama", 'ToolCall {"name": "f", "parameters": {}}'),
         ("llama", '{"name": "f", "values": {}}'),
@@ -123,6 +124,15 @@ def test_one_malformed_call_of_several() -> None:
     )
 
 
+@given(st.permutations([("name", "f"), ("arguments", {"a": 1}), ("id", 3), ("x", [{"name": "g"}, None])]), st.data())
+def test_the_order_of_keys_is_free(keys: list[tuple[str, Any]], data: st.DataObject) -> None:
+    text = f"<tool_call>{json.dumps(dict(keys))}</tool_call>B"
+    assert parser("hermes").parse(text) == ParsedAnswer("B", "", (ToolCall("f", '{"a": 1}'),))
+    cut = data.draw(st.integers(0, len(text)))
+    one, other = parser("hermes"), parser("hermes")
+    assert gathered(one.feed(text[:cut]) + one.feed(text[cut:]) + one.finish()) == other.parse(text)
+
+
 def test_white_space_around_calls_is_dropped_and_elsewhere_kept() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert parser("hermes").parse(f"  A b \n\n{call}\n ").text == "  A b"
@@ -136,7 +146,8 @@ def test_white_space_around_calls_is_dropped_and_elsewhere_kept() -> None:
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}', '{"a": 1', False, ""),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tr', "", False, None),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}, "parameters": {}}', "{", False, '}, "parameters": {}}'),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "x": 1}', '{"a": 1', False, '}, "x": 1}'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "x": 01}', '{"a": 1', False, '}, "x": 01}'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "x": "12', '{"a": 1', False, ""),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b\n"}} c', '{"a": "b', False, '\n"}} c'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b", 1}}', '{"a": "b", ', False, "1}}"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b"}} c', '{"a": "b"}', True, " c"),

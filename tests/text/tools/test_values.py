@@ -5,10 +5,11 @@ import json
 import warnings
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.text.tools.values import MalformedError, ValueScan
+from karat.text.tools.values import MAX_DEPTH, MalformedError, ValueScan
 from tests.text.tools.answers import VALUES
 
 _SIGNS = ["{", "}", "[", "]", '"', ":", ",", " ", "\n", "\\", "\\u12", "ab", "\\n", "\\x41", "\x01", "'", "é", "\\/"]
@@ -67,3 +68,22 @@ def test_strings_of_python(quote: str, text: str, escaped: list[str]) -> None:
         return
     if found is not None and found[1] == ")":
         assert json.loads(found[0]) == value
+
+
+@given(st.lists(st.sampled_from(["\\ud83d", "\\ude00", "\\U0000d83d", "\\n", "a", "\\x41", "\\u0042"])), st.booleans())
+def test_half_a_surrogate_pair_is_no_character(pieces: list[str], python: bool) -> None:
+    literal = '"' + "".join(piece for piece in pieces if python or piece[1:2] not in ("U", "x")) + '"'
+    found = read(literal, python=python)
+    assert found is not None
+    value: str = ast.literal_eval(literal)
+    assert json.loads(found[0]) == value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e309", "9" * 400, "1" + "0" * 5000])
+def test_numbers_beyond_float64_do_not_fit(number: str) -> None:
+    assert read(f"[{number}]") is None and read(f"[{number}]", python=True) is None
+
+
+def test_brackets_have_a_depth() -> None:
+    assert read("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not None
+    assert read("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)) is None

@@ -1,10 +1,12 @@
 """From outputs of the engine to Anthropic's whole answers."""
 
+from typing import Any
+
 from msgspec import UNSET
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.blocks import Blocks
-from karat.server.anthropic.schema import AnthropicMessage, Ending, MessageUsage
+from karat.server.anthropic.schema import AnthropicMessage, DeltaUsage, Ending, MessageUsage, OutputDetails
 from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.tally import Tally
 
@@ -18,6 +20,7 @@ def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:
     for part in reader.parts(choice):
         blocks.add(part)
     blocks.end()
+    subject.tally.num_reasoning = reader.num_reasoning
     ending = ending_of(choice, has_calls=reader.has_calls)
     return AnthropicMessage(
         subject.heading.id,
@@ -42,5 +45,19 @@ def ending_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool) -> End
 
 def usage_of(tally: Tally) -> MessageUsage:
     """The tokens so far. Those of the prompt that were cached are counted apart, as the protocol has it."""
+    return MessageUsage(**_counts(tally))
+
+
+def delta_usage_of(tally: Tally) -> DeltaUsage:
+    """The same for the last event of a stream, which has fewer fields."""
+    return DeltaUsage(**_counts(tally))
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
     num_cached = sum(tally.num_cached)
-    return MessageUsage(sum(tally.prompt_lens) - num_cached, tally.num_tokens, num_cached)
+    return {
+        "input_tokens": sum(tally.prompt_lens) - num_cached,
+        "output_tokens": tally.num_tokens,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens_details": OutputDetails(tally.num_reasoning),
+    }

@@ -1,6 +1,6 @@
 """Blocks: the content of a message as it grows, with its events: thinking, text and uses of tools in a row."""
 
-import json
+from msgspec import Raw
 
 from karat.server.anthropic.schema import (
     Block,
@@ -45,7 +45,7 @@ class Blocks:
                 return [*self._opened(ThinkingBlock("")), self._delta(ThinkingDelta(text), text)]
             case CallBegin(index, name):
                 call_id = self._reader.call_id(index).removeprefix("call_")
-                return self._opened(ToolUseBlock(f"toolu_{call_id}", name, {}))
+                return self._opened(ToolUseBlock(f"toolu_{call_id}", name, Raw(b"{}")))
             case CallArguments(_, text):
                 return [self._delta(InputJsonDelta(text), text)]
             case CallEnd():
@@ -84,7 +84,7 @@ class Blocks:
                 self._blocks[-1] = ThinkingBlock(text)
                 return [ContentBlockDelta(SignatureDelta(), index), ContentBlockStop(index)]
             case ToolUseBlock(call_id, name) if is_whole:
-                self._blocks[-1] = ToolUseBlock(call_id, name, json.loads(text))
+                self._blocks[-1] = ToolUseBlock(call_id, name, Raw(text.encode()))
             case ToolUseBlock():
                 self._cut.add(index)
         return [ContentBlockStop(index)]

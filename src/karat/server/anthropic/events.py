@@ -5,7 +5,7 @@ from msgspec import UNSET
 from karat.engine.updates import RequestUpdate
 from karat.explanation import Explanation
 from karat.outputs import RequestOutput
-from karat.server.anthropic.answers import ending_of, usage_of
+from karat.server.anthropic.answers import delta_usage_of, ending_of, usage_of
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.errors import error_of
 from karat.server.anthropic.schema import (
@@ -66,6 +66,7 @@ class MessageEvents:
                     written += _event(event)
             if chunk.finish_reason is not None:
                 self._ending = ending_of(chunk, has_calls=self._reader.has_calls)
+                self._subject.tally.num_reasoning = self._reader.num_reasoning
         return written
 
     def end(self) -> bytes:
@@ -75,7 +76,7 @@ class MessageEvents:
         tally = self._subject.tally
         karat = karat_of(self._subject, *(() if self._output is None else (self._output,)))
         karat.explain = self._untold or UNSET
-        last = MessageDelta(self._ending, usage_of(tally), karat, tally.timings())
+        last = MessageDelta(self._ending, delta_usage_of(tally), karat, tally.timings())
         return b"".join(map(_event, [*self._blocks.end(), last, MessageStop()]))
 
     def _empty(self) -> AnthropicMessage:

@@ -55,7 +55,9 @@ class Contents:
             raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
         for name in message.keys() - {"role", "content"}:
             raise unknown(f"{where}.{name}", where, name, message[name], "role and content")
-        blocks = self._blocks(message.get("content"), f"{where}.content", _ALLOWED[role])
+        content = message.get("content")
+        said = "" if role == "assistant" and content in (None, []) else content
+        blocks = self._blocks(said, f"{where}.content", _ALLOWED[role])
         if role == "assistant":
             return [_answer(blocks)]
         read: list[dict[str, Any]] = []

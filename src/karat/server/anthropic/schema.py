@@ -1,8 +1,11 @@
-"""The answers of Anthropic's routes as structs. Fields that the protocol requires are always present."""
+"""The answers of Anthropic's routes as structs.
 
-from typing import Any, Literal
+Fields that the protocol requires are always present: null where there is nothing, and where all clients take null.
+"""
 
-from msgspec import UNSET, Struct, UnsetType
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from karat.server.schema import Explained, Karat, Timings
 
@@ -18,8 +21,10 @@ ErrorKind = Literal[
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
+    """A text. It has no citations; clients that require the key and those that take no null both take the list."""
+
     text: str
-    citations: None = None
+    citations: tuple[()] = ()
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
@@ -29,22 +34,44 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     signature: str = ""
 
 
+class Caller(Struct, frozen=True):
+    """Who calls a tool: the model itself."""
+
+    type: Literal["direct"] = "direct"
+
+
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
+    """`input` is the JSON object that the model wrote, the same text as the deltas of a stream."""
+
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
+    caller: Caller = Caller()
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class MessageUsage(Struct):
+class OutputDetails(Struct):
+    thinking_tokens: int
+
+
+class DeltaUsage(Struct, kw_only=True):
     """The prompt has input_tokens, which were computed, and cache_read_input_tokens, which were in the cache."""
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
+    output_tokens_details: OutputDetails
     cache_creation_input_tokens: int = 0
+    server_tool_use: None = None
+
+
+class MessageUsage(DeltaUsage):
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: None = None
+    speed: None = None
 
 
 class AnthropicMessage(Struct):
@@ -60,6 +87,9 @@ class AnthropicMessage(Struct):
     timings: Timings | None = None
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
+    container: None = None
+    diagnostics: None = None
+    stop_details: None = None
 
 
 class MessageTokens(Struct):
@@ -114,11 +144,13 @@ class ContentBlockStop(Struct):
 class Ending(Struct):
     stop_reason: StopReason
     stop_sequence: str | None
+    container: None = None
+    stop_details: None = None
 
 
 class MessageDelta(Struct):
     delta: Ending
-    usage: MessageUsage
+    usage: DeltaUsage
     karat: Karat
     timings: Timings
     type: Literal["message_delta"] = "message_delta"

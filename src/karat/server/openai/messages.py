@@ -3,17 +3,41 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from karat.request import shown
 from karat.server.errors import ApiError, invalid
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _REASONING = ("reasoning_content", "reasoning")
 _EMPTY: tuple[Any, ...] = ([], "", {})
+# Keys of messages, calls and blocks that clients keep for other servers or for themselves. No template gets them.
+UNUSED = frozenset(
+    "annotations cache_control created_at extra_content finish_reason id index logprobs metadata model "
+    "provider_options providerMetadata providerOptions provider_metadata provider_specific_fields "
+    "reasoning_details reasoning_opaque refusal stop_reason thinking_blocks thought_signature timestamp "
+    "token_ids usage".split()
+)
+_CALL = frozenset({"id", "type", "function", "index"})
+_FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for the template: known roles, contents of text, calls of tools and their results."""
     return linked([_message(message, f"messages[{index}]") for index, message in enumerate(messages)])
+
+
+def unused_of(messages: Sequence[Mapping[str, Any]], where: str = "messages") -> tuple[str, ...]:
+    """The names of the keys of messages that have no effect, and of those of their calls."""
+    found: dict[str, None] = {}
+    for message in messages:
+        calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
+        inner = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+        for given, known in ((message, ()), *((call, _CALL) for call in calls), *((each, _FUNCTION) for each in inner)):
+            for name, value in given.items():
+                if name in UNUSED and name not in (*known, "id") and value is not None and value not in _EMPTY:
+                    found[f"{where}.{name}"] = None
+    return tuple(found)
 
 
 def linked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +66,9 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
     calls = message.get("tool_calls") if role == "assistant" else None
     content = message.get("content")
-    is_empty = content is None and calls
+    if role == "assistant" and not content and isinstance(message.get("refusal"), str):
+        content = message["refusal"]  # the answer was this
+    is_empty = content in (None, []) and role in ("assistant", "tool")
     plain: dict[str, Any] = {
         "role": _ROLES[role],
         "content": "" if is_empty else read_content(content, f"{where}.content"),
@@ -56,7 +82,7 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
             plain[name if name == "name" else "reasoning_content"] = _text(message, name, where)
         elif name == "tool_calls" and calls:
             plain["tool_calls"] = _calls(calls, f"{where}.tool_calls")
-        elif name not in ("annotations", "refusal", "audio", "tool_calls", "id") or value not in _EMPTY:
+        elif name not in UNUSED and (name not in ("audio", "tool_calls") or value not in _EMPTY):
             raise unknown(f"{where}.{name}", where, name, value, "role, content, name and tool_calls")
     return plain
 
@@ -72,14 +98,17 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if kind != "function" or not isinstance(function, dict):
             raise invalid(place, f"{place}={shown(call)}: expected id, type function, and function")
-        for name in call.keys() - {"id", "type", "function", "index"}:
-            raise unknown(f"{place}.{name}", place, name, call[name], "id, type and function")
-        for name in function.keys() - {"name", "arguments", "parsed_arguments"}:
-            raise unknown(f"{place}.function.{name}", place, name, function[name], "name and arguments")
         inner = f"{place}.function"
-        read.append(
-            called(_text(call, "id", place), _text(function, "name", inner), _text(function, "arguments", inner))
-        )
+        for given, known, at in ((call, _CALL, place), (function, _FUNCTION, inner)):
+            for name in given.keys() - known - UNUSED:
+                if given[name] is not None:
+                    raise unknown(f"{at}.{name}", at, name, given[name], ", ".join(sorted(known)))
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict | None):
+            text = msgspec.json.encode(arguments or {}).decode()
+        else:
+            text = _text(function, "arguments", inner)
+        read.append(called(_text(call, "id", place), _text(function, "name", inner), text))
     return read
 
 

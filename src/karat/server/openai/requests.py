@@ -9,7 +9,7 @@ from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
 from karat.server.openai.formats import structure, structure_field
-from karat.server.openai.messages import read_messages
+from karat.server.openai.messages import read_messages, unused_of
 from karat.server.openai.tools import read_tools
 from karat.server.tools import NO_TOOLS, Tools
 from karat.server.wishes import NO_WISHES, Wishes, read_wishes
@@ -59,7 +59,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation. `given` are fields of SamplingParams, `variables` those of the template."""
+    """A conversation. `given` are fields of SamplingParams, `variables` those of the template.
+
+    `unused` names keys of the messages that have no effect.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any]
@@ -70,6 +73,7 @@ class ChatRequest:
     wishes: Wishes = NO_WISHES
     tools: Tools = NO_TOOLS
     effort: Effort | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ def read_chat(body: Body) -> ChatRequest:
         read_wishes(values, resumes=True),
         read_tools(values),
         Effort("reasoning_effort", values["reasoning_effort"]) if "reasoning_effort" in values else None,
+        unused_of(values["messages"]),
     )
 
 

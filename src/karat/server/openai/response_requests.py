@@ -122,7 +122,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     kind = item.get("type", "message")
     if kind == "function_call_output":
         _check_keys(item, where, "call_id", "output")
-        output = _content(item.get("output"), f"{where}.output")
+        output = _content("" if item.get("output") in (None, []) else item["output"], f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
         return
     if kind == "message" and item.get("role") != "assistant":
@@ -184,7 +184,9 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
         expected = "expected one of user, assistant, system, developer"
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {expected}")
     _check_keys(item, where, "role", "content")
-    (message,) = read_messages([{"role": role, "content": _content(item.get("content"), f"{where}.content")}])
+    content = item.get("content")
+    text = "" if role == "assistant" and content in (None, []) else _content(content, f"{where}.content")
+    (message,) = read_messages([{"role": role, "content": text}])
     return message
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from karat.errors import TemplateError
 from karat.request import shown
 from karat.text.tokenizer import Tokenizer
+from karat.text.tools.arguments import read_arguments
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
@@ -59,6 +60,7 @@ class Dialect:
     def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """A conversation for the template. Its calls are in OpenAI's form; arguments are JSON text, or values.
 
+        Of arguments that were cut the template gets what they tell (`read_arguments`).
         Where the template writes no calls, they are written into the contents in the model's format. Ids are made short
         for models of short ids. Raises TemplateError for calls of another form, and where nothing writes them.
         """
@@ -119,10 +121,7 @@ def _read_call(call: Any) -> tuple[str, str, Mapping[str, Any]]:
     assert isinstance(function, Mapping)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
+        arguments = read_arguments(arguments)
     if not isinstance(arguments, Mapping):
         raise TemplateError(
             f"the arguments of a call of {name[:80]} are no JSON object; expected one; mend the conversation"

@@ -129,6 +129,16 @@ def json_value(char: str, write: Callable[[str], None]) -> Reading[None]:
         char = yield
 
 
+def passed_over(char: str) -> Reading[str]:
+    """The next character after a JSON value from `char` on that is no white space."""
+    scan = ValueScan(lambda _: None)
+    while scan.push(char):
+        char = yield
+        if scan.done:
+            break
+    return (yield from space()) if char and char in SPACE else char
+
+
 def json_object(char: str, sink: Sink) -> Reading[None]:
     """Arguments as a JSON object, from its brace on."""
     if char != "{":
@@ -152,7 +162,7 @@ def json_object(char: str, sink: Sink) -> Reading[None]:
 
 
 def call_object(char: str, sink: Sink) -> Reading[None]:
-    """{"name": …, "arguments": {…}} from its brace on, its keys in any order."""
+    """{"name": …, "arguments": {…}} from its brace on, its keys in any order. Others are passed over (id, type …)."""
     yield from literal("{", char)
     found: set[str] = set()
     while True:
@@ -166,13 +176,12 @@ def call_object(char: str, sink: Sink) -> Reading[None]:
         match kind:
             case "name":
                 sink.begin((yield from string(char)))
+                char = yield from space()
             case "arguments":
                 yield from json_object(char, sink)
-            case "id" | "type":
-                yield from string(char)
+                char = yield from space()
             case _:
-                raise MalformedError
-        char = yield from space()
+                char = yield from passed_over(char)
         if char == "}":
             break
         yield from literal(",", char)

@@ -1,5 +1,6 @@
-"""ValueScan: reads one value, JSON or Python, character by character, and writes it as JSON."""
+"""ValueScan: reads one value, JSON or Python, character by character, and writes it as JSON that every reader takes."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 # What a backslash and a letter mean in Python, where JSON writes it otherwise or not at all.
 _PYTHON_ESCAPES = {"'": "'", "a": "\\u0007", "v": "\\u000b"}
 SPACE = " \t\r\n"
+MAX_DEPTH = 128  # of brackets in one another; readers that people use end there
+_NO_CHARACTER = "\\ufffd"  # U+FFFD, as where a text ends inside a character
 
 
 class MalformedError(Exception):
@@ -22,6 +25,9 @@ class ValueScan:
     `has_inner`: it is an object or array, and a value in it was begun, or is whole if it is a number or a word.
 
     With `python`, strings may have single quotes and Python's escapes, and True, False and None are words too.
+
+    Half of a surrogate pair becomes U+FFFD. Numbers beyond float64 and brackets deeper than MAX_DEPTH do not fit: one
+    reader of JSON takes them for infinity, another for null, and another takes none of the answer.
     """
 
     def __init__(self, write: Callable[[str], None], *, python: bool = False) -> None:
@@ -36,6 +42,7 @@ class ValueScan:
         self._is_key = False
         self._taken: list[str] = []  # of a number, a word or an escape
         self._escape = ""
+        self._high = ""  # the escape of the first half of a surrogate pair, until the next character
 
     def push(self, char: str) -> bool:
         """Whether `char` belongs to the value; if not, the value is whole. MalformedError where it does not fit."""
@@ -58,6 +65,8 @@ class ValueScan:
         return True
 
     def _nest(self, char: str, close: str, state: Callable[[str], bool]) -> None:
+        if len(self._open) == MAX_DEPTH:
+            raise MalformedError
         self.has_inner |= bool(self._open)
         self._write(char)
         self._open.append(close)
@@ -117,7 +126,7 @@ class ValueScan:
             self._taken.append(char)
             return True
         text = "".join(self._taken)
-        if text not in self._words and not _NUMBER.fullmatch(text):
+        if text not in self._words and not (_NUMBER.fullmatch(text) and math.isfinite(float(text))):
             raise MalformedError
         self.has_inner |= bool(self._open)
         self._write(self._words.get(text, text))
@@ -134,6 +143,8 @@ class ValueScan:
         self._state = self._string
 
     def _string(self, char: str) -> bool:
+        if char != "\\":
+            self._end_half()
         if char == self._quote:
             self._write('"')
             if self._is_key:
@@ -153,6 +164,7 @@ class ValueScan:
             self._escape, self._taken = char, []
             self._state = self._hex
             return True
+        self._end_half()
         if char and char in '"\\/bfnrt' and not (self._python and char == "/"):
             self._write("\\" + char)
         elif not self._python or char < " " or char in "01234567N":  # octal digits, and names of characters
@@ -167,13 +179,30 @@ class ValueScan:
             raise MalformedError
         self._taken.append(char)
         if len(self._taken) == _HEX_LENGTHS[self._escape]:
-            digits = "".join(self._taken)
-            if self._escape == "u":
-                self._write("\\u" + digits)
-            else:
-                self._write(_escape_of(int(digits, 16)))
+            self._unit("".join(self._taken))
             self._state = self._string
         return True
+
+    def _unit(self, digits: str) -> None:
+        """A character by its number, or a half of one that has a surrogate pair."""
+        code = int(digits, 16)
+        if 0xDC00 <= code <= 0xDFFF and self._high:
+            self._write(f"{self._high}\\u{digits[-4:]}")
+            self._high = ""
+            return
+        self._end_half()
+        if 0xD800 <= code <= 0xDBFF:
+            self._high = f"\\u{digits[-4:]}"
+        elif 0xDC00 <= code <= 0xDFFF:
+            self._write(_NO_CHARACTER)
+        else:
+            self._write(f"\\u{digits}" if self._escape == "u" else _escape_of(code))
+
+    def _end_half(self) -> None:
+        """The second half of a surrogate pair did not come."""
+        if self._high:
+            self._write(_NO_CHARACTER)
+            self._high = ""
 
 
 def _escape_of(code: int) -> str:
