@@ -12,7 +12,7 @@ import typer
 from karat.cli.exits import INTERRUPTED
 from karat.cli.options import LoadOptions, ServeOptions
 from karat.cli.run_receipt import signer_from
-from karat.cli.terminal import note
+from karat.cli.terminal import dim
 from karat.errors import KaratError, UsageError
 
 if TYPE_CHECKING:
@@ -54,20 +54,32 @@ def serve(
         raise UsageError(f"two models, {model!r} and {model_option!r}; give one")
     name = model if model is not None else model_option
     settings = _settings(name, serving)
-    from karat.server.request_log import log_to_stderr
+    from karat.server.request_log import ServerLog
 
     form = _log_format(serving.log_format)
-    log_to_stderr(form, quiet=quiet)
-    warn, say = (note, note) if form == "text" else (_log.error, _log.info)
+    log = ServerLog(form, quiet=quiet)
+
+    def remark(text: str) -> None:
+        log.put(dim(text))
+
+    warn, say = (remark, remark) if form == "text" else (_log.error, _log.info)
     if not settings.api_keys and not settings.host.startswith(_LOOPBACK):
         warn(f"whoever reaches {settings.host} may use this server; ask for a key with --api-key-file")
-    code = asyncio.run(_serve(name, settings, loading.given() | serving.engine(), None if quiet else say))
+    options = loading.given() | serving.engine()
+    try:
+        code = asyncio.run(_serve(name, settings, options, None if quiet else say, log.num_lost))
+    finally:
+        log.close()
     if code:
         raise typer.Exit(code)
 
 
 async def _serve(
-    name: str | None, settings: "Settings", options: dict[str, Any], say: Callable[[str], None] | None
+    name: str | None,
+    settings: "Settings",
+    options: dict[str, Any],
+    say: Callable[[str], None] | None,
+    num_lost_lines: Callable[[], int],
 ) -> int:
     from karat.engine.async_llm import AsyncLLM
     from karat.server.serving import Serving
@@ -80,7 +92,7 @@ async def _serve(
     async def open_llm() -> AsyncLLM:
         return await AsyncLLM.open(name, **options)
 
-    running = Serving(settings, open_llm, opened)
+    running = Serving(settings, open_llm, opened, num_lost_lines)
     number = await running.run()
     if number is None or (number == signal.SIGTERM and not running.was_aborted):
         return 0

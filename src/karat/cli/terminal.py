@@ -83,7 +83,12 @@ def writing() -> Iterator[None]:
 
 def note(text: str, end: str = "\n") -> None:
     """A remark on stderr, dim: never part of the output."""
-    print(styled(printable(text), "dim", sys.stderr), file=sys.stderr, end=end, flush=True)
+    print(dim(text), file=sys.stderr, end=end, flush=True)
+
+
+def dim(text: str) -> str:
+    """A remark for stderr."""
+    return styled(printable(text), "dim", sys.stderr)
 
 
 def tell(text: str) -> None:

@@ -187,7 +187,10 @@ class _Facts:
 
 async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:
     """The engine's counters now; the server's alone while there is no engine."""
-    gauges: dict[str, tuple[str, float]] = {"karat_http_requests_busy": ("HTTP requests under way", state.num_busy)}
+    gauges: dict[str, tuple[str, float]] = {
+        "karat_http_requests_busy": ("HTTP requests under way", state.num_busy),
+        "karat_log_lines_lost": ("Lines of the log that stderr did not take, so far", state.num_lost_lines()),
+    }
     with suppress(ApiError):
         stats = await keeper.llm.stats()
         gauges |= {

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from karat.server.errors import ApiError
+from karat.server.log_writer import LogWriter, discard_stderr, stderr_copy
 
 LogFormat = Literal["text", "json"]
 MAX_ID_CHARS = 128
@@ -94,11 +95,43 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def log_to_stderr(form: LogFormat, *, quiet: bool) -> None:
-    """All lines of Karat's to stderr from now on; with `quiet` only errors."""
-    logger = logging.getLogger("karat")
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    logger.addHandler(handler)
-    logger.setLevel(logging.ERROR if quiet else logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+class ServerLog:
+    """The log of a process that serves: all lines of Karat's, and warnings of its libraries, to stderr.
+
+    Nothing here waits for who reads them (karat.server.log_writer). With `quiet` only errors are written.
+    """
+
+    def __init__(self, form: LogFormat, *, quiet: bool) -> None:
+        self._lines = JsonLines() if form == "json" else TextLines()
+        self._writer = LogWriter(stderr_copy(), self._lost)
+        handler = _Handler(self._writer)
+        handler.setFormatter(self._lines)
+        logging.getLogger().addHandler(handler)
+        logging.getLogger("karat").setLevel(logging.ERROR if quiet else logging.INFO)
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+
+    def put(self, line: str) -> None:
+        """A line for people, as it is."""
+        self._writer.put(line)
+
+    def num_lost(self) -> int:
+        """The number of lines that nobody took."""
+        return self._writer.num_lost
+
+    def close(self) -> None:
+        """Wait a moment for the last lines. If nobody takes them, nothing that is written later waits either."""
+        if not self._writer.close():
+            discard_stderr()
+
+    def _lost(self, num: int) -> str:
+        text = f"{num} lines of the log are lost: stderr took no more"
+        return self._lines.format(logging.LogRecord("karat.server", logging.WARNING, "", 0, text, None, None))
+
+
+class _Handler(logging.Handler):
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._writer.put(self.format(record))

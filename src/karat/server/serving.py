@@ -46,6 +46,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 class Serving:
     """One server. `announce` is called with its address once it answers, `opened` with the engine once it is loaded.
+    num_lost_lines tells how many lines of the log nobody took so far.
 
     SIGTERM or SIGINT drains it: it is no longer ready, new requests get 503, and open ones go on for at most drain_s
     seconds. A second signal ends them at once.
@@ -56,10 +57,12 @@ class Serving:
         settings: Settings,
         open_llm: Callable[[], Awaitable[AsyncLLM]],
         opened: Callable[[AsyncLLM, str], None],
+        num_lost_lines: Callable[[], int] = int,
     ) -> None:
         self._settings = settings
         self._keeper = Keeper(open_llm)
         self._opened = opened
+        self._num_lost_lines = num_lost_lines
         self._signals: list[int] = []
 
     async def run(self) -> int | None:
@@ -69,7 +72,7 @@ class Serving:
         host, port = sockets[0].getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
         address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        state, first, second = State(), asyncio.Event(), asyncio.Event()
+        state, first, second = State(self._num_lost_lines), asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def note(number: int) -> None:

@@ -1,14 +1,15 @@
 """State: the changing state of a server: whether it is ending, and the number of open requests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class State:
-    """The state of a server in one event loop."""
+    """The state of a server in one event loop. num_lost_lines: of its log, so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_lost_lines: Callable[[], int] = int) -> None:
+        self.num_lost_lines = num_lost_lines
         self.draining = False
         self.num_busy = 0
         self._idle = asyncio.Event()
