@@ -24,7 +24,8 @@ LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/*)
-CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp tests/native/*.h tests/native/*/*.h tests/native/*.cpp benchmarks/*.cpp)
+CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp tests/native/*.h tests/native/*/*.h tests/native/*.cpp benchmarks/*.cpp \
+    benchmarks/gpu/*.h benchmarks/gpu/*.cu)
 
 .PHONY: help
 help:
