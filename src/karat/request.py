@@ -323,9 +323,9 @@ class Request:
     """One prompt to be continued, with every default of `params` resolved.
 
     `seed` keys the draws. `end_token_ids` are the model's own, which ignore_eos ignores. Requests of different `salt`
-    (tenants, adapters, images beside the tokens) share no blocks of the cache. Waiting requests are admitted by
-    `priority`, the smaller first, as in vLLM (see karat.engine.scheduler for what it does not do). With `resume` the
-    one choice goes on from there.
+    (tenants, adapters, images beside the tokens) share no blocks of the cache; one without `shares` finds none, and
+    leaves none. Waiting requests are admitted by `priority`, the smaller first, as in vLLM (see karat.engine.scheduler
+    for what it does not do). With `resume` the one choice goes on from there.
     """
 
     request_id: str
@@ -335,5 +335,6 @@ class Request:
     prompt: str | None = None
     end_token_ids: frozenset[int] = frozenset()
     salt: str | None = None
+    shares: bool = True
     priority: int = 0
     resume: Resume | None = None

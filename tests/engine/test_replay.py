@@ -64,6 +64,20 @@ def test_it_waits_for_those_that_wait_and_goes_when_blocks_run_out(llm: LLM) -> 
     engine.scheduler.check()
 
 
+def test_verifying_evicts_no_prefix(llm: LLM) -> None:
+    """Twelve blocks; a replay takes four of them, eight times over, and one that has only digests is generated."""
+    (output,) = llm.generate(PROMPT * 2, PARAMS, receipt=True)
+    (found,) = llm.generate(PROMPT * 2, PARAMS)
+    kept = llm.engine.scheduler.blocks.num_kept
+    assert found.num_cached_tokens > 16 and kept > 1
+    (short,) = llm.generate("Once", replace(PARAMS, max_tokens=4), receipt="digests")
+    for _ in range(8):
+        assert llm.verify(output.outputs[0].receipt).kind == "identical"
+        assert llm.verify(short.outputs[0].receipt, "Once").kind == "identical"
+    (again,) = llm.generate(PROMPT * 2, PARAMS)
+    assert again.num_cached_tokens == found.num_cached_tokens
+
+
 def test_an_aborted_replay_frees_its_blocks(llm: LLM) -> None:
     request, ids = answered(llm)
     llm.engine.replay(request, 0, ids, rows=1)

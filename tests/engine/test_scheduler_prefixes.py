@@ -128,6 +128,21 @@ def test_what_is_removed_as_wrong_is_not_found() -> None:
 # Salts
 
 
+def test_a_sequence_that_shares_nothing_finds_nothing_and_leaves_nothing() -> None:
+    scheduler = make(share_prefixes=True, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=5)
+    for seq_id, shares in enumerate([True, False, False, True]):
+        seq = text(seq_id, "abcdefghij", 3)
+        seq.shares = shares
+        scheduler.add(seq)
+    chunks = scheduler.schedule()
+    assert sizes(chunks) == {0: 10, 1: 10, 2: 10}, "only 3 waits for 0"
+    compute(scheduler, chunks)
+    scheduler.remove(chunks[1].seq)
+    assert scheduler.blocks.num_kept == 0
+    scheduler.check()
+    assert sizes(scheduler.schedule()) == {0: 1, 2: 1, 3: 2}
+
+
 def test_sequences_of_different_salts_share_nothing() -> None:
     scheduler = make(share_prefixes=True, num_blocks=64, max_num_batched_tokens=64, max_num_seqs=5)
     for seq_id, salt in enumerate([None, "a", "b", "a", ""]):

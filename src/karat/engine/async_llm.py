@@ -249,9 +249,9 @@ class AsyncLLM:
         is_chat = request.end_token_ids == self.chat_end_token_ids
         ids = request.prompt_token_ids
         prompt: Prompt = ChatPrompt("", ids) if is_chat else ids
-        resume = Resume((), choice)
-        output = await self._output(prompt, params, priority=MAX_COUNT, salt=secrets.token_hex(16), resume=resume)
-        return output.outputs[0]
+        how = _How(None, MAX_COUNT, None, False, False, Resume((), choice), shares=False)
+        async with self._opened(prompt, params, how, lambda update: None) as opened:
+            return (await opened.output()).outputs[0]
 
     async def _replayed(
         self, request: Request, choice: int, token_ids: tuple[int, ...]
@@ -533,7 +533,7 @@ class AsyncLLM:
             if made.params.seed is None and resume is not None and made.params.temperature > 0:
                 raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
-            request = replace(made, request_id=number, seed=seed, salt=salt, resume=resume)
+            request = replace(made, request_id=number, seed=seed, salt=salt, shares=how.shares, resume=resume)
             self._admission.check_limits(request)
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
             return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
@@ -567,6 +567,7 @@ class _How:
     tells_progress: bool
     receipt: ReceiptWish
     resume: Resume | None
+    shares: bool = True
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:

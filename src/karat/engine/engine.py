@@ -1,7 +1,6 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 import logging
-import os
 from collections.abc import Callable
 from itertools import accumulate, count, pairwise
 from math import inf
@@ -129,6 +128,7 @@ class Engine:
                 max_new=max_tokens - 1,
                 prompt_logits=index == 0 and request.params.prompt_logprobs is not None,
                 salt=request.salt,
+                shares=request.shares,
                 priority=request.priority,
             )
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar))
@@ -164,7 +164,7 @@ class Engine:
         rows: int | None = None,
         grammar: "Grammar | None" = None,
     ) -> Replay:
-        """Queue the replay of choice `index` of a request, whose tokens were these. It uses no cached block.
+        """Queue the replay of choice `index` of a request, whose tokens were these. It shares no block with others.
 
         It comes after all other sequences in order. rows: the most tokens that one step of it chooses (None: as many as
         fit). grammar is as in `add_request`. RequestError for one that can never be served.
@@ -172,9 +172,7 @@ class Engine:
         max_tokens = self.check_limits(request)
         check_tokens("the answer", token_ids, self.config.vocab_size)
         text = (*request.prompt_token_ids, *token_ids[:-1])
-        sequence = self._sequence(
-            text, max_new=0, prompt_logits=True, salt=f"replay {os.urandom(16).hex()}", priority=MAX_COUNT
-        )
+        sequence = self._sequence(text, max_new=0, prompt_logits=True, shares=False, priority=MAX_COUNT)
         sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
         choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar or self._grammar(request))
@@ -297,7 +295,14 @@ class Engine:
         self._half_done = False
 
     def _sequence(
-        self, prompt: tuple[int, ...], *, max_new: int, prompt_logits: bool, salt: str | None = None, priority: int = 0
+        self,
+        prompt: tuple[int, ...],
+        *,
+        max_new: int,
+        prompt_logits: bool,
+        salt: str | None = None,
+        shares: bool = True,
+        priority: int = 0,
     ) -> Sequence:
         return Sequence(
             next(self._seq_ids),
@@ -306,6 +311,7 @@ class Engine:
             max_len=len(prompt) + max_new,
             prompt_logits=prompt_logits,
             salt=salt,
+            shares=shares,
             priority=priority,
         )
 

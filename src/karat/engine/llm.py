@@ -528,10 +528,8 @@ class LLM:
 
     def _generated(self, request: Request, choice: int) -> CompletionOutput:
         """One choice of a request, generated."""
-        ((made,),) = (
-            output.outputs
-            for output in self._turns.run([replace(request, resume=Resume((), choice))], show_progress=False)
-        )
+        again = replace(request, resume=Resume((), choice), shares=False)
+        ((made,),) = (output.outputs for output in self._turns.run([again], show_progress=False))
         return made
 
 

@@ -183,7 +183,8 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Record that a chunk was computed: its K and V are in the cache, and other sequences can find them."""
         seq = chunk.seq
-        self.blocks.commit(seq.seq_id, chunk.num_tokens, seq.token_ids if self._share_prefixes else None)
+        is_shared = self._share_prefixes and seq.shares
+        self.blocks.commit(seq.seq_id, chunk.num_tokens, seq.token_ids if is_shared else None)
         seq.num_computed += chunk.num_tokens
 
     def preempt_all(self) -> None:
@@ -214,7 +215,8 @@ class Scheduler:
 
     def _find(self, seq: Sequence) -> list[int]:
         """Cached blocks that a waiting sequence can begin with. Positions with wanted logits are always computed."""
-        if not self._share_prefixes:
+        if not (self._share_prefixes and seq.shares):
+            self._head = None
             return []
         if self._head is None or self._head.seq is not seq:
             self._head = _Head(seq, Chain(seq.token_ids, seq.wanted(seq.num_pending).start, seq.salt))
@@ -241,7 +243,7 @@ class Scheduler:
             return False
         if head.num_changes != self._num_changes or stop < head.beginning:
             before = (other for other in self._running if _order(other) < _order(seq))
-            head.rivals = [other for other in before if other.num_pending > 1 and other.salt == seq.salt]
+            head.rivals = [o for o in before if o.num_pending > 1 and o.shares and o.salt == seq.salt]
             head.beginning, head.num_changes = 0, self._num_changes
         if stop > head.beginning:
             more = slice(head.beginning, stop)

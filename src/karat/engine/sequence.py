@@ -15,6 +15,7 @@ class Sequence:
     num_read      prompt positions whose logits were read; they are not computed again after a preemption
     num_found     tokens that were in the cache when it first ran, None before that; only the scheduler changes it
     salt          only sequences with the same salt share blocks
+    shares        whether it shares blocks: finds those of others, and leaves its own to be found
     max_rows      the most prompt positions of a step whose logits it wants, None: as many as fit
     priority      the smaller is served first and preempted last; of one priority, the older sequence
     """
@@ -29,6 +30,7 @@ class Sequence:
     num_found: int | None = None
     max_rows: int | None = None
     salt: str | None = None
+    shares: bool = True
     priority: int = 0
 
     @property
