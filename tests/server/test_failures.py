@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from karat import LLM, AsyncLLM, SamplingParams
 from karat.errors import BugError, CapacityError, NumericsError, OutOfMemoryError, RequestError
 from karat.outputs import CompletionOutput
 from karat.server.anthropic.events import error_event as anthropic_event
@@ -45,6 +46,39 @@ def test_a_dead_end_of_a_form_is_the_requests_fault(server: Running, route: str)
         server.ask(route, ROUTES[route] | {"max_tokens": 2} if route != "/v1/responses" else ROUTES[route]).status
         == 200
     )
+
+
+def test_lengths_are_refused_alike_by_every_door(server: Running) -> None:
+    """LLM, AsyncLLM and HTTP have the same words for what cannot be served, before anything is computed."""
+    with LLM() as llm:
+        context, ends = llm.max_model_len, sorted(llm.end_token_ids)
+        cases: list[dict[str, Any]] = [
+            {"max_tokens": context},
+            {"max_tokens": 8, "min_tokens": 8, "allowed_token_ids": ends},
+            {"max_tokens": 8, "min_tokens": 8, "allowed_token_ids": [7], "stop_token_ids": [7]},
+        ]
+        told = []
+        for case in cases:
+            with pytest.raises(RequestError) as refused:
+                llm.generate([[1, 2, 3]], SamplingParams(**case))
+            told.append(str(refused.value))
+        with pytest.raises(CapacityError) as refused:
+            llm.generate([[1] * context])
+        told.append(str(refused.value))
+
+    async def asked() -> list[str]:
+        async with await AsyncLLM.open() as engine:
+            prompts = [[1, 2, 3]] * len(cases) + [[1] * context]
+            params = [SamplingParams(**case) for case in cases] + [None]
+            each = [engine.generate(prompt, given) for prompt, given in zip(prompts, params, strict=True)]
+            return list(map(str, await asyncio.gather(*each, return_exceptions=True)))
+
+    assert asyncio.run(asked()) == told
+    for stream in (False, True):
+        bodies = [{"prompt": [1, 2, 3], **case} for case in cases] + [{"prompt": [1] * context}]
+        answers = [server.ask("/v1/completions", {**body, "stream": stream}) for body in bodies]
+        assert [answer.status for answer in answers] == [400] * len(bodies)
+        assert [answer.json["error"]["message"] for answer in answers] == told
 
 
 @pytest.mark.parametrize("error_event", [openai_event, anthropic_event])

@@ -1,7 +1,6 @@
 """Shared by `run` and `chat`: load a model, with remarks; ask it; measure the answer."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +76,7 @@ class Task:
         else:
             self._input = llm.chat_prompt(prompt, sanitize_control_tokens=sanitize_control_tokens)
             self.prompt_ids, self.prompt_text = list(self._input.token_ids), self._input.text
-        self.params = replace(llm.default_params_after(len(self.prompt_ids)), **given)
+        self.params = llm.default_params_after(len(self.prompt_ids), given)
 
     def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> Iterator[StreamChunk]:
         """The answer as it is generated; `on_prompt` as LLM.stream takes it."""

@@ -36,11 +36,11 @@ class Gathered:
     def write(self, task: Task, path: Path, *, signer: "Signer | None", digests_only: bool) -> None:
         """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
         from karat.checkpoint.files import whole_file
-        from karat.engine.choice import resolve_max_tokens
+        from karat.engine.lengths import resolve_max_tokens
         from karat.receipts.making import receipt_of
 
         request, fingerprint = _request(task), task.llm.fingerprint()
-        max_tokens = resolve_max_tokens(request, task.llm.max_model_len)
+        max_tokens = resolve_max_tokens(task.params, len(task.prompt_ids), task.llm.max_model_len)
         lines = []
         for index in range(task.params.n):
             made = receipt_of(

@@ -1,6 +1,6 @@
 """Whether an engine can ever serve a request: token ids, priority, length, and an answer's beginning."""
 
-from karat.engine.choice import resolve_max_tokens
+from karat.engine.lengths import require_a_choice, resolve_max_tokens
 from karat.engine.sizes import EngineConfig
 from karat.errors import RequestError
 from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, is_int, shown
@@ -19,7 +19,8 @@ def check_limits(request: Request, config: EngineConfig) -> int:
     check_tokens("logit_bias", tuple(params.logit_bias), size, may_be_empty=True)
     if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
         raise RequestError(f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}")
-    max_tokens = resolve_max_tokens(request, config.max_model_len)
+    max_tokens = resolve_max_tokens(params, len(request.prompt_token_ids), config.max_model_len)
+    require_a_choice(params, request.end_token_ids, size)
     if request.resume is not None:
         _check_resume(request, request.resume, max_tokens, size)
     return max_tokens

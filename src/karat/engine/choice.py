@@ -10,7 +10,7 @@ from karat.engine.explain import explained
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
-from karat.errors import CapacityError, RequestError, packed
+from karat.errors import RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
 from karat.request import Request
@@ -257,21 +257,3 @@ class Choice:
         self._emit(self._detokenizer.finish())
         self._text.append(self._matcher.finish())
         self.finish_reason, self._stop_reason = reason, stop_reason
-
-
-def resolve_max_tokens(request: Request, max_model_len: int) -> int:
-    """The most tokens of a choice: max_tokens, or the rest of the context. CapacityError if they do not fit."""
-    params, prompt_len = request.params, len(request.prompt_token_ids)
-    rest = max_model_len - prompt_len
-    if rest < 1:
-        raise CapacityError(
-            f"the prompt has {prompt_len} tokens, and the context of {max_model_len} must hold at least one more; "
-            "shorten the prompt, or load the model with a larger max_model_len if it allows that"
-        )
-    for name, value in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
-        if value > rest:
-            raise CapacityError(
-                f"{name}={value} after a prompt of {prompt_len} tokens: the context of {max_model_len} leaves {rest}; "
-                f"lower {name} or shorten the prompt"
-            )
-    return params.max_tokens or rest

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import count
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from karat.engine.defaults import GenerationDefaults, turn_end_ids
+from karat.engine.lengths import params_after
 from karat.engine.sampler import derived_seed
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
@@ -53,12 +53,9 @@ class Intake:
 
         return dialect_of(self._tokenizer)
 
-    def default_params_after(self, prompt_len: int) -> SamplingParams:
-        """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
-        params, rest = self._defaults.params, self._max_model_len - prompt_len
-        if params.max_tokens is None or params.max_tokens <= rest:
-            return params
-        return replace(params, max_tokens=None, min_tokens=min(params.min_tokens, max(rest, 0)))
+    def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
+        """The default sampling after a prompt, as `karat.engine.lengths.params_after`."""
+        return params_after(prompt_len, self._max_model_len, self._defaults.params, given)
 
     def params_for(
         self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None

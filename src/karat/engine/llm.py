@@ -478,9 +478,13 @@ class LLM:
         """The tokens that end an answer in a conversation: end_token_ids and the one that the template ends it with."""
         return self._intake.chat_end_token_ids
 
-    def default_params_after(self, prompt_len: int) -> SamplingParams:
-        """The default sampling after a prompt. A default max_tokens that the context has no room for is dropped."""
-        return self._intake.default_params_after(prompt_len)
+    def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
+        """The default sampling after a prompt, with the fields `given` in place of the model's.
+
+        A default max_tokens is lowered to what the context has room for, a default min_tokens to the max_tokens given.
+        Raises CapacityError for a prompt without room for an answer, and RequestError.
+        """
+        return self._intake.default_params_after(prompt_len, given)
 
     @property
     def _facts(self) -> "Facts":

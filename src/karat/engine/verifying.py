@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from karat.engine.choice import resolve_max_tokens
+from karat.engine.lengths import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError, packed
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.canonical import digest
@@ -41,7 +41,7 @@ def with_receipts(
     output: RequestOutput, request: Request, fingerprint: Fingerprint, max_model_len: int, wish: ReceiptWish
 ) -> RequestOutput:
     """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error"."""
-    max_tokens = resolve_max_tokens(request, max_model_len)
+    max_tokens = resolve_max_tokens(request.params, len(request.prompt_token_ids), max_model_len)
 
     def one(choice: CompletionOutput) -> CompletionOutput:
         if choice.finish_reason not in ("stop", "length"):
@@ -102,7 +102,7 @@ def examine(
         return Examined(receipt, signer, Difference("prompt.token_ids: they are not those of the request"))
     try:
         request = receipt.request(stated)
-        resolve_max_tokens(request, facts.max_model_len)
+        resolve_max_tokens(request.params, len(stated), facts.max_model_len)
     except (KaratError, ValueError) as fault:
         return Examined(receipt, signer, Difference(f"sampling: {fault}"))
     return Examined(receipt, signer, None, request, None if isinstance(output, str) else output)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
+from karat.engine.lengths import params_after, require_a_choice, resolve_max_tokens
 from karat.engine.updates import RequestUpdate
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -20,7 +21,7 @@ from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError, failure_of, invalid
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
-from karat.server.inner import Ask, Lengths, Work, require_a_choice
+from karat.server.inner import Ask, Work
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.news import follow_all
@@ -141,14 +142,15 @@ class Answering:
         prompts: list[Any],
         texts: Sequence[str | None] = (None,),
     ) -> Work:
-        lengths = Lengths(llm.max_model_len, self._settings.default_max_tokens)
+        usual = self._settings.default_max_tokens
         wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
         given = seeded(given, wishes)
         asks = []
         for prompt, text in zip(prompts, texts, strict=True):
             num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
-            params = lengths.params(llm.default_params, given, num_tokens)
+            params = params_after(num_tokens, llm.max_model_len, llm.default_params, given, usual=usual)
             end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
+            resolve_max_tokens(params, num_tokens, llm.max_model_len)  # refused before a stream begins
             require_a_choice(params, end_ids, llm.vocab_size)
             asks.append(Ask(prompt, params, text))
         tenant = request.scope.get("karat.tenant")

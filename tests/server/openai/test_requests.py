@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from karat.errors import CapacityError, RequestError
-from karat.request import SamplingParams
 from karat.server.bodies import judge
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, TEXT, fields_of
-from karat.server.inner import MAX_DRAWN_SEED, Lengths, drawn_seed
+from karat.server.inner import MAX_DRAWN_SEED, drawn_seed
 from karat.server.openai.requests import ChatRequest, TextRequest, read_chat, read_text
 
 USER = {"role": "user", "content": "PLACEHOLDER"}
@@ -185,20 +183,6 @@ def test_stream_options() -> None:
     assert chat(stream=True, stream_options={"continuous_usage_stats": True}).form.continuous_usage
     assert refused(chat, stream=True, stream_options={"x": 1}).param == "stream_options.x"
     assert refused(chat, stream_options={"include_usage": True}).param == "stream_options"
-
-
-def test_lengths() -> None:
-    lengths, defaults = Lengths(100, 40), SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
-    assert lengths.params(defaults, {}, 10) == SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
-    assert lengths.params(defaults, {"max_tokens": 50}, 10).max_tokens == 50
-    assert lengths.params(SamplingParams(), {"top_p": 0.5}, 10) == SamplingParams(top_p=0.5, max_tokens=40)
-    assert lengths.params(defaults, {}, 90) == SamplingParams(temperature=0.5, max_tokens=10, min_tokens=10)
-    with pytest.raises(CapacityError, match=r"has 10 tokens and the answer may have 91.*context of 100"):
-        lengths.params(defaults, {"max_tokens": 91}, 10)
-    with pytest.raises(CapacityError, match="has 100 tokens, and the context 100"):
-        lengths.params(defaults, {}, 100)
-    with pytest.raises(RequestError, match="min_tokens=41"):
-        lengths.params(SamplingParams(), {"min_tokens": 41}, 10)
 
 
 def test_drawn_seeds_differ_and_fit_any_reader() -> None:

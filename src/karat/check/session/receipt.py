@@ -18,8 +18,9 @@ from karat.check.model.checked import CheckedModel
 from karat.check.record.layer_logits import layer_logits
 from karat.check.trace.format import Array
 from karat.config import Activations, FloatName
-from karat.engine.choice import Choice, resolve_max_tokens
+from karat.engine.choice import Choice
 from karat.engine.defaults import turn_end_ids
+from karat.engine.lengths import resolve_max_tokens
 from karat.engine.loading import Preparation
 from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.sequence import Sequence
@@ -134,7 +135,8 @@ def _choice(model: CheckedModel, receipt: Receipt, tokenizer: Tokenizer, request
         from karat.text.grammar import GrammarCompiler
 
         grammar = GrammarCompiler(tokenizer, model.config.vocab_size).compile(request.params.structured_outputs)
-    max_tokens = resolve_max_tokens(request, model.config.max_position_embeddings)
+    num_prompt = len(request.prompt_token_ids)
+    max_tokens = resolve_max_tokens(request.params, num_prompt, model.config.max_position_embeddings)
     sequence = Sequence(0, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
     return Choice(request, receipt.choice, sequence, tokenizer, max_tokens, grammar)
 
