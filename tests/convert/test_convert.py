@@ -165,8 +165,8 @@ class TestTokenizers:
     @pytest.mark.parametrize(
         ("change", "expected"),
         [
-            ({"pre_tokenizer": {"type": "Whitespace"}}, "the pre-tokenizer Whitespace"),
-            ({"pre_tokenizer": None}, "the pre-tokenizer none"),
+            ({"pre_tokenizer": {"type": "Whitespace"}}, "text without a token would be lost"),
+            ({"pre_tokenizer": None}, "text without a token would be lost"),
             ({"normalizer": {"type": "Lowercase"}}, "the normalizer Lowercase"),
             (
                 {

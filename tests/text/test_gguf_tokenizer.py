@@ -1,6 +1,6 @@
 """Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode.
 
-Covers: karat.text.pre_tokenizers.
+Covers: karat.text.pre_tokenizers, karat.text.gguf_vocabulary.
 """
 
 import math
@@ -287,6 +287,88 @@ class TestRules:
             (tmp_path / "a.gguf").write_bytes(tiny(BPE | {"tokenizer.ggml.pre": (STRING, name)}))
             assert loaded(tmp_path / "a.gguf").encode("ab") == expected
 
+    def test_names_are_no_keys(self, tmp_path: Path) -> None:
+        """BOS and EOS are put by their ids, whatever else has their texts."""
+        tokens = ["<unk>", "<s>", "</s>", "a", "</s>", "<s>", "▁"]
+        changes = {
+            "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+            "tokenizer.ggml.token_type": (ARRAY, (I32, [2, 5, 5, 1, 3, 3, 1])),
+            "tokenizer.ggml.bos_token_id": (U32, 5),
+            "tokenizer.ggml.eos_token_id": (U32, 4),
+            "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * 7)),
+            "tokenizer.ggml.add_eos_token": (BOOL, True),
+            "tokenizer.ggml.add_space_prefix": (BOOL, False),
+        }
+        (tmp_path / "a.gguf").write_bytes(tiny(changes))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (5, 4)
+        assert tokenizer.encode("a") == [5, 3, 4]
+        assert tokenizer.encode("<s>a</s>", add_special_tokens=False) == [5, 3, 4]
+        assert tokenizer.special_ids == {0, 4, 5}
+        # One text for both roles.
+        changes |= {"tokenizer.ggml.token_type": (ARRAY, (I32, [2, 3, 3, 1, 3, 3, 1]))}
+        (tmp_path / "b.gguf").write_bytes(tiny(changes | {"tokenizer.ggml.eos_token_id": (U32, 1)}))
+        tokenizer = loaded(tmp_path / "b.gguf")
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (5, 1)
+        assert tokenizer.encode("a") == [5, 3, 1]
+
+    def test_doubled_and_empty_tokens(self, tmp_path: Path) -> None:
+        """Of several ids with one text the last is made, as in llama.cpp; the others are that text too."""
+        tokens = ["<|end|>", "a", "b", "ab", "a", "", "ab"]
+        changes = {
+            "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+            "tokenizer.ggml.token_type": (ARRAY, (I32, [3, 1, 1, 1, 1, 1, 1])),
+            "tokenizer.ggml.bos_token_id": (U32, 0),
+            "tokenizer.ggml.eos_token_id": (U32, 0),
+        }
+        (tmp_path / "a.gguf").write_bytes(tiny(BPE | changes))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert tokenizer.encode("aab") == [4, 6]
+        assert tokenizer.decode([1, 3, 5, 2, 4, 6]) == "aabbaab"
+        assert [tokenizer.token_bytes(i) for i in (1, 4, 3, 5)] == [b"a", b"a", b"ab", b""]
+        assert tokenizer.id_to_token(3) == "ab" and tokenizer.has_token(1) and not tokenizer.has_token(5)
+        assert tokenizer.notes[:2] == (
+            "2 tokens have the text of another: 'a' (1: read as 4), 'ab' (3: read as 6)",
+            "1 tokens are empty; they stand for no text",
+        )
+        stream = IncrementalDetokenizer(tokenizer)
+        assert "".join(map(stream.push, [1, 3, 2])) + stream.finish() == "aabb"
+
+    @pytest.mark.parametrize("name", ["padding", "seperator", "mask"])
+    def test_an_id_that_nothing_needs_may_name_no_token(self, name: str, tmp_path: Path) -> None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        (tmp_path / "a.gguf").write_bytes(tiny({key: (U32, 4294967295)}))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        assert tokenizer.notes == (f"{key}=4294967295 names no token (there are 6); nothing needs one",)
+        (tmp_path / "a.gguf").write_bytes(tiny())
+        assert tokenizer.encode("a") == loaded(tmp_path / "a.gguf").encode("a")
+
+    def test_keys_that_are_not_read_are_named(self, tmp_path: Path) -> None:
+        changes = {
+            "tokenizer.ggml.escape_whitespaces": (BOOL, False),
+            "tokenizer.ggml.merges": (ARRAY, (STRING, ["a b"])),
+            "tokenizer.ggml.fim_pre_token_id": (U32, 0),
+        }
+        (tmp_path / "a.gguf").write_bytes(tiny(changes))
+        (note,) = loaded(tmp_path / "a.gguf").notes
+        assert note.endswith("for this tokenizer: tokenizer.ggml.escape_whitespaces, tokenizer.ggml.merges")
+
+    @pytest.mark.parametrize("stated", [None, "default", ""])
+    def test_without_a_pre_tokenizer_it_is_llama_cpps(self, stated: str | None, tmp_path: Path) -> None:
+        """Runs of punctuation, then GPT-2's words, then digits in threes: llama.cpp's rule where a file names none."""
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        changes = {
+            "tokenizer.ggml.pre": None if stated is None else (STRING, stated),
+            "tokenizer.ggml.tokens": (ARRAY, (STRING, [*alphabet, "12", "34", "123", ".1", "!?", "?!", "Ġa", "a!"])),
+            "tokenizer.ggml.token_type": None,
+            "tokenizer.ggml.merges": (ARRAY, (STRING, ["1 2", "3 4", "12 3", ". 1", "! ?", "? !", "Ġ a", "a !"])),
+        }
+        (tmp_path / "a.gguf").write_bytes(tiny(BPE | changes))
+        tokenizer = loaded(tmp_path / "a.gguf")
+        pieces = [tokenizer.id_to_token(i) for i in tokenizer.encode(" a!?. 1234.1")]
+        assert pieces == ["Ġa", "!?", ".", "Ġ", "123", "4", ".", "1"]
+        assert len(tokenizer.notes) == 1 and "texts are cut as llama.cpp does then" in tokenizer.notes[0]
+
     def test_templates(self, tmp_path: Path) -> None:
         template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
         changes = {"tokenizer.chat_template": (STRING, template), "tokenizer.chat_template.tool_use": (STRING, "tools")}
@@ -301,18 +383,10 @@ class TestRules:
             ({"tokenizer.ggml.model": None}, "has no tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": (STRING, "no_vocab")}, "has no tokenizer.ggml.model"),
             ({"tokenizer.ggml.model": (STRING, "bert")}, "tokenizer.ggml.model is 'bert'"),
-            (BPE | {"tokenizer.ggml.pre": (STRING, "default")}, "tokenizer.ggml.pre is 'default'"),
-            (BPE | {"tokenizer.ggml.pre": None}, "has no tokenizer.ggml.pre"),
+            (BPE | {"tokenizer.ggml.pre": (STRING, "gpt-5")}, "tokenizer.ggml.pre is 'gpt-5'"),
             (BPE | {"tokenizer.ggml.merges": None}, "has no tokenizer.ggml.merges"),
             (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["a c"]))}, "has the merge 'a c'"),
             (BPE | {"tokenizer.ggml.merges": (ARRAY, (STRING, ["ab"]))}, "has the merge 'ab'"),
-            (
-                {
-                    "tokenizer.ggml.tokens": (ARRAY, (STRING, ["a", "a", "b", "c", "d", "e"])),
-                    "tokenizer.ggml.token_type": None,
-                },
-                "has the token 'a' twice",
-            ),
             ({"tokenizer.ggml.tokens": None}, "has no tokenizer.ggml.tokens"),
             ({"tokenizer.ggml.tokens": (ARRAY, (STRING, []))}, "has no tokenizer.ggml.tokens"),
             ({"tokenizer.ggml.tokens": (ARRAY, (STRING, [b"\xff", "a", "b", "c", "d", "e"]))}, "is not UTF-8"),
@@ -323,6 +397,13 @@ class TestRules:
             ({"tokenizer.ggml.remove_extra_whitespaces": (BOOL, True)}, "remove_extra_whitespaces is set"),
             ({"tokenizer.ggml.scores": (ARRAY, (F32, [1.0]))}, "has 1 tokenizer.ggml.scores for 6 tokens"),
             ({"tokenizer.ggml.scores": (ARRAY, (F32, [0.0, 1.0, math.nan, 3.0, 4.0, 5.0]))}, "score of token 2 is NaN"),
+            (
+                {
+                    "tokenizer.ggml.tokens": (ARRAY, (STRING, ["<unk>", "<s>", "a", "b", "ab", "ba"])),
+                    "tokenizer.ggml.scores": (ARRAY, (F32, [-1000.0] * 6)),
+                },
+                "all scores of tokens are -1000, so that nothing says which are merged first",
+            ),
             ({"tokenizer.ggml.scores": None}, "has no tokenizer.ggml.scores for 6 tokens"),
             ({"tokenizer.ggml.precompiled_charsmap": (ARRAY, (I32, [1]))}, "has a tokenizer.ggml.precompiled_charsmap"),
         ],

@@ -186,3 +186,16 @@ def test_a_missing_or_broken_template_stops_chat_only(data_dir: Path) -> None:
     assert tokenizer.encode("Once")
     with pytest.raises(TemplateError, match="line 1, fails"):
         tokenizer.encode_chat(TURN)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 1.5, "1", None, [1]])
+def test_what_is_no_id_is_refused(tokenizer: Tokenizer, wrong: Any) -> None:
+    """Wherever ids come in: the library would raise OverflowError or TypeError."""
+    for asked in (tokenizer.id_to_token, tokenizer.has_token, tokenizer.token_bytes):
+        with pytest.raises(RequestError, match="no token id; expected integers from 0"):
+            asked(wrong)
+    for ids in ([wrong], [5, wrong], [wrong, 5]):
+        with pytest.raises(RequestError, match="no token id; expected integers from 0"):
+            tokenizer.decode(ids)
+        with pytest.raises(RequestError, match="no token id; expected integers from 0"):
+            tokenizer.decode_continuation(ids)

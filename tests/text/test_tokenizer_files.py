@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -371,3 +372,33 @@ def test_flipped_bytes_end_in_a_tokenizer_or_an_error(data_dir: Path, tmp_path: 
             messages.append(str(error))
     assert len(messages) > 200
     assert all("tokenizer.json" in message for message in messages)
+
+
+class TestTextThatVanishes:
+    """A tokenizer that drops what it does not know, or every space: the model would never see it."""
+
+    def broken(self, tmp_path: Path, data_dir: Path, **model: Any) -> Path:
+        """A byte-level vocabulary under SentencePiece's pre-tokenizer, as some versions of transformers saved it."""
+        shutil.copytree(data_dir / "checkpoint", tmp_path, dirs_exist_ok=True)
+        path = tmp_path / "tokenizer.json"
+        path.chmod(0o644)
+        state = json.loads(path.read_text(encoding="utf-8"))
+        state["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+        state["decoder"] = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+        state["model"] |= model
+        path.write_text(json.dumps(state), encoding="utf-8")
+        return tmp_path
+
+    def test_without_a_token_for_it(self, tmp_path: Path, data_dir: Path) -> None:
+        with pytest.raises(TokenizerError, match="so that text without a token would be lost; expected one of these"):
+            Tokenizer.from_folder(self.broken(tmp_path, data_dir))
+
+    def test_spaces(self, tmp_path: Path, data_dir: Path) -> None:
+        unknown = self.broken(tmp_path, data_dir, unk_token="<|endoftext|>")
+        with pytest.raises(TokenizerError, match="as which spaces are written; expected one, or all spaces"):
+            Tokenizer.from_folder(unknown)
+
+    def test_bytes_that_a_byte_level_vocabulary_lacks_are_named(self, data_dir: Path) -> None:
+        assert Tokenizer.from_folder(data_dir / "checkpoint").notes == ()
+        (note,) = Tokenizer.from_folder(data_dir / "tokenizers" / "torchtitan_tiny").notes
+        assert note == "149 bytes of UTF-8, such as 0x00, have no token: text drops them"

@@ -154,6 +154,7 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
         "chat_end_tokens": tokens(defaults.end_token_ids | turn_end_ids(tokenizer)),
         **_chat_facts(tokenizer),
         "sampling": defaults.notice,
+        "notes": tokenizer.notes,
     }
 
 
@@ -251,6 +252,7 @@ def _tokenizer_rows(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
         ("end tokens in a chat", listed(tokenizer["chat_end_tokens"])),
         ("chat template", "none" if chars is None else f"{chars:,} characters, {made}"),
         ("defaults", tokenizer["sampling"]),
+        *(("tokenizer note", note) for note in tokenizer["notes"]),
     ]
 
 

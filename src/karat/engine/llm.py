@@ -159,6 +159,8 @@ class LLM:
         run = plan.runner(self._model) if self._model else self._ranks
         assert run is not None
         self.tokenizer, defaults = text_side.result()
+        for note in self.tokenizer.notes:
+            _log.warning("%s: %s", checkpoint.path.name, note)
         self.end_token_ids = defaults.end_token_ids
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice

@@ -11,31 +11,37 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, processors
 
 from karat.checkpoint.gguf import Metadata
-from karat.checkpoint.wording import shown
+from karat.checkpoint.wording import listed, shown
 from karat.errors import NoTokenizerError, TokenizerError
+from karat.text.gguf_vocabulary import BYTE, INTEGERS, NORMAL, USER_DEFINED, GgufVocabulary
+from karat.text.piece_merging import PieceMerging
 from karat.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from karat.text.tokenizer_files import TokenizerFiles
+from karat.text.tokenizer_limits import check_nothing_vanishes
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_INTEGERS = ("INT32", "UINT32")
 _NONE = ("none", "no_vocab")  # llama.cpp's names for a file without a tokenizer
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary
 MAX_MERGES = 3 << 18  # Llama 3 has 280,147, Gemma 3 514,906; SentencePiece finds 61,249 in Llama 2's vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MANY_MERGES = 1 << 19
+_MERGED = (NORMAL, USER_DEFINED)  # types of tokens that merging may make
+_MAX_NAMED = 10  # keys in a note
 _MAX_PIECE_CHARS = 256  # of a SentencePiece token: every way to cut it in two is tried
-_ROLES: Mapping[str, str] = {
-    "bos_token": "bos",
-    "eos_token": "eos",
-    "unk_token": "unknown",
-    "sep_token": "seperator",
-    "pad_token": "padding",
-    "mask_token": "mask",
-}
+# Keys that Karat reads, and keys that no step of inference reads: bookkeeping, and tokens with a role that ends or
+# begins nothing here.
+_KNOWN = frozenset(
+    """
+    model pre tokens token_type scores merges add_bos_token add_eos_token add_space_prefix bos_token_id eos_token_id
+    unknown_token_id seperator_token_id padding_token_id mask_token_id eot_token_id eom_token_id cls_token_id
+    fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id
+    prefix_token_id suffix_token_id middle_token_id token_type_count
+    """.split()
+)
+_OTHER = frozenset({"tokenizer.huggingface.json", "tokenizer.chat_templates"})  # the same once more, and names
 # Keys of other kinds of tokenizer; with these values they change nothing.
 _NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_token": False}
 
@@ -65,21 +71,47 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
         )
     _check_sizes(metadata, kind, place)
     try:
-        vocabulary = _Vocabulary(metadata, place)
-        pre_tokenizer = _pre_tokenizer(metadata, place) if kind == "gpt2" else None
+        vocabulary = GgufVocabulary(metadata, place)
+        notes = vocabulary.notes
+        pre_tokenizer = _pre_tokenizer(metadata, place, notes) if kind == "gpt2" else None
         # Small parts are checked first, so that an unusable file takes no memory for merges.
-        roles, templates = vocabulary.roles(), _templates(metadata, place)
+        templates = _templates(metadata, place)
         frame = _frame(metadata, vocabulary, pre_tokenizer.adds_bos if pre_tokenizer else True, place)
+        merging = None
         if pre_tokenizer:
             backend = _byte_level(metadata, vocabulary, pre_tokenizer, place)
         else:
-            backend = _sentence_piece(metadata, vocabulary, place)
+            backend, merging = _sentence_piece(metadata, vocabulary, frame, place)
         backend.add_tokens(vocabulary.added())
-        if frame is not None:
-            backend.post_processor = frame
-        return TokenizerFiles(backend, roles, templates, None)
+        check_nothing_vanishes(backend, place)
+        if any(frame):
+            backend.post_processor = _post_processor(vocabulary.tokens, frame)
     except UnicodeDecodeError as fault:
         raise TokenizerError(f"{place}: has a token that is not UTF-8; convert the model again") from fault
+    notes += _unread(metadata, kind)
+    return TokenizerFiles(
+        backend,
+        vocabulary.roles(),
+        templates,
+        None,
+        role_ids=vocabulary.role_ids,
+        doubles=vocabulary.doubles,
+        merging=merging,
+        notes=tuple(notes),
+    )
+
+
+def _unread(metadata: Metadata, kind: str) -> list[str]:
+    """A note of the keys that Karat does not know, or does not read for this kind of tokenizer."""
+    start = "tokenizer.ggml."
+    idle = {"merges"} if kind == "llama" else {"add_space_prefix"}
+    known = _OTHER | {f"{start}{name}" for name in (_KNOWN | _NEUTRAL.keys()) - idle}
+    found = [
+        key
+        for key in metadata.values
+        if key.startswith("tokenizer.") and not key.startswith("tokenizer.chat_template") and key not in known
+    ]
+    return [f"not applied, as Karat does not read it for this tokenizer: {listed(found, _MAX_NAMED)}"] if found else []
 
 
 def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
@@ -95,7 +127,7 @@ def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
             raise TokenizerError(f"{place}: has {what} of more than {MAX_TEXT_BYTES} bytes; take another file")
     if merges is not None and merges.len > MAX_MERGES:
         raise TokenizerError(f"{place}: has {merges.len} merges; expected at most {MAX_MERGES}; take another file")
-    types = metadata.array("tokenizer.ggml.token_type", *_INTEGERS)
+    types = metadata.array("tokenizer.ggml.token_type", *INTEGERS)
     if types is not None and types.len != tokens.len:
         raise TokenizerError(f"{place}: has {types.len} token types for {tokens.len} tokens; convert the model again")
     scores = metadata.array("tokenizer.ggml.scores", "FLOAT32") if kind == "llama" else None
@@ -106,79 +138,29 @@ def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
         )
 
 
-class _Vocabulary:
-    """The tokens of a file by id, with their types."""
-
-    def __init__(self, metadata: Metadata, place: str) -> None:
-        self._metadata = metadata
-        self._place = place
-        tokens = metadata.array("tokenizer.ggml.tokens", "STRING")
-        assert tokens is not None
-        self.tokens = tokens.strings()
-        types = metadata.array("tokenizer.ggml.token_type", *_INTEGERS)
-        self.types: Sequence[int] = [_NORMAL] * len(self.tokens) if types is None else types.numbers().tolist()
-        if wrong := set(self.types).difference(range(_NORMAL, _BYTE + 1)):
-            raise TokenizerError(f"{place}: has a token of the type {min(wrong)}; expected {_NORMAL} to {_BYTE}")
-
-    def ids(self) -> dict[str, int]:
-        """Token to id, without unused tokens, which stand for no text."""
-        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
-        if len(ids) == len(self.tokens) and _UNUSED not in self.types:
-            return ids
-        ids.clear()
-        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
-            if kind != _UNUSED and ids.setdefault(token, index) != index:
-                raise TokenizerError(f"{self._place}: has the token {shown(token)} twice, as {ids[token]} and {index}")
-        return ids
-
-    def added(self) -> list[AddedToken]:
-        """The added tokens: they are found in a text before it is split."""
-        special = (_CONTROL, _UNKNOWN)
-        return [
-            AddedToken(token, special=kind in special, normalized=False)
-            for token, kind in zip(self.tokens, self.types, strict=True)
-            if kind != _NORMAL and kind in (*special, _USER_DEFINED) and token
-        ]
-
-    def unknown(self) -> str | None:
-        """The token for text without a token: the one that the metadata name, else the first of type unknown."""
-        of_type = [token for token, kind in zip(self.tokens, self.types, strict=True) if kind == _UNKNOWN]
-        return self.token("tokenizer.ggml.unknown_token_id") or (of_type[0] if of_type else None)
-
-    def roles(self) -> dict[str, str]:
-        """The tokens with a role, by role such as bos_token."""
-        tokens = {role: self.token(f"tokenizer.ggml.{name}_token_id") for role, name in _ROLES.items()}
-        return {role: token for role, token in tokens.items() if token is not None}
-
-    def token(self, key: str) -> str | None:
-        """The token whose id is the value of `key`; None if the key is absent."""
-        index = self._metadata.optional(int, key)
-        if index is None:
-            return None
-        if not 0 <= index < len(self.tokens):
-            raise TokenizerError(f"{self._place}: {key} is {index}; expected an id below {len(self.tokens)}")
-        return self.tokens[index]
-
-
-def _pre_tokenizer(metadata: Metadata, place: str) -> PreTokenizer:
-    name = metadata.optional(str, "tokenizer.ggml.pre")
-    if name is None or name not in PRE_TOKENIZERS:
+def _pre_tokenizer(metadata: Metadata, place: str, notes: list[str]) -> PreTokenizer:
+    name = metadata.optional(str, "tokenizer.ggml.pre") or "default"
+    if name not in PRE_TOKENIZERS:
         raise NoTokenizerError(
-            f"{place}: {'has no tokenizer.ggml.pre' if name is None else f'tokenizer.ggml.pre is {shown(name)}'}; "
-            f"expected one of {', '.join(PRE_TOKENIZERS)}: any other would give wrong tokens; convert the model again "
-            "with a newer llama.cpp, or report it"
+            f"{place}: tokenizer.ggml.pre is {shown(name)}; expected one of {', '.join(PRE_TOKENIZERS)}: any other "
+            "would give wrong tokens; convert the model again with a newer llama.cpp, or report it"
+        )
+    if name == "default":
+        notes.append(
+            f"tokenizer.ggml.pre is {'default' if 'tokenizer.ggml.pre' in metadata else 'missing'}: texts are cut as "
+            "llama.cpp does then, which is hardly as the model was trained; convert the model again"
         )
     return PRE_TOKENIZERS[name]
 
 
-def _byte_level(metadata: Metadata, vocabulary: _Vocabulary, kind: PreTokenizer, place: str) -> Backend:
+def _byte_level(metadata: Metadata, vocabulary: GgufVocabulary, kind: PreTokenizer, place: str) -> Backend:
     """Byte-level BPE."""
     merges = metadata.array("tokenizer.ggml.merges", "STRING")
     if merges is None:
         raise TokenizerError(
             f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
         )
-    ids = vocabulary.ids()
+    ids = vocabulary.ids
     if merges.len > _MANY_MERGES:  # the library copies all merges before it checks one
         for merge in merges.each_string():
             _check_merge(merge.split(" ", 1), ids, place)
@@ -201,43 +183,72 @@ def _check_merge(pair: Sequence[str], ids: Mapping[str, int], place: str) -> Non
         raise TokenizerError(f"{place}: has the merge {shown(' '.join(pair))}; expected two tokens that make a third")
 
 
-def _sentence_piece(metadata: Metadata, vocabulary: _Vocabulary, place: str) -> Backend:
-    """SentencePiece BPE: the pair with the best score is merged first; text without a token becomes its bytes."""
-    ids = vocabulary.ids()
-    scores = metadata.array("tokenizer.ggml.scores", "FLOAT32")
-    assert scores is not None
-    of_ids = scores.numbers()
-    if (nans := np.isnan(of_ids)).any():
+def _sentence_piece(
+    metadata: Metadata, vocabulary: GgufVocabulary, frame: tuple[Sequence[int], Sequence[int]], place: str
+) -> tuple[Backend, PieceMerging | None]:
+    """SentencePiece BPE: the pair with the best score is merged first; text without a token becomes its bytes.
+
+    Where scores of different tokens tie, the second result merges, leftmost first; the library cannot.
+    """
+    stored = metadata.array("tokenizer.ggml.scores", "FLOAT32")
+    assert stored is not None
+    scores = stored.numbers()
+    if (nans := np.isnan(scores)).any():
         raise TokenizerError(
             f"{place}: the score of token {int(nans.argmax())} is NaN; expected numbers, by which tokens are merged; "
             "convert the model again"
         )
-    unknown, has_bytes = vocabulary.unknown(), _BYTE in vocabulary.types
-    if unknown is None and not all(f"<0x{byte:02X}>" in ids for byte in range(256)):
-        raise TokenizerError(
-            f"{place}: has neither an unknown token nor one for every byte; expected one of these, or text that has "
-            "no token would be lost; convert the model again"
-        )
-    if (merges := ranked_merges(ids, vocabulary.types, of_ids)) is None:
+    has_prefix = metadata.get(bool, "tokenizer.ggml.add_space_prefix", True)
+    return sentence_piece(vocabulary, scores, frame, place, has_prefix=has_prefix)
+
+
+def sentence_piece(
+    vocabulary: GgufVocabulary,
+    scores: NDArray[np.floating],
+    frame: tuple[Sequence[int], Sequence[int]],
+    place: str,
+    *,
+    has_prefix: bool,
+) -> tuple[Backend, PieceMerging | None]:
+    """As `_sentence_piece`, of `scores` [tokens]. `has_prefix`: a text begins with a space that it does not show."""
+    ids, types = vocabulary.ids, vocabulary.types
+    unknown, has_bytes = vocabulary.unknown(), BYTE in types
+    if (found := _cuts(ids, types)) is None:
         raise TokenizerError(
             f"{place}: has tokens that are cut into two others in more than {MAX_MERGES} ways; expected fewer; "
             "take another file"
         )
-    backend = Backend(
-        models.BPE(
-            vocab=ids,
-            merges=merges,
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=has_bytes,
+    made = np.unique(found[:, 0])
+    normal = np.asarray(scores)[np.asarray(types) == NORMAL]
+    if len(made) > 1 and (normal == normal[0]).all():
+        raise NoTokenizerError(
+            f"{place}: all scores of tokens are {normal[0]:g}, so that nothing says which are merged first (converters "
+            "write this where a model has no tokenizer.model); expected the scores of SentencePiece; convert the "
+            "model's folder again, with karat convert"
         )
-    )
-    has_prefix = metadata.get(bool, "tokenizer.ggml.add_space_prefix", True)
+    merges = _ranked(found, ids, scores)
+    backend = Backend(models.BPE(vocab=ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=has_bytes))
     prepend = [normalizers.Prepend("▁")] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return backend
+    _, places, counts = np.unique(np.asarray(scores)[made], return_inverse=True, return_counts=True)
+    tied = [vocabulary.tokens[index] for index in made[counts[places] > 1]]
+    if not tied:
+        return backend, None
+    pieces = {token: float(scores[index]) for token, index in ids.items() if types[index] in _MERGED and len(token) > 1}
+    of_unknown = None if unknown is None else ids[unknown]
+    merging = PieceMerging(ids, pieces, unknown=of_unknown, added=vocabulary.added(), frame=frame)
+    return backend, None if _is_ranked_the_same(tied, merging, backend) else merging
+
+
+def _is_ranked_the_same(tied: Sequence[str], merging: PieceMerging, backend: Backend) -> bool:
+    """Whether ranks do what the leftmost-first rule does, as in Llama 2's vocabulary, where only runs of spaces tie."""
+    sign = tied[0][0]
+    if any(set(token) != {sign} for token in tied):
+        return False
+    runs = [sign * num for num in range(4 * max(map(len, tied)))]
+    return all(merging.merge(run) == [token.id for token in backend.model.tokenize(run)] for run in runs)
 
 
 def ranked_merges(
@@ -247,16 +258,28 @@ def ranked_merges(
 
     `types` and `scores` are [tokens]. None if there are more than MAX_MERGES.
     """
-    found = array("q")  # three ids a merge: the token, its left part, its right part
+    found = _cuts(ids, types)
+    return None if found is None else _ranked(found, ids, scores)
+
+
+def _cuts(ids: Mapping[str, int], types: Sequence[int]) -> NDArray[np.int64] | None:
+    """Every way to cut a token into two tokens: [cuts, the ids of token, left part and right part]."""
+    found = array("q")
     for token, index in ids.items():
-        if types[index] in (_NORMAL, _USER_DEFINED) and len(token) <= _MAX_PIECE_CHARS:
+        if types[index] in _MERGED and len(token) <= _MAX_PIECE_CHARS:
             for cut in range(1, len(token)):
                 left = ids.get(token[:cut])
                 if left is not None and (right := ids.get(token[cut:])) is not None:
                     found.extend((index, left, right))
             if len(found) > 3 * MAX_MERGES:
                 return None
-    whole, left_ids, right_ids = np.array(found, np.int64).reshape(-1, 3).T
+    return np.array(found, np.int64).reshape(-1, 3)
+
+
+def _ranked(
+    cuts: NDArray[np.int64], ids: Mapping[str, int], scores: Sequence[float] | NDArray[np.floating]
+) -> list[tuple[str, str]]:
+    whole, left_ids, right_ids = cuts.T
     order = np.lexsort((right_ids, left_ids, -np.asarray(scores, np.float64)[whole]))
     names = {index: token for token, index in ids.items()}
     parts = zip(left_ids[order].tolist(), right_ids[order].tolist(), strict=True)
@@ -264,21 +287,29 @@ def ranked_merges(
 
 
 def _frame(
-    metadata: Metadata, vocabulary: _Vocabulary, adds_bos: bool, place: str
-) -> processors.TemplateProcessing | None:
-    """The post-processor that puts BOS and EOS around a text; None if the file and its pre-tokenizer ask for none."""
-    parts, tokens = ["$A"], []
-    for name, default, place_of in (("bos", adds_bos, 0), ("eos", False, 2)):
-        if metadata.get(bool, f"tokenizer.ggml.add_{name}_token", default):
-            token = vocabulary.token(f"tokenizer.ggml.{name}_token_id")
-            if token is None:
-                raise TokenizerError(
-                    f"{place}: tokenizer.ggml.add_{name}_token is in force without tokenizer.ggml.{name}_token_id; "
-                    "expected both; convert the model again"
-                )
-            parts.insert(place_of, token)
-            tokens.append((token, vocabulary.tokens.index(token)))
-    return processors.TemplateProcessing(single=parts, special_tokens=tokens) if tokens else None
+    metadata: Metadata, vocabulary: GgufVocabulary, adds_bos: bool, place: str
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The ids of BOS before and EOS after a text, where the file or its pre-tokenizer asks for them."""
+    ids: list[Sequence[int]] = []
+    for name, default in (("bos", adds_bos), ("eos", False)):
+        asked = metadata.get(bool, f"tokenizer.ggml.add_{name}_token", default)
+        token_id = vocabulary.role_ids.get(f"{name}_token")
+        if asked and token_id is None:
+            raise TokenizerError(
+                f"{place}: tokenizer.ggml.add_{name}_token is in force without tokenizer.ggml.{name}_token_id; "
+                "expected both; convert the model again"
+            )
+        ids.append([token_id] if asked and token_id is not None else [])
+    return ids[0], ids[1]
+
+
+def _post_processor(tokens: Sequence[str], frame: tuple[Sequence[int], Sequence[int]]) -> processors.TemplateProcessing:
+    """Puts the ids of `frame` around a text. Its names are those of the tokens, or the ids where two have one name."""
+    ids = [*frame[0], *frame[1]]
+    is_distinct = len({tokens[i] for i in ids}) == len(set(ids))
+    names = {i: tokens[i] if is_distinct else f"{tokens[i]} {i}" for i in ids}
+    parts = [*(names[i] for i in frame[0]), "$A", *(names[i] for i in frame[1])]
+    return processors.TemplateProcessing(single=parts, special_tokens=[(name, i) for i, name in names.items()])
 
 
 def _templates(metadata: Metadata, place: str) -> dict[str, str]:

@@ -72,6 +72,9 @@ _QWEN2_KIND = PreTokenizer([_QWEN2], nfc=True)
 _DIGITS_GPT2 = PreTokenizer([_DIGIT, _GPT2])
 # Where several names have the same value, `karat convert` writes the first.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "default": PreTokenizer(
+        [r"[\p{P}\$\+<=>\^~\|]+", _GPT2.removesuffix(r"|\s+"), r"\p{N}+", "[0-9][0-9][0-9]"]
+    ),  # llama.cpp's own, where a file names none
     "deepseek-coder": PreTokenizer([_NEWLINE, r"\s?\p{L}+", r"\s?\p{P}+", _CJK, _DIGIT]),
     "dbrx": PreTokenizer([_LLAMA3]),  # Phi-4 in files of the architecture llama
     "deepseek-llm": PreTokenizer([_NEWLINE, _letters(), _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, _DIGIT]),

@@ -1,5 +1,6 @@
 """Tokenizer: text to token ids and back, with the `tokenizers` library, loaded as transformers loads it."""
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,12 +17,13 @@ from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from karat.text.tokenizer_limits import may_panic, panics_as_errors
+from karat.text.tokenizer_limits import lost_bytes, may_panic, panics_as_errors
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_MAX_ID = 2**32 - 1  # that the library takes
 MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt without a bound on characters a token: 2 seconds of work
 # Of a conversation in proportion to the context. Templates leave out blanks and old reasoning: hardly seven eighths.
 MAX_SHRINKING = 8
@@ -48,15 +50,25 @@ class Tokenizer:
     `vocab_size` includes added tokens; a model's embedding may have more rows, whose ids have no token. `added_tokens`
     (by id) are found in a text before it is split; `decode` skips those of `special_ids`. `special_tokens` maps roles
     such as `bos_token` to tokens. `is_byte_level` is True for byte-level BPE, False for SentencePiece and other kinds.
+    `notes` say what is odd about the files and has no effect, or which rule decides.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._backend = files.backend
         self._templates = files.templates
         self._control_tokens = files.control_tokens
+        self._merging = files.merging
+        self._doubles = files.doubles
+        lost = lost_bytes(self._backend, _BYTE_OF_CHAR)
+        dropped = (
+            f"{len(lost)} bytes of UTF-8, such as {min(lost):#04x}, have no token: text drops them" if lost else None
+        )
+        self.notes = (*files.notes, dropped) if dropped else files.notes
         self.special_tokens = dict(files.special_tokens)
         self.vocab_size: int = self._backend.get_vocab_size()
-        ids = {role: self._backend.token_to_id(token) for role, token in self.special_tokens.items()}
+        ids: Mapping[str, int | None] = files.role_ids or {
+            role: self._backend.token_to_id(token) for role, token in self.special_tokens.items()
+        }
         self.bos_token_id = ids.get("bos_token")
         self.eos_token_id = ids.get("eos_token")
         added = self._backend.get_added_tokens_decoder()
@@ -113,19 +125,28 @@ class Tokenizer:
                 "Unicode; decode the text correctly or take it out"
             ) from None
         with panics_as_errors(f"a text of {len(text)} characters cannot be tokenised", quietly=self._may_panic):
+            if self._merging is not None:
+                return self._merging.encode(text, self._backend.normalizer, add_special_tokens=add_special_tokens)
             if len(text) <= MAX_LOCKED_CHARS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             return self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD."""
-        if self._verbatim.isdisjoint(ids):
-            with panics_as_errors(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
-                if len(ids) <= MAX_LOCKED_TOKENS:
-                    return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-                return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
-        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
-        return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
+        """The text of `ids`. Bytes that are not valid UTF-8 become U+FFFD. RequestError for a value that is no id."""
+        try:
+            if self._doubles:
+                ids = [self._known(token_id) for token_id in ids]
+            if self._verbatim.isdisjoint(ids):
+                with panics_as_errors(f"{len(ids)} tokens cannot be decoded", quietly=self._decoding_may_panic):
+                    if len(ids) <= MAX_LOCKED_TOKENS:
+                        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+                    return self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+            skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+            return b"".join(self.token_bytes(i) for i in ids if i not in skipped).decode(errors="replace")
+        except (OverflowError, TypeError):
+            for token_id in ids:
+                self._known(token_id)
+            raise
 
     def decode_continuation(self, ids: Sequence[int]) -> str:
         """The text of `ids` after other text; at the start SentencePiece would drop a space. No id is skipped."""
@@ -142,17 +163,18 @@ class Tokenizer:
 
     def has_token(self, token_id: int) -> bool:
         """Whether `token_id` has a token. `decode` passes over ids without one."""
-        return self._backend.id_to_token(token_id) is not None
+        return self._backend.id_to_token(self._known(token_id)) is not None
 
     def id_to_token(self, token_id: int) -> str:
         """The vocabulary's spelling of `token_id`. Raises `TokenizerError` if it has none."""
-        token = self._backend.id_to_token(token_id)
+        token = self._backend.id_to_token(self._known(token_id))
         if token is None:
             raise TokenizerError(f"there is no token {token_id}; expected an id the tokenizer knows; check the ids")
         return token
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that `token_id` adds to a text, perhaps part of a character; empty without a token."""
+        token_id = self._known(token_id)
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -168,7 +190,7 @@ class Tokenizer:
 
     def fallback_byte(self, token_id: int) -> int | None:
         """The byte of a token such as `<0xE2>`, if the decoder joins such tokens to characters; else None."""
-        token = self._backend.id_to_token(token_id) if self._has_byte_tokens else None
+        token = self._backend.id_to_token(self._known(token_id)) if self._has_byte_tokens else None
         found = _BYTE_TOKEN.fullmatch(token) if token is not None else None
         return int(found[1], 16) if found else None
 
@@ -179,7 +201,8 @@ class Tokenizer:
         A value for JSON; the chat templates are `template_sources`.
         """
         listed = None if self._control_tokens is None else sorted(self._control_tokens)
-        return {"backend": self._backend.to_str(), "special_tokens": self.special_tokens, "control_tokens": listed}
+        found = {"backend": self._backend.to_str(), "special_tokens": self.special_tokens, "control_tokens": listed}
+        return found if self._merging is None else {**found, "pieces": self._merging.definition}
 
     @property
     def template_sources(self) -> Mapping[str, str]:
@@ -320,9 +343,21 @@ class Tokenizer:
             if backend.normalizer is not None:
                 text = backend.normalizer.normalize_str(text)
             words = [text]
+            if self._merging is not None:
+                return self._merging.merge(text)
             if backend.pre_tokenizer is not None:
                 words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
             return [token.id for word in words for token in backend.model.tokenize(word)]
+
+    def _known(self, token_id: int) -> int:
+        """The id that the library knows for a token. RequestError for what is no id."""
+        try:
+            known = operator.index(token_id)
+        except TypeError:
+            known = -1
+        if not 0 <= known <= _MAX_ID:
+            raise RequestError(f"{shown(token_id)} is no token id; expected integers from 0 on; check the ids")
+        return self._doubles.get(known, known)
 
     def _refuse_longer_than(self, max_tokens: int, text: str) -> None:
         longest = self._max_token_chars

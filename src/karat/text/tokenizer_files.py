@@ -18,7 +18,8 @@ from karat.checkpoint import read_json
 from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
-from karat.text.tokenizer_limits import check_added, check_limits, check_text, panics_as_errors
+from karat.text.piece_merging import PieceMerging
+from karat.text.tokenizer_limits import check_added, check_limits, check_nothing_vanishes, check_text, panics_as_errors
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
 MAX_TEMPLATE_BYTES = 16 * 1024**2
@@ -46,6 +47,10 @@ class TokenizerFiles(NamedTuple):
     special_tokens: Mapping[str, str]  # by role: {"bos_token": "<s>", …}
     templates: Mapping[str, str]
     control_tokens: frozenset[str] | None  # those that the folder lists for `sanitize_control_tokens`; None: no list
+    role_ids: Mapping[str, int] | None = None  # by role, where the file states ids; None: those of the tokens
+    doubles: Mapping[int, int] = {}  # an id, and that of the same text, which `backend` knows
+    merging: PieceMerging | None = None  # cuts texts instead of `backend`
+    notes: tuple[str, ...] = ()  # what is odd about the files and has no effect, or which rule decides
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
@@ -96,6 +101,7 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     backend.no_truncation()  # a text is never cut silently
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
     check_limits(backend, str(path))
+    check_nothing_vanishes(backend, str(path))
     return backend
 
 

@@ -114,6 +114,55 @@ def check_limits(backend: Backend, place: str) -> None:
         backend.encode(_SAMPLE)
 
 
+def check_nothing_vanishes(backend: Backend, place: str) -> None:
+    """Raise TokenizerError for BPE that drops text without a token, or every space.
+
+    Byte-level BPE is made to have all bytes; `lost_bytes` says which a vocabulary lacks.
+    """
+    model = backend.model
+    if type(model).__name__ != "BPE":
+        return  # the library has an error, or a token, for what they do not know
+    texts = [step["type"] for step in (*steps(backend.normalizer), *steps(backend.pre_tokenizer))]
+    if "ByteLevel" in texts:
+        return
+    has_bytes = model.byte_fallback and all(backend.token_to_id(f"<0x{byte:02X}>") is not None for byte in range(256))
+    if has_bytes:
+        return
+    if model.unk_token is None or backend.token_to_id(model.unk_token) is None:
+        raise _wrong(
+            place,
+            "neither a token for unknown text nor one for every byte, so that text without a token would be lost",
+            "one of these, or byte-level BPE",
+        )
+    if (sign := _sign_of_spaces(backend)) is not None and backend.token_to_id(sign) is None:
+        raise _wrong(place, f"no token {shown(sign)}, as which spaces are written", "one, or all spaces would be lost")
+
+
+def _sign_of_spaces(backend: Backend) -> str | None:
+    """The character that stands for a space before the model sees it; None for the space itself."""
+    for step in (*steps(backend.normalizer), *steps(backend.pre_tokenizer)):
+        if step["type"] == "Metaspace":
+            return str(step["replacement"])
+        if step["type"] == "Replace" and step["pattern"].get("String") == " ":
+            return str(step["content"])
+    return None
+
+
+def lost_bytes(backend: Backend, alphabet: Mapping[str, int]) -> frozenset[int]:
+    """The bytes of UTF-8 for which a byte-level BPE has no token, so that it would drop them. `alphabet`: byte-level's.
+
+    Empty for other tokenizers, and where such bytes become the token for unknown text.
+    """
+    model = backend.model
+    cuts = [step["type"] for step in (*steps(backend.normalizer), *steps(backend.pre_tokenizer))]
+    if type(model).__name__ != "BPE" or "ByteLevel" not in cuts or model.unk_token is not None:
+        return frozenset()
+    never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+    return frozenset(
+        byte for letter, byte in alphabet.items() if byte not in never and backend.token_to_id(letter) is None
+    )
+
+
 def _growth(step: Mapping[str, Any]) -> float:
     """The factor by which a step may lengthen a text."""
     match step["type"]:
