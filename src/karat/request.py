@@ -16,10 +16,13 @@ MAX_IDS = 1024  # in each of logit_bias, stop_token_ids and allowed_token_ids
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens, and the largest token id
 MAX_GRAMMAR_CHARS = 64 * 1024  # of a schema, an expression, a grammar, or all choices of StructuredOutputs together
+MAX_WORDS = 1024  # of bad_words, and of bad_words_ids
+MAX_WORD = 128  # characters of each, or tokens
+MAX_BREAKERS = 64
+BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 
 # Names of vLLM's SamplingParams that Karat does not have, and what to do instead.
 _ABSENT = {
-    "bad_words": "logit_bias with -100 bars single tokens",
     "best_of": "ask for n choices and take the best by cumulative_logprob",
     "detokenize": "text is always made",
     "early_stopping": "it belongs to beam search, which Karat does not have; leave it out",
@@ -34,6 +37,7 @@ _ABSENT = {
     "use_beam_search": "Karat has no beam search; ask for n choices and take the best by cumulative_logprob",
 }
 
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "dry_sequence_breakers", "bad_words", "bad_words_ids")
 _NO_STRUCTURE = {
     "disable_additional_properties": 'write "additionalProperties": false into the schema',
     "disable_any_whitespace": "white space is bounded: a space, or a line end with its indentation",
@@ -108,13 +112,29 @@ class SamplingParams:
 
     Scores are the model's logits plus logit_bias, then penalised. repetition_penalty is CTRL's (arXiv 1909.05858): for
     tokens of the prompt and the output, positive scores are divided by it and negative ones multiplied. For tokens of
-    the output, frequency_penalty is subtracted once for each occurrence, and presence_penalty once.
+    the output, frequency_penalty is subtracted once for each occurrence, and presence_penalty once. This is vLLM's
+    rule. With repeat_last_n it is llama.cpp's: all three count within this number of last tokens of prompt and output
+    together (-1: all of them, 0: none, which switches the three off).
+
+    dry_multiplier above 0 penalises what would go on with a repetition, by llama.cpp's DRY: a token that would lengthen
+    n tokens in a row that were there before, n at least dry_allowed_length, loses
+    dry_multiplier * dry_base ** (n - dry_allowed_length). It looks at the last dry_penalty_last_n tokens of prompt and
+    output (-1: all, 0: none). No repetition reaches over one of dry_sequence_breakers.
+
+    no_repeat_ngram_size bars tokens that would complete so many tokens in a row as prompt and output have already
+    (transformers' rule; 0: off). bad_words bars the last token of each text in the output, at the start of a text and
+    after a space (vLLM's rule). bad_words_ids bars the last of token ids in a row, in prompt and output together
+    (transformers').
 
     temperature 0 is greedy: the largest score, ties to the smallest token id. Otherwise scores are divided by it, and
-    the candidates are narrowed in this order. top_k keeps the k largest (0 or -1: all). top_p keeps the fewest most
-    probable tokens that hold this share of the rest. min_p keeps those at least this fraction as probable as the most
-    probable one. One draw, keyed by (seed, choice index, absolute position), then decides. A seed of None is derived
-    from the engine's seed and the number of the request.
+    the candidates are narrowed in this order; each step sees what the one before it has left. top_n_sigma keeps scores
+    at most so many standard deviations of the scores below the largest (arXiv 2411.07641; 0 or -1: all). top_k keeps
+    the k largest (0 or -1: all). typical_p keeps the fewest tokens that hold this share, those first whose surprise is
+    nearest to the mean surprise (arXiv 2202.00666). top_p keeps the fewest most probable tokens that hold this share.
+    min_p keeps those at least this fraction as probable as the most probable one. With probability xtc_probability all
+    tokens at least as probable as xtc_threshold are taken out but the least probable of them (XTC). One draw, keyed by
+    (seed, choice index, absolute position), then decides; a draw of its own, keyed alike, decides whether XTC acts. A
+    seed of None is derived from the engine's seed and the number of the request. docs/sampling.md has an example.
 
     A choice ends after max_tokens (None: as many as the context has room for), with an end token of the model unless
     ignore_eos, with one of stop_token_ids, or with a stop string. For the first min_tokens tokens, end and stop tokens
@@ -138,9 +158,22 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = BREAKERS
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None
@@ -170,9 +203,33 @@ class SamplingParams:
         self._int("top_k", 0, MAX_COUNT, "a positive integer, or 0 for all")
         self._number("top_p", 0, 1, above=True)
         self._number("min_p", 0, 1)
+        self._number("typical_p", 0, 1, above=True)
+        self._number("top_n_sigma", 0, 100)
+        self._number("xtc_probability", 0, 1)
+        self._number("xtc_threshold", 0, 1)
         self._number("repetition_penalty", 0, 100, above=True)
         self._number("presence_penalty", -2, 2)
         self._number("frequency_penalty", -2, 2)
+        if self.repeat_last_n is not None:
+            self._int("repeat_last_n", -1, MAX_COUNT, "None, a number of tokens, or -1 for all")
+        self._number("dry_multiplier", 0, 100)
+        self._number("dry_base", 1, 100)
+        self._int("dry_allowed_length", 0, MAX_COUNT)
+        self._int("dry_penalty_last_n", -1, MAX_COUNT, "a number of tokens, or -1 for all")
+        self._texts("dry_sequence_breakers", MAX_BREAKERS, MAX_WORD)
+        self._int("no_repeat_ngram_size", 0, MAX_COUNT, "a positive integer, or 0 for none")
+        self._texts("bad_words", MAX_WORDS, MAX_WORD)
+        words: object = self.bad_words_ids
+        self._require(
+            "bad_words_ids",
+            isinstance(words, tuple)
+            and len(words) <= MAX_WORDS
+            and all(
+                isinstance(word, tuple) and 0 < len(word) <= MAX_WORD and all(is_int(t, 0, MAX_COUNT) for t in word)
+                for word in words
+            ),
+            f"at most {MAX_WORDS} lists of 1 to {MAX_WORD} token ids",
+        )
         bias: object = self.logit_bias
         self._require(
             "logit_bias",
@@ -192,13 +249,7 @@ class SamplingParams:
                 self._int(name, least, most, f"None or an integer from {least} to {most}{instead}")
         limit = MAX_COUNT if self.max_tokens is None else self.max_tokens
         self._int("min_tokens", 0, limit, f"an integer from 0 to max_tokens={self.max_tokens}")
-        self._require(
-            "stop",
-            isinstance(self.stop, tuple)
-            and len(self.stop) <= MAX_STOPS
-            and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARS for s in self.stop),
-            f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters",
-        )
+        self._texts("stop", MAX_STOPS, MAX_STOP_CHARS)
         self._require(
             "stop_token_ids",
             isinstance(self.stop_token_ids, tuple)
@@ -230,24 +281,40 @@ class SamplingParams:
         return replace(self)
 
     def _normalise(self) -> None:
-        """Convert accepted spellings: None for no stops, one stop string, lists, and a top_k of -1 for all."""
-        for name in ("stop", "stop_token_ids"):
+        """Convert accepted spellings: None for no stops or words, one text, lists, -1 for all in top_k, top_n_sigma."""
+        for name in ("stop", "stop_token_ids", "bad_words", "bad_words_ids"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids", "allowed_token_ids"):
+        for name in ("stop", "bad_words", "dry_sequence_breakers"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        for name in _LISTS:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        words: object = self.bad_words_ids
+        if isinstance(words, tuple) and any(isinstance(word, list) for word in words):
+            object.__setattr__(self, "bad_words_ids", tuple(tuple(w) if isinstance(w, list) else w for w in words))
         form: object = self.structured_outputs
         if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
             object.__setattr__(self, "structured_outputs", StructuredOutputs(**form))
         if is_int(self.top_k, -1, -1):
             object.__setattr__(self, "top_k", 0)
+        if _is_number(self.top_n_sigma, -1, -1):
+            object.__setattr__(self, "top_n_sigma", 0.0)
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
             raise RequestError(f"{name}={shown(getattr(self, name))}: expected {expected}")
+
+    def _texts(self, name: str, most: int, most_chars: int) -> None:
+        texts: object = getattr(self, name)
+        self._require(
+            name,
+            isinstance(texts, tuple)
+            and len(texts) <= most
+            and all(isinstance(text, str) and 0 < len(text) <= most_chars for text in texts),
+            f"at most {most} strings of 1 to {most_chars} characters",
+        )
 
     def _int(self, name: str, least: int, most: int, expected: str | None = None) -> None:
         span = f"an integer from {least} to {most}"

@@ -89,15 +89,25 @@ def test_top_k_where_nothing_is_said_is_that_of_transformers(tokenizer: Tokenize
     assert read(tokenizer, {"do_sample": True, "top_k": 0}).params.top_k == 0
 
 
+def test_samplers_of_transformers_are_applied(tokenizer: Tokenizer) -> None:
+    """Those of words with or without sampling; transformers passes over a word that is an end token alone."""
+    words: dict[str, Any] = {"no_repeat_ngram_size": 3, "bad_words_ids": [[5], [7, 8], [2]], "eos_token_id": 2}
+    for raw in (words, words | {"do_sample": True}):
+        params = read(tokenizer, raw).params
+        assert params.no_repeat_ngram_size == 3 and params.bad_words_ids == ((5,), (7, 8))
+    assert read(tokenizer, {"do_sample": True, "typical_p": 0.9}).params.typical_p == 0.9
+    assert read(tokenizer, {"typical_p": 0.9}).params.typical_p == 1, "greedy"
+    with pytest.raises(ConfigError, match="bad_words_ids="):
+        read(tokenizer, {"bad_words_ids": [[]]})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("num_beams", 4),
-        ("no_repeat_ngram_size", 3),
         ("typical_p", 0.9),
         ("max_length", 4096),
         ("max_time", 3.0),
-        ("bad_words_ids", [[1]]),
         ("suppress_tokens", [5]),
         ("forced_eos_token_id", 2),
         ("guidance_scale", 1.5),

@@ -5,6 +5,7 @@ Covers: karat.explanation.
 
 import asyncio
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from karat import LLM, AsyncLLM, Explanation, SamplingParams, StreamChunk
 from karat.engine.async_messages import Piece
 from karat.engine.explain import NUM_ALTERNATIVES, explained
-from karat.engine.sampler import choose
+from karat.engine.sampler import choose, uniform
+from karat.engine.words import Words
 from tests.engine.fakes import END, alone, make_engine, request, run
 from tests.engine.tiny import write_model
 
@@ -32,6 +34,15 @@ PARAMS = st.builds(
     top_k=st.sampled_from([0, 1, 3, 11, 99]),
     top_p=st.sampled_from([0.2, 0.61, 0.93, 1.0]),
     min_p=st.sampled_from([0.0, 0.07, 0.6]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.8, 2.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.4, 0.83]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.011, 0.123]),
+    dry_multiplier=st.sampled_from([0.0, 0.75]),
+    dry_allowed_length=st.sampled_from([0, 1]),
+    no_repeat_ngram_size=st.sampled_from([0, 0, 1, 2]),
+    bad_words_ids=st.sampled_from([(), ((3,), (4, 11)), ((0, 1, 2), (9, 9))]),
+    repeat_last_n=st.sampled_from([None, -1, 3]),
     repetition_penalty=st.sampled_from([1.0, 0.7, 1.4]),
     presence_penalty=st.sampled_from([0.0, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.4]),
@@ -40,21 +51,47 @@ PARAMS = st.builds(
     min_tokens=st.just(0),
 )
 BARRED = (2, 5)
+STEPS = ("grammar", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc")
+
+
+def dry_by_hand(params: SamplingParams, token_ids: list[int]) -> dict[int, float]:
+    """What DRY takes, from the longest end of the text that also stands before each token."""
+    longest: dict[int, int] = {}
+    for place in range(1, len(token_ids)):
+        alike = 0
+        while alike < place and token_ids[place - 1 - alike] == token_ids[-1 - alike]:
+            alike += 1
+        if alike >= params.dry_allowed_length and len(token_ids) > params.dry_allowed_length:
+            longest[token_ids[place]] = max(alike, longest.get(token_ids[place], 0))
+    if not params.dry_multiplier:
+        return {}
+    return {t: params.dry_multiplier * params.dry_base ** (n - params.dry_allowed_length) for t, n in longest.items()}
 
 
 def by_hand(
-    logits: NDArray[np.float64], params: SamplingParams, token_ids: list[int], prompt_len: int, mask: Any, barred: Any
+    logits: NDArray[np.float64],
+    params: SamplingParams,
+    token_ids: list[int],
+    prompt_len: int,
+    mask: Any,
+    barred: Any,
+    acts: bool = False,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, int], list[str | None]]:
     """Penalties [vocab], probabilities after everything [vocab], how many each step left, what cut each token."""
     scores = logits.copy()
     for token, bias in params.logit_bias.items():
         scores[token] += bias
-    for token in set(token_ids):
+    last_n = params.repeat_last_n
+    recent = token_ids if last_n in (None, -1) else token_ids[-last_n:]
+    answer = token_ids[prompt_len:] if last_n is None else recent
+    for token in set(recent):
         penalty = params.repetition_penalty
         scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
-    for token in set(token_ids[prompt_len:]):
-        count = token_ids[prompt_len:].count(token)
+    for token in set(answer):
+        count = answer.count(token)
         scores[token] -= params.presence_penalty + params.frequency_penalty * count
+    for token, loss in dry_by_hand(params, token_ids).items():
+        scores[token] -= loss
     penalties = scores - logits
     cut: list[str | None] = [None] * VOCAB
     kept: dict[str, int] = {}
@@ -71,6 +108,17 @@ def by_hand(
     take("min_tokens", every - set(barred))
     if params.allowed_token_ids is not None:
         take("allowed_token_ids", set(params.allowed_token_ids))
+    ends = [(w[-1], list(w[:-1])) for w in params.bad_words_ids]
+    bad = {last for last, rest in ends if not rest or token_ids[-len(rest) :] == rest}
+    if bad:
+        take("bad_words", every - bad)
+    size = params.no_repeat_ngram_size
+    if size:
+        runs = [token_ids[i : i + size] for i in range(len(token_ids) - size + 1)]
+        take(
+            "no_repeat_ngram_size",
+            every - {run[-1] for run in runs if run[:-1] == token_ids[len(token_ids) - size + 1 :]},
+        )
     open_ids = [i for i in range(VOCAB) if cut[i] is None]
     final = np.zeros(VOCAB)
     if not open_ids:
@@ -79,10 +127,23 @@ def by_hand(
     if params.temperature == 0:
         final[order[0]] = 1
         return penalties, final, kept, cut
+    if params.top_n_sigma > 0:
+        deviation = float(np.std([scores[i] for i in order]))
+        order = [i for i in order if scores[i] >= scores[order[0]] - params.top_n_sigma * deviation]
+        take("top_n_sigma", set(order))
     if params.top_k > 0:
         order = order[: params.top_k]
         take("top_k", set(order))
     weights = {i: float(np.exp((scores[i] - scores[order[0]]) / params.temperature)) for i in order}
+    if params.typical_p < 1:
+        total = sum(weights.values())
+        surprise = {i: -math.log(weights[i] / total) for i in order}
+        mean = sum(weights[i] / total * surprise[i] for i in order)
+        nearest = sorted(order, key=lambda i: (round(abs(surprise[i] - mean), 9), i))
+        num = 1 + sum(sum(weights[i] for i in nearest[: n + 1]) < params.typical_p * total for n in range(len(order)))
+        order = [i for i in order if i in nearest[:num]]
+        weights = {i: weights[i] for i in order}
+        take("typical_p", set(order))
     if params.top_p < 1:
         total, mass, nucleus = sum(weights.values()), 0.0, []
         for i in order:
@@ -93,8 +154,13 @@ def by_hand(
         order = nucleus
         take("top_p", set(order))
     if params.min_p > 0:
-        order = [i for i in order if weights[i] >= params.min_p]
+        order = [i for i in order if weights[i] >= params.min_p * weights[order[0]]]
         take("min_p", set(order))
+    if params.xtc_probability:
+        total = sum(weights[i] for i in order)
+        top = [i for i in order if weights[i] / total >= params.xtc_threshold]
+        order = [i for i in order if not acts or i not in top[:-1]]
+        take("xtc", set(order))
     for i in order:
         final[i] = weights[i] / sum(weights[j] for j in order)
     return penalties, final, kept, cut
@@ -114,12 +180,14 @@ def test_every_number_follows_from_the_logits(
 ) -> None:
     row, prompt_len = np.array(logits, np.float32), min(prompt, len(tokens))
     barred = BARRED if bars else ()
-    penalties, final, kept, cut = by_hand(row.astype(np.float64), params, tokens, prompt_len, mask, barred)
+    chance = uniform(seed, n, len(tokens), b"karat-xtc")
+    acts = chance < params.xtc_probability
+    penalties, final, kept, cut = by_hand(row.astype(np.float64), params, tokens, prompt_len, mask, barred, acts)
     if not final.any():
         return  # nothing may be chosen, which `choose` refuses
     fitting = None if mask is None else np.array(mask)
     given_to: dict[str, Any] = {"token_ids": tokens, "prompt_len": prompt_len, "seed": seed, "choice": n}
-    given_to |= {"barred": barred, "fitting": fitting}
+    given_to |= {"barred": barred, "fitting": fitting, "words": Words(unseen=params.bad_words_ids)}
     token = choose(row, params, **given_to)
     found = explained(row, params, token, lambda i: f"<{i}>", **given_to)
 
@@ -136,7 +204,10 @@ def test_every_number_follows_from_the_logits(
     for alternative in found.alternatives:
         assert alternative.penalty == pytest.approx(penalties[alternative.token], abs=1e-12)
         assert alternative.cut_by == cut[alternative.token]
-    assert dataclasses.asdict(found.kept) == {step: kept.get(step) for step in ("grammar", "top_k", "top_p", "min_p")}
+    assert dataclasses.asdict(found.kept) == {step: kept.get(step) for step in STEPS}
+    losses = dry_by_hand(params, tokens)
+    assert [a.dry for a in found.alternatives] == pytest.approx([-losses.get(a.token, 0) for a in found.alternatives])
+    assert found.xtc_draw == (chance if params.xtc_probability and params.temperature else None)
     if params.temperature == 0:
         assert found.draw is None and found.drawn == 1
     else:
@@ -216,3 +287,27 @@ def test_messages_carry_it() -> None:
     chunk = StreamChunk(0, "", choice.token_ids, explanations=choice.explanations)
     piece = msgspec.msgpack.decode(msgspec.msgpack.encode(Piece.of(chunk)), type=Piece)
     assert piece.chunk() == chunk
+
+
+def test_the_example_of_the_docs() -> None:
+    """docs/sampling.md, "An example": its numbers are those of the embedded model."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    code = page[page.index("from karat import") : page.index("answer = LLM()")]
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - it is our own page
+    with LLM() as llm:
+        (output,) = llm.generate(names["prompt"], names["params"])
+        assert f"Of {llm.config.vocab_size:,} tokens" in " ".join(page.split())
+    entries = output.outputs[0].explanations
+    assert entries is not None
+    first, later = entries[0], entries[17]
+    assert f"{first.draw:.3f}" in page and f"{later.xtc_draw:.3f}" in page
+    kept = [later.kept.top_n_sigma, later.kept.top_k, later.kept.typical_p, later.kept.top_p, later.kept.min_p]
+    assert [*kept, later.kept.xtc] == [81, 12, 6, 5, 5, 3]
+    for entry, num in ((first, 3), (later, 5)):
+        for each in entry.alternatives[:num]:
+            drawn = f"{each.drawn:.1%}".replace("%", " %") if each.drawn else "0"
+            assert f"| `{each.text}` | {each.probability:.1%}".replace("%", " %") in page
+            assert f"| {drawn} | {each.cut_by or ''}".rstrip() in page
+    assert first.alternatives[0].penalty == pytest.approx(-4.75, abs=0.005)
+    assert first.alternatives[0].dry == pytest.approx(-2.45)

@@ -3,6 +3,8 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.engine import sampler
+from karat.engine.words import Words
 from karat.errors import NumericsError, RequestError
 from karat.request import SamplingParams
 
@@ -40,6 +43,9 @@ PARAMS = st.builds(
     top_k=st.sampled_from([0, 1, 2, 3, 7, VOCAB, 99]),
     top_p=st.sampled_from([1e-6, 0.3, 0.5, 0.9, 1.0]),
     min_p=st.sampled_from([0.0, 0.1, 0.6, 1.0]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.4, 1.5]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.2, 0.7]),
+    repeat_last_n=st.sampled_from([None, -1, 0, 1, 4]),
     repetition_penalty=st.sampled_from([1.0, 0.5, 1.7]),
     presence_penalty=st.sampled_from([0.0, 1.3, -0.7]),
     frequency_penalty=st.sampled_from([0.0, 0.4, -1.1]),
@@ -48,11 +54,14 @@ PARAMS = st.builds(
 
 
 def oracle_scores(logits: list[float], params: SamplingParams, token_ids: list[int], prompt_len: int) -> list[float]:
-    output = Counter(token_ids[prompt_len:])
+    recent, last_n = token_ids, params.repeat_last_n
+    if last_n is not None:
+        recent = [t for i, t in enumerate(reversed(token_ids)) if i < last_n or last_n == -1]
+    output = Counter(token_ids[prompt_len:] if last_n is None else recent)
     scores = []
     for token_id, logit in enumerate(logits):
         score = logit + params.logit_bias.get(token_id, 0)
-        if token_id in token_ids:
+        if token_id in recent:
             p = params.repetition_penalty
             score = score / p if score > 0 else score * p
         score -= params.frequency_penalty * output[token_id]
@@ -66,17 +75,28 @@ def oracle_probabilities(scores: list[float], params: SamplingParams) -> dict[in
     order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
     if params.temperature == 0:
         return {order[0]: 1.0}
+    if params.top_n_sigma:
+        least = max(scores) - params.top_n_sigma * float(np.std(scores))
+        order = [i for i in order if scores[i] >= least - 1e-12]
     if params.top_k:
         order = order[: params.top_k]
     weights = np.exp((np.array(scores) - scores[order[0]]) / params.temperature).tolist()
     total = sum(weights[i] for i in sorted(order))
+    if params.typical_p < 1:
+        surprise = {i: -math.log(max(weights[i] / total, 1e-300)) for i in order}
+        mean = math.fsum(weights[i] / total * surprise[i] for i in order)
+        nearest = sorted(order, key=lambda i: (round(abs(surprise[i] - mean), 9), i))
+        ends = np.cumsum([weights[i] / total for i in nearest])
+        nearest = nearest[: 1 + int((ends < params.typical_p - 1e-12).sum())]
+        order = [i for i in order if i in nearest]
+        total = sum(weights[i] for i in sorted(order))
     kept, mass = [], 0.0
     for i in order:
         if params.top_p < 1 and kept and mass >= params.top_p * total:
             break
         kept.append(i)
         mass += weights[i]
-    kept = [i for i in kept if weights[i] >= params.min_p]
+    kept = [i for i in kept if weights[i] >= params.min_p * max(weights[j] for j in kept)]
     total = math.fsum(weights[i] for i in kept)
     return {i: weights[i] / total for i in kept}
 
@@ -98,7 +118,7 @@ def test_scores_and_candidates_are_those_of_the_oracle(
     weights = filtered(scores, params)
     likely = {i: p for i, p in expected.items() if p > 1e-300}
     assert set(np.flatnonzero(weights)) == set(likely)
-    assert weights.max() == 1
+    assert weights.max() == 1 or params.typical_p < 1, "typical-p may take out the likeliest"
     for i, p in likely.items():
         assert weights[i] / weights.sum() == pytest.approx(p, rel=1e-12)
 
@@ -303,12 +323,14 @@ def test_as_transformers_filters(seed: int) -> None:
         top_k=int(rng.choice([0, 5, 50])),
         top_p=float(rng.choice([0.5, 0.9, 1.0])),
         min_p=float(rng.choice([0.0, 0.02, 0.2])),
+        typical_p=float(rng.choice([0.2, 0.9, 1.0])),
         repetition_penalty=float(rng.choice([1.0, 1.3])),
     )
     processors = [
         hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
         hf.TemperatureLogitsWarper(params.temperature),
         *([hf.TopKLogitsWarper(params.top_k)] if params.top_k else []),
+        *([hf.TypicalLogitsWarper(params.typical_p)] if params.typical_p < 1 else []),
         *([hf.TopPLogitsWarper(params.top_p)] if params.top_p < 1 else []),
         *([hf.MinPLogitsWarper(params.min_p)] if params.min_p else []),
     ]
@@ -319,3 +341,127 @@ def test_as_transformers_filters(seed: int) -> None:
     weights = filtered(sampler.adjusted(logits, params, token_ids=token_ids, prompt_len=30), params)
     assert (np.flatnonzero(weights) == np.flatnonzero(want)).all()
     assert weights / weights.sum() == pytest.approx(want, rel=1e-9)
+
+
+FORMS = st.lists(st.booleans(), min_size=VOCAB, max_size=VOCAB).filter(any)
+PROBABLE = st.lists(st.floats(-6, 6, width=32), min_size=VOCAB, max_size=VOCAB)
+
+
+@given(PROBABLE, st.floats(0, 1), st.booleans())
+@settings(deadline=None)
+def test_xtc_takes_out_all_top_choices_but_the_least(logits: list[float], threshold: float, acts: bool) -> None:
+    """As llama.cpp and text-generation-webui define it, on sorted probabilities."""
+    params = SamplingParams(xtc_probability=0.5, xtc_threshold=threshold)
+    row = np.array(logits, np.float32)
+    weights = np.exp(row.astype(np.float64) - row.max())
+    p = weights / weights.sum()
+    if (np.abs(p - threshold) < 1e-9).any():
+        return  # rounding would decide
+    order = sorted(range(VOCAB), key=lambda i: (-p[i], i))
+    top = [i for i in order if p[i] >= threshold]
+    want = [i for i in range(VOCAB) if not acts or i not in top[:-1]]
+    found, _ = sampler.candidates(row, params, excludes=acts)
+    assert found.tolist() == want
+
+
+def test_xtc_acts_as_often_as_asked_and_disturbs_no_draw() -> None:
+    """Where it does not act, and where its threshold is met by fewer than two, each token is the one drawn without."""
+    row = np.array([3.0, 2.9, 0.0, -1.0], np.float32)
+    plain, acted = SamplingParams(), 0
+    for number in range(2000):
+        arguments = {"token_ids": [0] * (number % 7 + 1), "seed": number, "choice": number % 3}
+        without = choose(row, plain, **arguments)
+        u = sampler.uniform(number, number % 3, number % 7 + 1)
+        assert choose(row, SamplingParams(xtc_probability=1, xtc_threshold=0.9), **arguments) == without
+        drawn = choose(row, SamplingParams(xtc_probability=0.3, xtc_threshold=0.2), **arguments)
+        chance = sampler.xtc_draw(SamplingParams(xtc_probability=0.3), number, number % 3, number % 7 + 1)
+        if chance < 0.3:
+            acted += 1
+            ids, weights = np.array([1, 2, 3]), np.exp(row[1:].astype(np.float64) - 3)
+            assert drawn == ids[sampler.draw(weights, u)]
+        else:
+            assert drawn == without
+    assert 500 < acted < 700
+
+
+@given(LOGITS, PARAMS, FORMS, TOKENS, st.integers(0, 2**40))
+@settings(deadline=None, max_examples=300)
+def test_a_form_of_few_or_of_many_tokens_draws_alike(
+    logits: list[float], params: SamplingParams, form: list[bool], token_ids: list[int], seed: int
+) -> None:
+    """The row of the tokens that fit, and the row in which the others are -inf, have the same bits of every step."""
+    fitting = np.array(form)
+    ids = np.flatnonzero(fitting)
+    scores = sampler.adjusted(np.array(logits, np.float32), params, token_ids=token_ids, prompt_len=1)
+    if params.temperature == 0:
+        return
+    few, weights = sampler.candidates(scores[ids], params, excludes=seed % 2 == 0)
+    many, others = sampler.candidates(np.where(fitting, scores, -np.inf), params, excludes=seed % 2 == 0)
+    for position in range(1, 9):
+        u = sampler.uniform(seed, 0, position)
+        assert ids[few[sampler.draw(weights, u)]] == many[sampler.draw(others, u)]
+
+
+@given(LOGITS, PARAMS, TOKENS, st.integers(0, 2**40))
+@settings(deadline=None)
+def test_neutral_values_are_none_at_all(
+    logits: list[float], params: SamplingParams, token_ids: list[int], seed: int
+) -> None:
+    neutral = {
+        "dry_multiplier": 0,
+        "dry_base": 3.0,
+        "dry_allowed_length": 1,
+        "xtc_probability": 0,
+        "xtc_threshold": 0.2,
+        "no_repeat_ngram_size": 0,
+        "bad_words": [],
+        "bad_words_ids": None,
+    }
+    quiet = replace(params, top_n_sigma=-1, typical_p=1)
+    bare = replace(params, top_n_sigma=0.0, typical_p=1.0)
+    arguments = {"token_ids": token_ids, "prompt_len": 1, "seed": seed}
+    assert choose(logits, replace(quiet, **neutral), **arguments) == choose(logits, bare, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"no_repeat_ngram_size": 1}, "no_repeat_ngram_size; leave out no_repeat_ngram_size"),
+        ({"bad_words_ids": [[0], [1], [2]]}, "bad_words; leave out bad_words"),
+        (
+            {"no_repeat_ngram_size": 1, "allowed_token_ids": [0, 1]},
+            "allowed_token_ids and no_repeat_ngram_size; leave out no_repeat_ngram_size",
+        ),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_where_nothing_is_left_the_error_says_what_bars(fields: dict[str, Any], names: str, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, **fields)
+    words = Words(unseen=params.bad_words_ids)
+    with pytest.raises(RequestError, match=f"^all [23] tokens are barred by {names}$"):
+        choose([1.0, 2.0, 3.0], params, [0, 1, 2], words=words)
+    with pytest.raises(RequestError, match=r"min_tokens or (bad_words|no_repeat_ngram_size); change it"):
+        choose([1.0, 2.0, 3.0], params, [0, 1, 2], words=words, fitting=np.array([True, True, False]))
+
+
+def test_a_step_with_every_sampler_has_no_loop_over_the_vocabulary() -> None:
+    """16 sequences of 4,000 tokens with a vocabulary of 150,000: far from what a loop in Python would take."""
+    rng = np.random.default_rng(0)
+    row = rng.standard_normal(150_000).astype(np.float32) * 3
+    tokens = rng.integers(0, 5000, 4000).tolist()
+    params = SamplingParams(
+        top_n_sigma=2.0,
+        typical_p=0.9,
+        xtc_probability=1.0,
+        xtc_threshold=0.05,
+        dry_multiplier=0.8,
+        repeat_last_n=64,
+        repetition_penalty=1.1,
+        no_repeat_ngram_size=3,
+        bad_words_ids=[[i, i + 1] for i in range(1000)],
+    )
+    words = Words(unseen=params.bad_words_ids)
+    before = process_time()
+    for choice in range(16):
+        choose(row, params, tokens, words=words, choice=choice)
+    assert process_time() - before < 3, "it takes some tenths of a second"

@@ -39,6 +39,19 @@ ALL = SamplingParams(
     repetition_penalty=1.1,
     presence_penalty=0.1,
     frequency_penalty=0.2,
+    typical_p=0.99,
+    top_n_sigma=9.5,
+    xtc_probability=0.25,
+    xtc_threshold=0.125,
+    repeat_last_n=20,
+    dry_multiplier=0.5,
+    dry_base=1.5,
+    dry_allowed_length=1,
+    dry_penalty_last_n=50,
+    dry_sequence_breakers=("\n", "never"),
+    no_repeat_ngram_size=9,
+    bad_words=("never this", "nor that"),
+    bad_words_ids=((7, 8, 9), (11, 12)),
     logit_bias={5: 2.5},
     seed=2**62 + 1,
     max_tokens=30,
@@ -121,6 +134,8 @@ def changed(value: object, path: str) -> object:
             return value + 1
         case float():
             return value / 2
+        case [list(), *_]:
+            return [*value[:-1], [1]]
         case list():
             return [*value[:-1], (value[-1] + 1) if value and isinstance(value[-1], int) else "x"]
         case dict():
@@ -222,6 +237,50 @@ def test_it_is_replayed_in_chunks_and_says_so_in_one_line(folder: Path, chunk: i
         receipt = output.outputs[0].receipt
         assert IM_END in receipt.end_token_ids and receipt.prompt.text_sha256
         assert str(llm.verify(receipt)).startswith("identical, 20 tokens, ")
+
+
+_LATER_FIELDS = {name for name in SamplingParams.__dataclass_fields__ if name.startswith(("dry_", "xtc_", "bad_"))} | {
+    "top_n_sigma",
+    "typical_p",
+    "repeat_last_n",
+    "no_repeat_ngram_size",
+}
+LATER = {
+    "top_n_sigma": {"top_n_sigma": 1.5},
+    "typical_p": {"typical_p": 0.5},
+    "xtc_probability": {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+    "repeat_last_n": {"repeat_last_n": 0},
+    "dry_multiplier": {"dry_multiplier": 3.0, "dry_allowed_length": 0},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+    "bad_words": {"bad_words": list("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")},
+    "bad_words_ids": {"bad_words_ids": [[65], [66]]},
+}
+
+
+def test_samplers_that_are_not_used_leave_no_trace(llm: LLM) -> None:
+    """Receipts that were made before there were these, and those of requests without them, are of one form."""
+    neutral = {"dry_base": 3.0, "xtc_threshold": 0.4, "top_n_sigma": -1, "bad_words": None}
+    given = {"temperature": 0.7, "seed": 5, "max_tokens": 8, "presence_penalty": 0.5}
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(**given, **neutral), receipt=True)  # type: ignore[arg-type]
+    written = members(output.outputs[0].receipt)
+    assert not written["sampling"].keys() & _LATER_FIELDS
+    (again,) = llm.generate(PROMPTS[0], SamplingParams(**given), receipt=True)  # type: ignore[arg-type]
+    assert members(again.outputs[0].receipt) == written
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_a_sampler_that_is_used_is_in_the_receipt_and_decides(llm: LLM, name: str) -> None:
+    given: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 30, "presence_penalty": 2.0}
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(**given, **LATER[name]), receipt=True)  # type: ignore[arg-type]
+    receipt: Receipt = output.outputs[0].receipt
+    assert receipt.sampling.params() == SamplingParams(
+        **given | {"max_tokens": 30, "seed": None},
+        **LATER[name],  # type: ignore[arg-type]
+    )
+    assert llm.verify(receipt).is_confirmed
+    whole = members(receipt)
+    del whole["checksums"], whole["sha256"], whole["signature"], whole["sampling"][name]
+    assert str(llm.verify(sealed(whole)).finding).startswith("output.token_ids: token "), "without it: other tokens"
 
 
 def test_an_answer_that_ended_early_or_goes_on_is_refuted(receipt: Receipt, llm: LLM) -> None:

@@ -8,7 +8,20 @@ import numpy as np
 import pytest
 
 from karat.errors import RequestError
-from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOPS, SamplingParams
+from karat.request import (
+    MAX_BREAKERS,
+    MAX_CHOICES,
+    MAX_COUNT,
+    MAX_IDS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOPS,
+    MAX_WORD,
+    MAX_WORDS,
+    SamplingParams,
+)
+from karat.server.bodies import judge
+from karat.server.errors import ApiError
 from karat.server.fields import BOTH, CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TABLE, TEXT, fields_of
 
 
@@ -34,6 +47,19 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [  # values that are taken, and 
     ("top_p", [0.01, 1], [0, 1.01]),
     ("top_k", [-1, 0, MAX_COUNT], [-2, MAX_COUNT + 1]),
     ("min_p", [0, 1], [-0.1, 1.1]),
+    ("typical_p", [0.01, 1], [0, 1.01]),
+    ("top_n_sigma", [-1, 0, 100], [-2, 100.1]),
+    ("xtc_probability", [0, 1], [-0.1, 1.1]),
+    ("xtc_threshold", [0, 1], [-0.1, 1.1]),
+    ("repeat_last_n", [-1, 0, MAX_COUNT], [-2, MAX_COUNT + 1]),
+    ("dry_multiplier", [0, 100], [-0.1, 100.1]),
+    ("dry_base", [1, 100], [0.9, 100.1]),
+    ("dry_allowed_length", [0, MAX_COUNT], [-1, MAX_COUNT + 1]),
+    ("dry_penalty_last_n", [-1, 0, MAX_COUNT], [-2, MAX_COUNT + 1]),
+    ("dry_sequence_breakers", [[], ["a"] * MAX_BREAKERS], [[""], ["a"] * (MAX_BREAKERS + 1), ["a" * (MAX_WORD + 1)]]),
+    ("no_repeat_ngram_size", [0, MAX_COUNT], [-1, MAX_COUNT + 1]),
+    ("bad_words", [[], ["a"] * MAX_WORDS], [[""], ["a"] * (MAX_WORDS + 1), ["a" * (MAX_WORD + 1)]]),
+    ("bad_words_ids", [[], [[0, 1]]], [[[]], [[-1]], [0], [[0]] * (MAX_WORDS + 1), [[0] * (MAX_WORD + 1)]]),
     ("repetition_penalty", [0.1, 100], [0, 100.1]),
     ("presence_penalty", [-2, 2], [-2.1, 2.1]),
     ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
@@ -64,6 +90,27 @@ def test_the_table_takes_what_sampling_params_take(name: str, taken: list[Any], 
             SamplingParams(**{name: value})
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(value, kind)
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT, MESSAGES, RESPONSES])
+def test_the_spellings_of_llama_cpp_mean_the_same_fields(route: str) -> None:
+    fields = {name: field for name, field in fields_of(route).items() if not field.required}
+    given = {"repeat_penalty": 1.1, "typ_p": 0.9, "penalty_last_n": 64, "top_k": 3}
+    values = judge(given, fields).values
+    assert values == {"repetition_penalty": 1.1, "typical_p": 0.9, "repeat_last_n": 64, "top_k": 3}
+    assert judge({"typ_p": 0.9, "typical_p": 0.9}, fields).values == {"typical_p": 0.9}
+    assert judge({"typ_p": 0.9, "typical_p": None}, fields).values == {"typical_p": 0.9}
+    for pair in ({"typ_p": 0.9, "typical_p": 0.8}, {"typical_p": 0.8, "typ_p": 0.9}):
+        with pytest.raises(ApiError, match=r"^typ_p=0\.9 beside typical_p=0\.8: expected one of them"):
+            judge(pair, fields)
+    with pytest.raises(ApiError, match=r"^repeat_penalty: expected"):
+        judge({"repeat_penalty": 0}, fields)
+
+
+def test_every_other_name_is_of_a_field_of_the_same_type() -> None:
+    for field in TABLE:
+        if field.means is not None:
+            assert all(fields_of(route)[field.means].type == field.type for route in field.routes)
 
 
 def test_no_penalty_that_is_taken_makes_a_score_overflow() -> None:

@@ -124,6 +124,18 @@ class SamplingOptions:
     min_p: Annotated[float | None, _option("Sampling", "P", "Drop tokens less likely than P times the likeliest.")] = (
         None
     )
+    typical_p: Annotated[
+        float | None, _option("Sampling", "P", "Draw from the tokens of typical surprise that sum up to P; 1: all.")
+    ] = None
+    top_n_sigma: Annotated[
+        float | None, _option("Sampling", "X", "Drop scores X standard deviations below the largest; 0: none.")
+    ] = None
+    xtc_probability: Annotated[
+        float | None, _option("Sampling", "P", "How often XTC takes out the top choices but the least.")
+    ] = None
+    xtc_threshold: Annotated[
+        float | None, _option("Sampling", "P", "Top choices are at least this probable (default: 0.1).")
+    ] = None
     repetition_penalty: Annotated[
         float | None, _option("Sampling", "X", "Above 1: tokens of prompt and answer are repeated less.")
     ] = None
@@ -131,6 +143,27 @@ class SamplingOptions:
         float | None, _option("Sampling", "X", "Subtracted from the logits of tokens in the answer.")
     ] = None
     frequency_penalty: Annotated[float | None, _option("Sampling", "X", "The same, once for each occurrence.")] = None
+    repeat_last_n: Annotated[
+        int | None, _option("Sampling", "N", "All three penalties look at the last N tokens; -1: all, 0: none.")
+    ] = None
+    dry_multiplier: Annotated[
+        float | None, _option("Sampling", "X", "DRY: what would lengthen a repetition loses X * base^(n - allowed).")
+    ] = None
+    dry_base: Annotated[float | None, _option("Sampling", "X", "The base of DRY (default: 1.75).")] = None
+    dry_allowed_length: Annotated[
+        int | None, _option("Sampling", "N", "Repetitions shorter than N tokens are free for DRY (default: 2).")
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None, _option("Sampling", "N", "DRY looks at the last N tokens; -1: all (default), 0: none.")
+    ] = None
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        _option("Sampling", "TEXT", "DRY finds no repetition across TEXT; repeatable, 'none' for none."),
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, _option("Sampling", "N", "No N tokens in a row come twice in prompt and answer.")
+    ] = None
+    bad_words: Annotated[list[str] | None, _option("Sampling", "TEXT", "Never write TEXT; repeatable.")] = None
     logit_bias: Annotated[
         list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
     ] = None
@@ -164,6 +197,8 @@ class SamplingOptions:
             arguments["skip_special_tokens"] = False
         if self.json_schema is not None:
             arguments["structured_outputs"] = {"json": _text_of(arguments.pop("json_schema"))}
+        if breakers := arguments.pop("dry_sequence_breaker", None):
+            arguments["dry_sequence_breakers"] = [] if breakers == ["none"] else breakers
         if self.logit_bias:
             arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
         return arguments

@@ -16,6 +16,7 @@ def check_limits(request: Request, config: EngineConfig) -> int:
     check_tokens("the prompt", request.prompt_token_ids, size)
     check_tokens("stop_token_ids", params.stop_token_ids, size, may_be_empty=True)
     check_tokens("allowed_token_ids", params.allowed_token_ids or (), size, may_be_empty=True)
+    check_tokens("bad_words_ids", tuple(i for word in params.bad_words_ids for i in word), size, may_be_empty=True)
     check_tokens("logit_bias", tuple(params.logit_bias), size, may_be_empty=True)
     if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
         raise RequestError(f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}")

@@ -10,6 +10,7 @@ from karat.engine.explain import explained
 from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
+from karat.engine.words import Words, words_of
 from karat.errors import RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
@@ -52,8 +53,10 @@ class Choice:
         tokenizer: Tokenizer,
         max_tokens: int,
         grammar: "Grammar | None" = None,
+        words: Words | None = None,
     ) -> None:
         params = request.params
+        self._words = words_of(params, tokenizer) if words is None else words
         self.sequence = sequence
         self.index = index
         self.finish_reason: FinishReason | None = None
@@ -137,6 +140,7 @@ class Choice:
             "choice": self._draws_as,
             "barred": self._stop_ids if self.num_tokens < params.min_tokens else (),
             "fitting": None if self._form is None else self._form.fitting(self._stop_ids),
+            "words": self._words,
         }
 
     def _take(self, sampled: _Sampled) -> None:

@@ -10,7 +10,7 @@ base model. In a conversation, the special token with which the chat template en
 it too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from karat.checkpoint.wording import listed
@@ -26,13 +26,18 @@ _MAX_NAMED = 15  # keys that the notice names as not applied
 
 # Key of generation_config.json -> field of SamplingParams.
 _ALWAYS = {
+    "bad_words_ids": "bad_words_ids",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
     "num_return_sequences": "n",
+    "repeat_last_n": "repeat_last_n",
     "repetition_penalty": "repetition_penalty",
     "stop_strings": "stop",
 }
-_WHEN_SAMPLING = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_WHEN_SAMPLING = {
+    name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold")
+}
 # Keys that do not change which tokens are chosen: bookkeeping, form of the output, speed.
 _HARMLESS = frozenset(
     """
@@ -41,12 +46,11 @@ _HARMLESS = frozenset(
     disable_compile eos_token_id do_sample is_assistant length_penalty max_cache_len max_matching_ngram_size
     num_assistant_tokens num_assistant_tokens_schedule output_attentions output_hidden_states output_logits
     output_scores pad_token_id prefill_chunk_size prompt_lookup_num_tokens renormalize_logits return_dict_in_generate
-    return_legacy_cache target_lookbehind transformers_version use_cache
+    return_legacy_cache target_lookbehind transformers_version use_cache xtc_threshold
     """.split()
 )
 # Values that switch a key off, as absence and null do.
 _OFF: Mapping[str, tuple[object, ...]] = {
-    "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
     "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,),
@@ -54,7 +58,6 @@ _OFF: Mapping[str, tuple[object, ...]] = {
     "eta_cutoff": (0.0,),
     "guidance_scale": (1.0,),
     "min_length": (0,),
-    "no_repeat_ngram_size": (0,),
     "num_beam_groups": (1,),
     "num_beams": (1,),
     "penalty_alpha": (0.0,),
@@ -69,6 +72,7 @@ _OFF: Mapping[str, tuple[object, ...]] = {
     "trust_remote_code": (False,),
     "typical_p": (1.0,),
     "use_mtp": (False,),
+    "xtc_probability": (0.0,),
 }
 
 
@@ -96,6 +100,8 @@ def read_defaults(
     if not isinstance(do_sample, bool):
         raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false")
     names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
+    end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
+    stated |= _possible_words(stated.get("bad_words_ids"), end_ids)
     params, applied = _read_params(
         {names[key]: value for key, value in stated.items() if key in names}, do_sample, where
     )
@@ -104,7 +110,6 @@ def read_defaults(
         for key, value in sorted(stated.items())
         if key not in names and key not in _HARMLESS and not any(value == off for off in _OFF.get(key, ()))
     ]
-    end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
     beyond = sorted(i for i in end_ids if i >= config.vocab_size)
     ignored += [f"eos_token_id={shown(i)} (outside the vocabulary)" for i in beyond]
     if raw is None:
@@ -132,6 +137,15 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     first = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
     marks = {i for i, token in tokenizer.added_tokens.items() if not token.isspace() and not token.isalnum()}
     return frozenset(first) & (tokenizer.special_ids | marks)
+
+
+def _possible_words(words: object, end_ids: Collection[int]) -> dict[str, object]:
+    """bad_words_ids without words that are an end token alone, which transformers passes over."""
+    return (
+        {"bad_words_ids": [word for word in words if word not in [[i] for i in end_ids]]}
+        if isinstance(words, list)
+        else {}
+    )
 
 
 def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tuple[SamplingParams, list[str]]:

@@ -22,6 +22,7 @@ from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.engine.step import build_batch
 from karat.engine.updates import Entry, PromptProgress, RequestUpdate
+from karat.engine.words import words_of
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.api import Runner
@@ -122,6 +123,7 @@ class Engine:
         if request.request_id in self._entries:
             raise RequestError(f"request {request.request_id!r} is already running; give each its own id")
         choices, grammar = [], grammar or self._grammar(request)
+        words = words_of(request.params, self._tokenizer)
         for index in range(request.params.n):
             sequence = self._sequence(
                 request.prompt_token_ids,
@@ -131,7 +133,7 @@ class Engine:
                 shares=request.shares,
                 priority=request.priority,
             )
-            choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar))
+            choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar, words))
         going = [choice for choice in choices if choice.finish_reason is None]  # a resumed one may have its end
         self._half_done = True
         self._readers.update({choice.sequence.seq_id: choice for choice in going})

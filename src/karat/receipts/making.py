@@ -69,11 +69,31 @@ def _text_digest(text: str | None) -> str | None:
 
 
 def _sampling(params: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    sampling: dict[str, Any] = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    unused = [name for is_used, names in _later(params) if not is_used for name in names]
+    sampling: dict[str, Any] = {
+        name: getattr(params, name) for name in Sampling.__struct_fields__ if name not in unused
+    }
     sampling["logit_bias"] = {str(token_id): value for token_id, value in sorted(params.logit_bias.items())}
     sampling["max_tokens"] = max_tokens
     sampling["structured_outputs"] = _form(params.structured_outputs)
     return sampling
+
+
+def _later(params: SamplingParams) -> tuple[tuple[bool, tuple[str, ...]], ...]:
+    """The samplers that came after the first receipts: whether each is used, and its fields."""
+    return (
+        (params.top_n_sigma > 0, ("top_n_sigma",)),
+        (params.typical_p < 1, ("typical_p",)),
+        (params.xtc_probability > 0, ("xtc_probability", "xtc_threshold")),
+        (params.repeat_last_n is not None, ("repeat_last_n",)),
+        (
+            params.dry_multiplier > 0,
+            ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+        ),
+        (params.no_repeat_ngram_size > 0, ("no_repeat_ngram_size",)),
+        (bool(params.bad_words), ("bad_words",)),
+        (bool(params.bad_words_ids), ("bad_words_ids",)),
+    )
 
 
 def _form(form: StructuredOutputs | None) -> dict[str, Any] | None:

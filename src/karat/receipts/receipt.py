@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from karat.errors import ReceiptError, RequestError
 from karat.receipts.canonical import canonical, digest
@@ -52,7 +52,10 @@ class Prompt(_Part, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampling(_Part, frozen=True, forbid_unknown_fields=True):
-    """The fields of SamplingParams that decide an answer, all resolved. Log-probabilities and n decide none."""
+    """The fields of SamplingParams that decide an answer, all resolved. Log-probabilities and n decide none.
+
+    The samplers at the end came later: those that are not used are left out, as in receipts that were made before them.
+    """
 
     temperature: float
     top_k: int
@@ -71,10 +74,23 @@ class Sampling(_Part, frozen=True, forbid_unknown_fields=True):
     skip_special_tokens: bool
     allowed_token_ids: tuple[TokenId, ...] | None
     structured_outputs: Form | None
+    top_n_sigma: float | UnsetType = UNSET
+    typical_p: float | UnsetType = UNSET
+    xtc_probability: float | UnsetType = UNSET
+    xtc_threshold: float | UnsetType = UNSET
+    repeat_last_n: int | UnsetType = UNSET
+    dry_multiplier: float | UnsetType = UNSET
+    dry_base: float | UnsetType = UNSET
+    dry_allowed_length: int | UnsetType = UNSET
+    dry_penalty_last_n: int | UnsetType = UNSET
+    dry_sequence_breakers: tuple[str, ...] | UnsetType = UNSET
+    no_repeat_ngram_size: int | UnsetType = UNSET
+    bad_words: tuple[str, ...] | UnsetType = UNSET
+    bad_words_ids: tuple[tuple[TokenId, ...], ...] | UnsetType = UNSET
 
     def params(self) -> SamplingParams:
         """Raises RequestError for values that no request may have."""
-        values = msgspec.structs.asdict(self)
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not UNSET}
         try:
             bias = {int(token_id): value for token_id, value in self.logit_bias.items()}
         except ValueError:

@@ -75,7 +75,11 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
             harmless.append(name)
             continue
         if field.kind == "honoured":
-            values[name] = converted_to(field.type, value, within + name)
+            meant = field.means or name
+            values[meant] = converted_to(field.type, value, within + name)
+            if meant != name and given.get(meant) is not None and given[meant] != value:
+                reason = f"{within}{name}={shown(value)} beside {meant}={shown(given[meant])}: expected one of them"
+                raise invalid(within + name, f"{reason}; they are two names of one field", "invalid_value")
         else:
             _require_harmless(field, value, within + name)
             harmless.append(name)

@@ -16,7 +16,18 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from karat.config import Activations
-from karat.request import MAX_CHOICES, MAX_COUNT, MAX_IDS, MAX_LOGPROBS, MAX_SEED, MAX_STOP_CHARS, MAX_STOPS
+from karat.request import (
+    MAX_BREAKERS,
+    MAX_CHOICES,
+    MAX_COUNT,
+    MAX_IDS,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_WORD,
+    MAX_WORDS,
+)
 
 FieldClass = Literal["honoured", "without effect", "refused"]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -50,6 +61,12 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_IDS)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+LastN = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+PartAbove0 = Annotated[float, Meta(gt=0, le=1)]
+Word = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]
+WordIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=100)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Names = Annotated[dict[str, Any], Meta(max_length=64)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=1024)]
@@ -62,8 +79,8 @@ class Field:
     """A row of the table.
 
     `type` is the type that msgspec converts a value to. `samples`: it is the field of SamplingParams of the same name.
-    `off` are the values that switch a refused field off. `text` is its description on the page: what it does, why it
-    has no effect, or what to do instead.
+    `means` is the field that this one is another name of. `off` are the values that switch a refused field off. `text`
+    is its description on the page: what it does, why it has no effect, or what to do instead.
     """
 
     name: str
@@ -74,6 +91,7 @@ class Field:
     samples: bool = False
     off: tuple[Any, ...] = ()
     required: bool = False
+    means: str | None = None
 
 
 def _honoured(name: str, routes: tuple[str, ...], kind: Any, text: str, *, required: bool = False) -> Field:
@@ -82,6 +100,10 @@ def _honoured(name: str, routes: tuple[str, ...], kind: Any, text: str, *, requi
 
 def _sampling(name: str, kind: Any, text: str, routes: tuple[str, ...] = GENERATING) -> Field:
     return Field(name, routes, "honoured", text, kind, samples=True)
+
+
+def _alias(name: str, means: str, kind: Any, routes: tuple[str, ...] = GENERATING) -> Field:
+    return Field(name, routes, "honoured", f"Another name of {means}.", kind, means=means)
 
 
 def _harmless(name: str, routes: tuple[str, ...], kind: Any, text: str) -> Field:
@@ -94,6 +116,7 @@ def _refused(name: str, routes: tuple[str, ...], text: str, *off: Any) -> Field:
 
 _OLD_TOOLS = "it is of an older protocol; use tools and tool_choice"
 _NO_SCHEMA = "give structured_outputs: json, regex, choice or grammar"
+_NO_MIROSTAT = "use typical_p, which aims at the same surprise without a state"
 _NO_SOUND = "Karat has text alone; leave it out"
 
 TABLE: tuple[Field, ...] = (
@@ -145,13 +168,57 @@ TABLE: tuple[Field, ...] = (
         "Draw from this number of likeliest tokens; 0, -1: all.",
     ),
     _sampling("min_p", Annotated[float, Meta(ge=0, le=1)], "Drop tokens less likely than this part of the likeliest."),
+    _sampling("typical_p", PartAbove0, "Draw from the tokens of typical surprise that make up this share; 1: all."),
+    _alias("typ_p", "typical_p", PartAbove0),
+    _sampling(
+        "top_n_sigma",
+        Annotated[float, Meta(ge=-1, le=100)],
+        "Drop scores more than this number of standard deviations below the largest; 0, -1: none.",
+    ),
+    _sampling("xtc_probability", Share, "How often XTC acts; 0: never."),
+    _sampling("xtc_threshold", Share, "XTC takes out all tokens at least this probable, save the least (0.1)."),
     _sampling(
         "repetition_penalty",
-        Annotated[float, Meta(ge=0.001, le=100)],
+        RepetitionPenalty,
         "Of tokens in prompt and answer (CTRL's). Below 0.001 scores could overflow.",
     ),
+    _alias("repeat_penalty", "repetition_penalty", RepetitionPenalty),
     _sampling("presence_penalty", Penalty, "Taken once from the score of tokens that the answer has."),
     _sampling("frequency_penalty", Penalty, "Taken once for each time the answer has the token."),
+    _sampling(
+        "repeat_last_n",
+        LastN,
+        "All three penalties look at this number of last tokens of prompt and answer, as in llama.cpp; -1: at all, 0: "
+        "at none. Left out: as said of each, which is vLLM's rule.",
+    ),
+    _alias("penalty_last_n", "repeat_last_n", LastN),
+    _sampling(
+        "dry_multiplier",
+        Annotated[float, Meta(ge=0, le=100)],
+        "Above 0, DRY: what would lengthen a repetition of n tokens loses dry_multiplier * dry_base^(n - "
+        "dry_allowed_length).",
+    ),
+    _sampling("dry_base", Annotated[float, Meta(ge=1, le=100)], "Of DRY (1.75)."),
+    _sampling("dry_allowed_length", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "Of DRY: shorter ones are free (2)."),
+    _sampling(
+        "dry_penalty_last_n", LastN, "DRY looks at this number of last tokens; -1: at all (default), 0: at none."
+    ),
+    _sampling(
+        "dry_sequence_breakers",
+        Annotated[list[Word], Meta(max_length=MAX_BREAKERS)],
+        'Texts over which no repetition reaches for DRY (line end, ":", \'"\', "*").',
+    ),
+    _sampling(
+        "no_repeat_ngram_size",
+        Annotated[int, Meta(ge=0, le=MAX_COUNT)],
+        "No so many tokens in a row come twice in prompt and answer (transformers'); 0: off.",
+    ),
+    _sampling("bad_words", Annotated[list[Word], Meta(max_length=MAX_WORDS)], "Texts that no answer has (vLLM's)."),
+    _sampling(
+        "bad_words_ids",
+        Annotated[list[WordIds], Meta(max_length=MAX_WORDS)],
+        "Token ids in a row that prompt and answer do not come to have (transformers').",
+    ),
     _sampling(
         "logit_bias",
         Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_IDS)],
@@ -368,8 +435,21 @@ TABLE: tuple[Field, ...] = (
     _refused("use_beam_search", BOTH, "ask for n choices with logprobs, and take the best", False),
     _refused("length_penalty", BOTH, "it belongs to beam search, which there is none of", 1.0, 1),
     _refused("early_stopping", BOTH, "it belongs to beam search, which there is none of", False),
-    _refused("bad_words", BOTH, "logit_bias with -100 bars single tokens", []),
     _refused("logits_processors", BOTH, "logit_bias adds to the scores of tokens", []),
+    _refused("samplers", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
+    _refused("sampler_priority", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
+    _refused("mirostat", BOTH, _NO_MIROSTAT, 0),
+    _refused("mirostat_mode", BOTH, _NO_MIROSTAT, 0),
+    _refused("dynatemp_range", BOTH, "the temperature is one number; leave it out", 0, 0.0),
+    _refused("dynamic_temperature", BOTH, "the temperature is one number; leave it out", False),
+    _refused("smoothing_factor", BOTH, "use min_p or top_n_sigma", 0, 0.0),
+    _refused("min_keep", BOTH, "every sampler keeps one token at least; leave it out", 0, 1),
+    _refused("tfs", BOTH, "use min_p or typical_p", 1, 1.0),
+    _refused("tfs_z", BOTH, "use min_p or typical_p", 1, 1.0),
+    _refused("top_a", BOTH, "use min_p", 0, 0.0),
+    _refused("epsilon_cutoff", BOTH, "use min_p", 0, 0.0),
+    _refused("eta_cutoff", BOTH, "use min_p or typical_p", 0, 0.0),
+    _refused("encoder_repetition_penalty", BOTH, "use repetition_penalty", 1, 1.0),
     _refused("truncate_prompt_tokens", BOTH, "shorten the prompt; /tokenize counts its tokens"),
     _refused("chat_template", (CHAT,), "templates come from the operator alone; chat_template_kwargs sets variables"),
     _refused("documents", (CHAT,), "put the documents into a message", []),

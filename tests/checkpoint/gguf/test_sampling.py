@@ -61,17 +61,28 @@ def test_what_is_not_applied_is_told(tmp_path: Path) -> None:
     found = defaults_with(
         tmp_path,
         temp=(F32, 0.6),
-        xtc_probability=(F32, 0.5),
-        xtc_threshold=(F32, 0.1),
         mirostat=(I32, 2),
-        penalty_repeat=(F32, 1.1),
-        penalty_last_n=(I32, 64),
         new_thing=(F32, 3.0),
     )
     assert found.notice is not None
-    for name in ("mirostat", "xtc_probability", "penalty_last_n", "new_thing"):
+    for name in ("mirostat", "new_thing"):
         assert name in found.notice.partition("not applied: ")[2]
     assert "not applied" not in str(defaults_with(tmp_path, xtc_probability=(F32, 0.0), mirostat=(I32, 0)).notice)
+
+
+def test_samplers_of_llama_cpp_are_applied(tmp_path: Path) -> None:
+    params = defaults_with(
+        tmp_path,
+        temp=(F32, 0.5),
+        xtc_probability=(F32, 0.5),
+        xtc_threshold=(F32, 0.25),
+        penalty_repeat=(F32, 1.125),
+        penalty_last_n=(I32, 64),
+    ).params
+    assert (params.xtc_probability, params.xtc_threshold) == (0.5, 0.25)
+    assert (params.repetition_penalty, params.repeat_last_n) == (1.125, 64)
+    assert defaults_with(tmp_path, penalty_repeat=(F32, 1.1), penalty_last_n=(I32, -1)).params.repeat_last_n is None
+    assert "not applied: xtc_probability=0.5" in str(defaults_with(tmp_path, xtc_probability=(F32, 0.5)).notice)
 
 
 def test_values_that_make_no_sense_are_refused(tmp_path: Path) -> None:

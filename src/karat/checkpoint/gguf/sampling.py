@@ -16,12 +16,24 @@ _NUMBERS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "top_p": (float, "top_p"),
     "min_p": (float, "min_p"),
     "penalty_repeat": (float, "repetition_penalty"),
+    "xtc_probability": (float, "xtc_probability"),
+    "xtc_threshold": (float, "xtc_threshold"),
 }
 # Samplers that Karat does not have, and the value that switches each off.
-_OFF: Mapping[str, tuple[type[int] | type[float], float]] = {"xtc_probability": (float, 0.0), "mirostat": (int, 0)}
+_OFF: Mapping[str, tuple[type[int] | type[float], float]] = {"mirostat": (int, 0)}
 _ALL_TOKENS = -1  # penalty_last_n
 # Names that change nothing by themselves.
-_SILENT = frozenset({"sequence", "xtc_threshold", "mirostat_tau", "mirostat_eta", "penalty_last_n"})
+_SILENT = frozenset({"sequence", "mirostat_tau", "mirostat_eta", "penalty_last_n"})
+# Names of generation_config.json that GGUF has no keys for, and the value that means nothing.
+_LEFT_OUT: Mapping[str, object] = {
+    "max_new_tokens": None,
+    "min_new_tokens": None,
+    "num_return_sequences": None,
+    "stop_strings": None,
+    "typical_p": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": [],
+}
 _TOP_K = 50  # transformers' default where it samples
 
 
@@ -43,7 +55,7 @@ def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
             config[name] = str(metadata.values[PREFIX + name])
     last = metadata.get(int, f"{PREFIX}penalty_last_n", _ALL_TOKENS)
     if last != _ALL_TOKENS and config.get("repetition_penalty", 1.0) != 1.0:
-        config["penalty_last_n"] = last
+        config["repeat_last_n"] = last
     samples = {"temperature", "top_k", "top_p", "min_p"} & config.keys()
     config["do_sample"] = bool(samples) and config.get("temperature", 1.0) != 0
     if not config["do_sample"]:
@@ -67,5 +79,4 @@ def sampling_values(config: Mapping[str, Any]) -> tuple[list[tuple[str, str, flo
     if config.get("repetition_penalty") not in (None, 1.0):
         values.append((f"{PREFIX}penalty_repeat", "FLOAT32", config["repetition_penalty"]))
         values.append((f"{PREFIX}penalty_last_n", "INT32", _ALL_TOKENS))
-    left_out = ("max_new_tokens", "min_new_tokens", "num_return_sequences", "stop_strings")
-    return values, [name for name in left_out if config.get(name) is not None]
+    return values, [name for name, off in _LEFT_OUT.items() if config.get(name) not in (None, off)]

@@ -5,7 +5,7 @@ import { makePrompt } from "./prompt.js";
 import { bits, STEPS, stepOf } from "./surprise.js";
 import { fitsBeside } from "./width.js";
 
-const CUTS = { grammar: "cut by the form", min_tokens: "too early to end", allowed_token_ids: "not allowed", top_k: "cut by top k", top_p: "cut by top p", min_p: "cut by min p" };
+const CUTS = { grammar: "cut by the form", min_tokens: "too early to end", allowed_token_ids: "not allowed", bad_words: "a bad word", no_repeat_ngram_size: "would repeat", top_n_sigma: "cut by top n sigma", typical_p: "cut by typical p", xtc: "cut by XTC", top_k: "cut by top k", top_p: "cut by top p", min_p: "cut by min p" };
 
 export function makeWhy(app) {
   const place = h("div");
@@ -63,7 +63,7 @@ export function makeWhy(app) {
   function alternative(node, index, entry, other) {
     const chosen = other.token === entry.token;
     const state = chosen ? (entry.picked ? "taken by you" : entry.draw === null ? "chosen" : `chosen, drawn with ${percent(other.drawn)}`) : other.cut_by ? CUTS[other.cut_by] : entry.temperature > 0 ? `drawn with ${percent(other.drawn)}` : "";
-    const penalty = other.penalty ? `penalty ${other.penalty > 0 ? "+" : "−"}${Math.abs(other.penalty).toFixed(2)}` : "";
+    const penalty = other.dry === other.penalty && other.dry ? `DRY −${Math.abs(other.dry).toFixed(2)}` : other.penalty ? `penalty ${other.penalty > 0 ? "+" : "−"}${Math.abs(other.penalty).toFixed(2)}` : "";
     const parts = [
       h("span", { class: "word" }, shown(other.text)), bar(other.probability), h("span", { class: "share" }, percent(other.probability)),
       h("span", { class: "state" }, [state, penalty].filter(Boolean).join(", "))];
@@ -91,7 +91,7 @@ function sentence(entry, step, greedy) {
 
 /** What each step of the settings left of the candidates. */
 function funnel({ kept = {}, temperature, draw }) {
-  const rows = [["grammar", "Form of the answer"], ["top_k", "Top k"], ["top_p", "Top p"], ["min_p", "Min p"]]
+  const rows = [["grammar", "Form of the answer"], ["top_n_sigma", "Top n sigma"], ["top_k", "Top k"], ["typical_p", "Typical p"], ["top_p", "Top p"], ["min_p", "Min p"], ["xtc", "XTC"]]
     .filter(([name]) => kept[name] !== null && kept[name] !== undefined)
     .map(([name, label]) => [label, `${number(kept[name])} ${kept[name] === 1 ? "token" : "tokens"} left`]);
   if (draw !== null) rows.unshift(["Temperature", String(Number(temperature.toFixed(3)))]);
