@@ -215,7 +215,7 @@ def test_a_form_is_rebuilt_from_the_tokens(monkeypatch: pytest.MonkeyPatch, afte
 
 
 def test_bad_forms_are_refused_before_any_work(llm: LLM) -> None:
-    with pytest.raises(RequestError, match='json: Unimplemented keys: \\["not"\\]'):
+    with pytest.raises(RequestError, match="json: not: "):
         llm.generate("a", SamplingParams(structured_outputs={"json": {"not": {}}}))
     assert llm.engine.stats().num_waiting == 0
 

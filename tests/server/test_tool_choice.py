@@ -136,6 +136,21 @@ def test_a_schema_that_cannot_be_kept_to(scripted: Running) -> None:
     assert answer.status == 400 and "not" in answer.json["error"]["message"]
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_the_tools_that_are_shown_some_may_be_called(scripted: Running, mode: str) -> None:
+    clock = {"type": "function", "name": "clock"}
+    choices: dict[str, Any] = {
+        CHAT: {"allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "clock"}}]}},
+        RESPONSES: {"mode": mode, "tools": [clock]},
+    }
+    for route, choice in choices.items():
+        body = BODIES[route](call(), tool_choice={"type": "allowed_tools", **choice})
+        answer = scripted.ask(route, body).json
+        assert {name for name, _ in calls_in(route, answer)} == {"clock"}, answer
+        if route == RESPONSES:
+            assert answer["tool_choice"] == {"type": "allowed_tools", **choice} and len(answer["tools"]) == 2
+
+
 FORM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "string", "maxLength": 99}},
@@ -266,3 +281,49 @@ def test_the_same_request_has_the_same_tokens_however_it_is_asked(scripted: Runn
                 body |= {"temperature": 0, "max_tokens": 300, "return_token_ids": True}
                 answer = scripted.ask(CHAT, body).json["choices"][0]
                 assert answer["token_ids"] == list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_a_form_that_nothing_fits_is_the_fault_of_its_field(scripted: Running, route: str) -> None:
+    """With these, whether the answer was whole or a 500 was chance, and the message was the compiler's."""
+    names = {"patternProperties": {"^s$": {"enum": [1]}}, "required": ["s"], "additionalProperties": False}
+    form = json.loads(
+        json.dumps(FORMS[route]).replace(json.dumps(FORM_SCHEMA), json.dumps({"type": "object", **names}))
+    )
+    body = {name: value for name, value in BODIES[route]('{"s": 1, "s"', **form).items() if name != "tools"}
+    assert json.loads(text_in(route, scripted.ask(route, body).json)) == {"s": 1}
+    for stream in (False, True):
+        wrong = {**body, "structured_outputs": {"grammar": "start: <|im_end|>"}, "stream": stream}
+        wrong = {name: value for name, value in wrong.items() if name not in form}
+        answer = scripted.ask(route, wrong)
+        assert answer.status == 400 and "no text goes on from here" in answer.json["error"]["message"]
+
+
+def test_strict_closes_the_objects_of_a_form_and_of_arguments(scripted: Running) -> None:
+    open_schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    said = '{"a": 1, "b": 2}'
+    for strict in (True, False):
+        kinds: dict[str, Any] = {
+            CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": open_schema}}},
+            RESPONSES: {"text": {"format": {"type": "json_schema", "name": "x", "schema": open_schema}}},
+        }
+        kinds[CHAT]["response_format"]["json_schema"]["strict"] = kinds[RESPONSES]["text"]["format"]["strict"] = strict
+        for route, form in kinds.items():
+            body = {name: value for name, value in BODIES[route](said, **form).items() if name != "tools"}
+            answer = scripted.ask(route, body).json
+            assert (text_in(route, answer) == said) != strict and json.loads(text_in(route, answer))["a"] == 1
+            if route == RESPONSES:
+                assert answer["text"]["format"]["schema"] == open_schema, "as it was sent"
+        inner = {"type": "object", "properties": {"in": open_schema}, "required": ["in"]}
+        function = {"type": "function", "function": {"name": "f", "parameters": inner, "strict": strict}}
+        body = chat_body(call("f", f'{{"in": {said}}}')) | {"tools": [function]}
+        ((_, arguments),) = calls_in(CHAT, scripted.ask(CHAT, body).json)
+        assert ("b" in arguments["in"]) != strict
+
+
+def test_json_object_may_have_a_schema(scripted: Running) -> None:
+    form = {"response_format": {"type": "json_object", "schema": FORM_SCHEMA}}
+    body = {name: value for name, value in chat_body('{"x": 1}', **form).items() if name != "tools"}
+    assert json.loads(text_in(CHAT, scripted.ask(CHAT, body).json)).keys() == {"a"}
+    wrong = {"response_format": {"type": "json_object", "schema": 5}}
+    assert scripted.ask(CHAT, {**body, **wrong}).json["error"]["param"] == "response_format"

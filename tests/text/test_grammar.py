@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -15,6 +16,7 @@ from karat.models.opening import open_model
 from karat.request import StructuredOutputs
 from karat.text import Tokenizer
 from karat.text.grammar import Form, Grammar, GrammarCompiler
+from karat.text.tools.grammar import CallGrammar, Tool
 from tests.engine.fakes import BYTES, END, piece_tokenizer
 
 PIECES = [*(bytes([i]) for i in range(256)), b"tr", b"true", b"ue", b"fal", b' "', b"22", b"2-", "é".encode(), b"\xa9]"]
@@ -70,9 +72,9 @@ def test_masks_are_those_of_every_token_tried(kind: str, tmp_path: Path) -> None
 
 
 def test_end_tokens_are_no_text() -> None:
-    grammar = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(regex="a+"))
+    grammar = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(regex="a+|b"))
     form: Form = grammar.begin([ord("a"), END])
-    assert not form.fitting([END]).any(), "an end token that is a letter"
+    assert form.fitting([END]).nonzero()[0].tolist() == [ord("b")], "an end token that is a letter"
 
 
 def test_a_choice_of_thousands_is_kept_to() -> None:
@@ -136,22 +138,20 @@ def test_bombs_are_refused_quickly(name: str) -> None:
     "schema",
     [
         {"not": {}},
-        {"if": {}},
         {"uniqueItems": True},
         {"contains": {}},
-        {"propertyNames": {}},
         {"dependentRequired": {"a": ["b"]}},
-        {"unevaluatedProperties": False},
         {"x-guidance": {"lenient": True}},
         {"minProperties": 2},
         {"enum": [1, 2**53 + 1]},
         {"const": {"a": [-(2**53) - 1]}},
-        {"type": "integer", "minimum": 2**53 + 1},
         {"type": "integer", "exclusiveMinimum": 2**63},
-        {"type": "integer", "maximum": -(2**53) - 1},
+        {"type": "integer", "maximum": -(2**63)},
+        {"then": False, "if": {"properties": {"a": {"const": 1}}}},
+        {"type": "object", "propertyNames": {"not": {"const": "a"}}},
+        {"anyOf": [{"type": "integer"}, {}], "unevaluatedProperties": False},
         {"type": "foo"},
         {"type": "string", "pattern": "(?=a)"},
-        {"type": "string", "format": "no-such-format"},
         {"type": "object", "patternProperties": {"(?=a)": {}}},
         {"type": "integer", "multipleOf": 0},
         {"type": "string", "enum": []},
@@ -185,3 +185,57 @@ def takes(grammar: Grammar, text: bytes) -> bool:
             return False
         form.push(byte)
     return form.may_end
+
+
+DEAD_ENDS: dict[str, Any] = {  # a form, the tokens up to where no text fits, and whether that is found before them
+    "an end token": ({"grammar": f"start: <[{END}]>"}, "", True),
+    "an end token later": ({"grammar": f'start: "a" <[{END}]> "b"'}, "a", False),
+    "no text": ({"grammar": 'start: "a" X\nX: /a/ & /b/'}, "a", False),
+}
+
+
+@pytest.mark.parametrize("name", DEAD_ENDS)
+def test_where_no_text_fits_the_form_is_at_fault(name: str) -> None:
+    fields, begun, is_early = DEAD_ENDS[name]
+    grammar = GrammarCompiler(BYTES, 258).compile(StructuredOutputs(**fields))
+
+    def follow() -> None:
+        form = grammar.begin([END])
+        assert not is_early
+        for byte in begun.encode():
+            form.push(byte)
+        form.fitting([END])
+
+    with pytest.raises(RequestError, match="structured_outputs: no text goes on from here"):
+        follow()
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, object], str]] = {
+    "lengths": (
+        {"type": "string", "pattern": "^a$", "minLength": 2},
+        "pattern, format, enum or lengths: no text keeps",
+    ),
+    "types": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "type: the types"),
+    "numbers": (
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        "nothing fits it: minimum .3. is greater than maximum",
+    ),
+    "names": ({"type": "object", "required": ["a"], "additionalProperties": False}, "required property 'a'"),
+    "patterns": ({"patternProperties": {"^a": {}, "b$": {"type": "null"}}}, "patternProperties: regexes"),
+    "unknown": ({"contains": {}}, "contains: no grammar can keep to it"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_schema_that_nothing_fits_is_told_in_words_of_users(name: str) -> None:
+    schema, words = CONTRADICTIONS[name]
+    inside = f"({words}|nothing fits it: required property 'a')"
+    for given, told in (({"json": schema}, words), ({"tool_calls": _calls(schema)}, inside)):
+        with pytest.raises(RequestError, match=f": {told}") as caught:
+            GrammarCompiler(BYTES, 258).compile(StructuredOutputs(**given))  # type: ignore[arg-type]
+        assert "Regex" not in str(caught.value) and "llguidance" not in str(caught.value)
+
+
+def _calls(schema: dict[str, object]) -> str:
+    parameters = {"properties": {"a": schema}, "required": ["a"]}
+    return CallGrammar(form="hermes", tools=(Tool("f", parameters),), must_call=True, single=True).encoded()

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -412,14 +412,14 @@ class AsyncLLM:
         """As `LLM.parse_chat`."""
         return parsed(output, await self.dialect(), self.tokenizer, tools, calls_alone=calls_alone)
 
-    async def compile_form(self, form: StructuredOutputs) -> None:
+    async def compile_form(self, form: StructuredOutputs, end_token_ids: Collection[int] = ()) -> None:
         """Returns when a form of answers is compiled; requests with it then begin at once, while it is kept.
 
-        RequestError for one that is refused or takes too long, OverloadedError where those of others do. Requests that
-        come without it wait here themselves.
+        RequestError for one that is refused, that no answer begins which may end with `end_token_ids`, or that takes
+        too long; OverloadedError where those of others do. Requests that come without it wait here themselves.
         """
         self._engine.attach()
-        await self._admission.forms.compiled(form)
+        (await self._admission.forms.compiled(form)).begin(end_token_ids)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""

@@ -261,10 +261,11 @@ async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextReque
     if work.receipt is not False:
         await llm.fingerprint()
     given, form = asked.given.get("structured_outputs"), work.asks[0].params.structured_outputs  # that of all
+    end_ids = llm.chat_end_token_ids if isinstance(asked, ChatRequest) else llm.end_token_ids
     for name, each in ((asked.form.structure_field, given), ("tools", None if form == given else form)):
         if each is not None:
             try:
-                await llm.compile_form(each)
+                await llm.compile_form(each, end_ids)
             except RequestError as error:
                 reason = str(error).removeprefix("structured_outputs: ")
                 raise invalid(name, f"{name}: {reason}") from error

@@ -271,7 +271,8 @@ TABLE: tuple[Field, ...] = (
         "response_format",
         BOTH,
         Names,
-        "text, json_object, or json_schema, which is always kept to, strict or not. What cannot be kept to is a 400.",
+        "text, json_object (perhaps with schema), or json_schema, which is always kept to; strict closes its objects. "
+        "What cannot be kept to is a 400.",
     ),
     _honoured(
         "text",
@@ -296,20 +297,21 @@ TABLE: tuple[Field, ...] = (
         Tools,
         "Functions that the model may call, if its chat template has a place for tools. Tools of other types are "
         "dropped, each named in the header as tools.NAME, unless one must be called. strict keeps arguments to the "
-        "schema.",
+        "schema, its objects closed.",
     ),
     _honoured(
         "tool_choice",
         (CHAT, *STATELESS),
         str | dict[str, Any],
-        "auto (default), none, required, or a function by its name. Calls that must come are kept to the schema.",
+        "auto (default), none, required, a function by its name, which is called once, or allowed_tools. Calls that "
+        "must come are kept to the schema.",
     ),
     _honoured(
         "tool_choice",
         ANTHROPIC,
         dict[str, Any],
-        "auto (default), any, tool or none, perhaps with disable_parallel_tool_use. Calls that must come are kept to "
-        "the schema.",
+        "auto (default), any, tool, which is called once, or none, perhaps with disable_parallel_tool_use. Calls that "
+        "must come are kept to the schema.",
     ),
     _honoured("parallel_tool_calls", (CHAT, *STATELESS), Flag, "Whether an answer may have several calls (default)."),
     _honoured(

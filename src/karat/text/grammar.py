@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.grammar import CallGrammar, lark_of
 
@@ -24,22 +25,28 @@ MAX_REPEATS = 2000  # of a part of an expression or a grammar, and of items that
 MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf: the compiler makes about that many states
 MAX_TEXT = 8192  # characters of one text in a form: each step looks at all text that is forced
 MAX_PROPERTIES = 400  # of an object, in the order of a schema
-MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
 MAX_RULES = 500  # definitions of a grammar: the compiler follows them by recursion
 # llguidance would choose the tokens of a text that is forced, instead of the model.
 _HEADER = '%llguidance {"no_forcing": true}\n'
 # A space, or a line end with its indentation: white space cannot go on for ever.
 _WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 _REPEAT = re.compile(r"(.?)(?:\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?)")
-_KEYWORDS = {  # of llguidance's errors that begin so
-    "Invalid type:": "type",
-    "Unknown format:": "format",
-    "Resource ": "$ref",
-    "Pointer ": "$ref",
-    "regex parse error": "pattern",
-    "invalid multiple of": "multipleOf",
-    "Unsatisfiable schema: anyOf is empty": "enum or anyOf",
+_FAULTS = {  # how llguidance's errors begin, the keyword that they are about, and what is told instead of them
+    "Invalid type:": ("type", None),
+    "Resource ": ("$ref", None),
+    "Pointer ": ("$ref", None),
+    "regex parse error": ("pattern", None),
+    "invalid multiple of": ("multipleOf", None),
+    "Unsatisfiable schema: anyOf is empty": ("enum or anyOf", "there is nothing to choose from"),
+    "Unsatisfiable schema: incompatible types": ("type", "the types that are asked for exclude each other"),
+    "Unsatisfiable schema: Regex is empty": ("pattern, format, enum or lengths", "no text keeps to all of them"),
+    "Failed to generate regex for": ("minimum or maximum", "the compiler has no such numbers; take others"),
 }
+_TOO_MUCH = "it takes too much work to keep to; expected a simpler form; change it"
+_DEAD_END = (
+    "no text goes on from here: the form contradicts itself, or asks for a token that ends answers; expected one that "
+    "can be kept to; change it"
+)
 _DIRECTIVE = re.compile(r"%(?:json|lark|llguidance|regex)\b")
 _DEFINITION = re.compile(r"^\s*[?!]?[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 
@@ -73,10 +80,10 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             reason = _reason(matcher)
-            if kind == "json":
-                reason = _with_keyword(str(form.json), reason)
+            if kind != "grammar":
+                reason = _with_keyword(str(form.json or form.tool_calls), reason)
             raise RequestError(
-                f"structured_outputs: {kind}: {reason}; expected what llguidance supports; change it or leave it out"
+                f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out"
             )
         return Grammar(matcher, self._vocab_size, self._threads)
 
@@ -92,8 +99,13 @@ class Grammar:
         _require_no_error(matcher)
 
     def begin(self, end_token_ids: Collection[int]) -> "Form":
-        """The form of an answer that has no token yet. No token of `end_token_ids` counts as text."""
-        return Form(self._matcher.deep_copy(), self._first, end_token_ids, self._vocab_size, self._threads)
+        """The form of an answer that has no token yet. No token of `end_token_ids` counts as text.
+
+        RequestError where no token can be the first, and the answer is not whole without one.
+        """
+        form = Form(self._matcher.deep_copy(), self._first, end_token_ids, self._vocab_size, self._threads)
+        form.fitting(())
+        return form
 
 
 class Form:
@@ -127,11 +139,13 @@ class Form:
     def fitting(self, stop_ids: Collection[int]) -> NDArray[np.bool_]:
         """True for every token [vocab] that may come next; `stop_ids` too where the answer may end.
 
-        RequestError for a grammar that takes too much time.
+        RequestError for a grammar that takes too much time, and where the answer is not whole and nothing can follow.
         """
         fitting = self._text_fits()
         if self.may_end:
             fitting[list(stop_ids)] = True
+        elif not fitting.any():
+            raise RequestError(f"structured_outputs: {_DEAD_END}")
         return fitting
 
     def push(self, token_id: int) -> None:
@@ -159,7 +173,8 @@ class Form:
 
 def _require_no_error(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise RequestError(f"structured_outputs: {_reason(matcher)}; expected a simpler form; change it")
+        is_dead = "NoExtension" in matcher.get_error()
+        raise RequestError(f"structured_outputs: {_DEAD_END if is_dead else _TOO_MUCH}")
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -169,12 +184,16 @@ def _reason(matcher: LLMatcher) -> str:
 
 
 def _with_keyword(schema: str, reason: str) -> str:
-    """llguidance's error about a JSON Schema, with the keyword that it is about where it shows the value alone."""
-    for words, keyword in _KEYWORDS.items():
+    """llguidance's error about a JSON Schema, with the keyword that it is about, in words of users."""
+    if found := re.match(r"Unimplemented keys: \[\"([^\"]*)", reason):
+        return f"{found[1]}: no grammar can keep to it"
+    for words, (keyword, told) in _FAULTS.items():
         if reason.startswith(words):
-            patterns = "pattern" if '"pattern"' in schema else "patternProperties"
-            return f"{patterns if keyword == 'pattern' else keyword}: {reason}"
-    return reason
+            name = keyword if keyword != "pattern" or '"pattern"' in schema else "patternProperties"
+            return f"{name}: {told or reason}"
+    return reason.replace("Unsatisfiable schema: ", "nothing fits it: ").replace(
+        "patternProperty ", "patternProperties: "
+    )
 
 
 def _as_llguidance(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
@@ -244,7 +263,7 @@ def _check_grammar(grammar: str) -> None:
 
 def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
     options: Any = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return {**schema, "x-guidance": options}
+    return {**rewritten(schema), "x-guidance": options}
 
 
 def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,7 +351,7 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
 
 
 def _check_integers(schema: Mapping[str, Any]) -> None:
-    """RequestError for integers that the compiler would round to others: as a value, or as a bound that gets wider."""
+    """RequestError for values that are integers that the compiler would round to others."""
     for name in ("enum", "const"):
         values = [schema.get(name)]
         while values:
@@ -340,14 +359,6 @@ def _check_integers(schema: Mapping[str, Any]) -> None:
             values += _inner(value)
             if isinstance(value, int) and abs(value) > MAX_WHOLE:
                 raise _too_large(name, value)
-    for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-        value = schema.get(name)
-        if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
-            continue
-        outward = value if name in ("maximum", "exclusiveMaximum") else -value
-        is_exact = abs(value) < 2**63 and int(float(value)) == value
-        if outward < 2**63 - 1 and not is_exact:  # beyond, the compiler has no integers at all
-            raise _too_large(name, value)
 
 
 def _too_large(name: str, value: int) -> RequestError:

@@ -140,18 +140,18 @@ OTHERS = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "a\r\n
 def test_tools() -> None:
     tools = read(tools=TOOLS).chat.tools
     assert [function.name for function in tools.functions] == ["read_file", "clock"]
-    assert tools.parallel and not tools.required and tools.functions[0].strict
+    assert not tools.calling.single and not tools.calling.must_call and tools.functions[0].strict
     rendered = tools.rendered()
     assert rendered is not None and rendered[0] == {
         "type": "function",
         "function": {"name": "read_file", "description": "a", "parameters": {"type": "object"}},
     }
     assert read(tools=TOOLS).without_effect == ("cache_control",)
-    assert read(tools=TOOLS, tool_choice={"type": "any"}).chat.tools.required
+    assert read(tools=TOOLS, tool_choice={"type": "any"}).chat.tools.calling.must_call
     single = read(tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).chat.tools
-    assert not single.required and not single.parallel
+    assert not single.calling.must_call and single.calling.single
     named = read(tools=TOOLS, tool_choice={"type": "tool", "name": "clock"}).chat.tools
-    assert [function.name for function in named.functions] == ["clock"] and named.required
+    assert [function.name for function in named.functions] == ["clock"] and named.calling.must_call
     assert read().chat.tools.rendered() is None
 
 

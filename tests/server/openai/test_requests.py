@@ -92,11 +92,19 @@ TOOLS = [
 def test_tools() -> None:
     tools = chat(tools=TOOLS).tools
     assert tools.rendered() == [TOOLS[0], {"type": "function", "function": {"name": "read_file", "parameters": {}}}]
-    assert tools.parallel and not tools.required and [each.strict for each in tools.functions] == [False, True]
-    assert not chat(tools=TOOLS, parallel_tool_calls=False).tools.parallel
-    assert chat(tools=TOOLS, tool_choice="required").tools.required
+    assert (
+        not tools.calling.single
+        and not tools.calling.must_call
+        and [each.strict for each in tools.functions] == [False, True]
+    )
+    assert chat(tools=TOOLS, parallel_tool_calls=False).tools.calling.single
+    assert chat(tools=TOOLS, tool_choice="required").tools.calling.must_call
     named = chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "clock"}}).tools
-    assert [each.name for each in named.functions] == ["clock"] and named.required
+    assert [each.name for each in named.functions] == ["clock"] and named.calling.must_call
+    some = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "clock"}}]}
+    allowed = chat(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": some}).tools
+    assert len(allowed.functions) == 2 and [each.name for each in allowed.calling.offers] == ["clock"]
+    assert allowed.calling.is_part and not allowed.calling.must_call
     assert chat(tools=TOOLS, tool_choice="none").tools.dropped == ("tools.clock", "tools.read_file")
     others = [*TOOLS, {"type": "custom", "custom": {"name": "x"}}, {}]
     assert chat(tools=others).tools.dropped == ("tools.custom", "tools[3]")
@@ -116,6 +124,7 @@ def test_tools() -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "clock"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
     ],
 )

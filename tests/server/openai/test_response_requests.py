@@ -10,7 +10,7 @@ from karat.server.errors import ApiError
 from karat.server.fields import INPUT_TOKENS, RESPONSES
 from karat.server.openai.requests import Effort
 from karat.server.openai.response_requests import ResponseRequest, read_response
-from karat.server.openai.response_schema import FunctionChoice, FunctionTool
+from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool
 
 
 def read(route: str = RESPONSES, **given: Any) -> ResponseRequest:
@@ -132,9 +132,14 @@ def test_what_changes_nothing_is_named_and_so_is_every_tool() -> None:
 def test_tools_and_what_the_answer_says_of_them() -> None:
     tools = [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": True}]
     asked = read(tools=tools, tool_choice={"type": "function", "name": "shell"}, parallel_tool_calls=False)
-    assert asked.chat.tools.required and not asked.chat.tools.parallel and asked.chat.tools.functions[0].strict
+    assert (
+        asked.chat.tools.calling.must_call and asked.chat.tools.calling.single and asked.chat.tools.functions[0].strict
+    )
     assert asked.echo.tool_choice == FunctionChoice("shell") and not asked.echo.parallel_tool_calls
     assert asked.echo.tools == (FunctionTool("shell", {"type": "object"}, True),)
+    some: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "shell"}]}
+    allowed = read(tools=tools, tool_choice=some)
+    assert allowed.chat.tools.calling.must_call and allowed.echo.tool_choice == AllowedTools("required", some["tools"])
     assert read().echo.tools == () and read(tools=tools).echo.tool_choice == "auto"
     assert refused(tools=[{"type": "function", "function": {"name": "a"}}]).param == "tools[0].function"
 

@@ -44,7 +44,7 @@ def test_an_answer_needs_a_grammar_only_where_it_is_bound() -> None:
     assert chosen(A, B).structured(HERMES, "") is None
     assert Calling().structured(HERMES, "", ANSWER) is ANSWER
     for bound, tools in (
-        (chosen(A, STRICT), [None, {"properties": {}}]),
+        (chosen(A, STRICT), [None, {"properties": {}, "additionalProperties": False}]),
         (chosen(A, B, parallel=False), [None, None]),
         (chosen(A, B, allowed=["a"]), [None]),
         (chosen(A, B, choice="required"), [{"type": "object"}, {"properties": {}}]),

@@ -9,6 +9,7 @@ from karat.server.bodies import judge
 from karat.server.errors import invalid
 from karat.server.fields import Field, Names
 from karat.server.openai.response_schema import JsonObjectFormat, JsonSchemaFormat, TextConfig, TextFormat
+from karat.text.schema_closing import closed
 
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
 _ANY_OBJECT = {"type": "object"}
@@ -51,7 +52,7 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
         if not isinstance(form.get("name"), str):
             raise invalid("text.format.name", f"text.format.name={shown(form.get('name'))}: expected a name")
         config = TextConfig(
-            JsonSchemaFormat(form["name"], schema, form.get("strict") or False, form.get("description"))
+            JsonSchemaFormat(form["name"], form["schema"], form.get("strict") or False, form.get("description"))
         )
     else:
         expected = "expected type text, json_object, or json_schema with name and schema"
@@ -72,7 +73,8 @@ def chosen(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any
     try:
         return {"structured_outputs": StructuredOutputs(**({"json": schema} if wanted is None else wanted))}
     except RequestError as error:
-        raise invalid(name if wanted is None else "structured_outputs", str(error)) from error
+        field = name if wanted is None else "structured_outputs"
+        raise invalid(field, _named(error, field)) from error
 
 
 def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -80,17 +82,20 @@ def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = form.get("type")
     if kind in ("text", "json_object") and len(form) == 1:
         return _ANY_OBJECT if kind == "json_object" else None
+    if kind == "json_object" and len(form) == 2 and isinstance(schema := form.get("schema"), dict):
+        return schema  # as llama.cpp has it
     described = form.get("json_schema")
     if kind != "json_schema" or len(form) != 2 or not isinstance(described, dict):
         raise invalid(
             "response_format",
-            f"response_format={shown(dict(form))}: expected type text, json_object, or json_schema with json_schema",
+            f"response_format={shown(dict(form))}: expected type text, json_object, perhaps with schema, or "
+            "json_schema with json_schema",
         )
     return _described(described, "response_format.json_schema")
 
 
 def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The schema of a form with its name. strict changes nothing: every schema is kept to."""
+    """The schema of a form with its name. Every schema is kept to; strict closes objects that name their properties."""
     field = where.partition(".json_schema")[0]
     if unknown := described.keys() - _FIELDS:
         raise invalid(field, f"{where} has {shown(min(unknown))}; take it out", "unknown_field")
@@ -100,4 +105,12 @@ def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         if not isinstance(described.get(name), kind | None):
             raise invalid(field, f"{where}.{name}={shown(described[name])}: expected a {kind.__name__}")
-    return schema
+    try:
+        return closed(schema) if described.get("strict") else schema
+    except RequestError as error:
+        raise invalid(field, _named(error, field)) from error
+
+
+def _named(error: RequestError, field: str) -> str:
+    """What is wrong with a form, by the field that gave it."""
+    return str(error).replace("structured_outputs", field, 1)

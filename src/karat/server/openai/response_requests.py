@@ -11,7 +11,7 @@ from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fie
 from karat.server.openai.formats import structure_field, text_structure
 from karat.server.openai.messages import called, linked, read_messages, unknown
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
-from karat.server.openai.response_schema import FunctionChoice, FunctionTool, TextConfig, TextFormat
+from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool, TextConfig, TextFormat
 from karat.server.openai.tools import read_response_tools
 from karat.server.tools import Tools
 from karat.server.wishes import read_wishes
@@ -40,7 +40,7 @@ class Echo:
     max_output_tokens: int | None
     text: TextConfig = TextConfig(TextFormat())  # noqa: RUF009 - nobody changes it
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = "auto"
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedTools = "auto"
     tools: tuple[FunctionTool, ...] = ()
 
 
@@ -84,10 +84,14 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         values.get("max_output_tokens"),
         text,
         values.get("parallel_tool_calls", True),
-        FunctionChoice(choice["name"]) if isinstance(choice, dict) else choice,
+        _echoed_choice(choice) if isinstance(choice, dict) else choice,
         _echoed(tools),
     )
     return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names))
+
+
+def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | AllowedTools:
+    return AllowedTools(choice["mode"], choice["tools"]) if "tools" in choice else FunctionChoice(choice["name"])
 
 
 def _echoed(tools: Tools) -> tuple[FunctionTool, ...]:

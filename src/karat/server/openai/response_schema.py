@@ -78,9 +78,13 @@ class FunctionTool(Struct):
     type: Literal["function"] = "function"
 
 
-class FunctionChoice(Struct):
+class FunctionChoice(Struct, tag_field="type", tag="function"):
     name: str
-    type: Literal["function"] = "function"
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
 
 
 class TextFormat(Struct, tag_field="type", tag="text"):
@@ -127,7 +131,7 @@ class Response(Struct, kw_only=True):
     error: None = None
     previous_response_id: None = None
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice = "auto"
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedTools = "auto"
     tools: list[FunctionTool] = []
     background: Literal[False] = False
     store: Literal[False] = False

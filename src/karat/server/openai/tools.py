@@ -9,7 +9,7 @@ from karat.server.tools import Function, Tools, chosen, function_of, other_name,
 from karat.text.tools.calling import Mode
 
 _MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}
-_EXPECTED = "auto, none, required, or the name of a function"
+_EXPECTED = "auto, none, required, the name of a function, or allowed_tools with mode auto or required"
 
 
 def read_tools(values: Mapping[str, Any]) -> Tools:
@@ -25,7 +25,7 @@ def read_tools(values: Mapping[str, Any]) -> Tools:
         if not isinstance(inner, dict) or tool.keys() - {"type", "function"}:
             raise invalid(where, f"{where}={shown(tool)}: expected type function, and function with its name")
         functions.append(function_of(inner, f"{where}.function", schema="parameters"))
-    return chosen(functions, others, _choice(values, nested=True), parallel=values.get("parallel_tool_calls", True))
+    return _chosen(functions, others, values, nested=True)
 
 
 def read_response_tools(values: Mapping[str, Any]) -> Tools:
@@ -38,17 +38,39 @@ def read_response_tools(values: Mapping[str, Any]) -> Tools:
             continue
         inner = {name: value for name, value in tool.items() if name != "type"}
         functions.append(function_of(inner, f"tools[{number}]", schema="parameters"))
-    return chosen(functions, others, _choice(values, nested=False), parallel=values.get("parallel_tool_calls", True))
+    return _chosen(functions, others, values, nested=False)
 
 
-def _choice(values: Mapping[str, Any], *, nested: bool) -> Mode | tuple[str]:
-    """`nested`: the name of a function is in its key `function`."""
+def _chosen(functions: list[Function], others: list[str], values: Mapping[str, Any], *, nested: bool) -> Tools:
+    choice, allowed = _choice(values, nested=nested)
+    return chosen(functions, others, choice, parallel=values.get("parallel_tool_calls", True), allowed=allowed)
+
+
+def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[str], list[str] | None]:
+    """The choice, and the names of the tools that may be called if not all may.
+
+    `nested`: the name of a function, and what is allowed, is in a key of its own.
+    """
     choice = values.get("tool_choice", "auto")
     if isinstance(choice, str) and choice in _MODES:
-        return _MODES[choice]
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        inner = choice.get("function") if nested else choice
-        name = inner.get("name") if isinstance(inner, dict) else None
-        if isinstance(name, str) and not choice.keys() - {"type", "function" if nested else "name"}:
-            return (name,)
+        return _MODES[choice], None
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function" and (name := _name(choice, nested=nested)) is not None:
+        return (name,), None
+    if kind == "allowed_tools":
+        inner = choice.get("allowed_tools") if nested else choice
+        tools = inner.get("tools") if isinstance(inner, dict) else None
+        mode = inner.get("mode") if isinstance(inner, dict) else None
+        if isinstance(tools, list) and mode in ("auto", "required"):
+            listed = [tool for tool in tools if isinstance(tool, dict)]
+            names = [_name(tool, nested=nested) for tool in listed if tool.get("type") == "function"]
+            if len(listed) == len(tools) and None not in names:
+                return _MODES[mode], [name for name in names if name is not None]
     raise unknown_choice(choice, _EXPECTED)
+
+
+def _name(tool: Mapping[str, Any], *, nested: bool) -> str | None:
+    """The name of a function of type function, if nothing else is told of it."""
+    inner = tool.get("function") if nested else tool
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) and not tool.keys() - {"type", "function" if nested else "name"} else None

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.text.schema_closing import closed
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.grammar import CallGrammar, Tool
 
@@ -19,6 +20,11 @@ class Offer:
     name: str
     parameters: dict[str, Any] | None = None
     strict: bool = False
+
+    def bound(self) -> dict[str, Any]:
+        """The schema that arguments keep to. Objects of a strict tool have no names but their properties."""
+        given = self.parameters or {"properties": {}}
+        return closed(given) if self.strict else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,7 @@ class Calling:
             return None
         assert dialect.form is not None
         bind = self.must_call or dialect.form.shape.keywords
-        tools = [
-            Tool(each.name, (each.parameters or {"properties": {}}) if bind or each.strict else None)
-            for each in self.offers
-        ]
+        tools = [Tool(each.name, each.bound() if bind or each.strict else None) for each in self.offers]
         asked = CallGrammar.of(
             dialect,
             tools,

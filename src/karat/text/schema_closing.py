@@ -1,0 +1,83 @@
+"""JSON Schemas whose objects have the names that they list, and no others; and the schemas within a schema."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from karat.errors import RequestError
+
+Schema = dict[str, Any]
+
+OTHERS = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas")  # which may speak of properties too
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "then", "else")
+_COMPOSING = ("allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas")
+_SAYS_OF_NAMES = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
+
+
+def closed(schema: Mapping[str, Any]) -> Schema:
+    """A schema whose objects have the names of their `properties` alone, unless they say something of others.
+
+    Parts of an allOf stay as they are, as does what stands beside one: together they would allow nothing.
+    """
+    kept: set[str] = set()
+    try:
+        _find_parts(schema, kept)
+        made = _closed(schema, kept, "#")
+    except RecursionError as error:
+        raise RequestError(
+            "structured_outputs: json is nested too deeply; expected fewer levels; flatten it"
+        ) from error
+    assert isinstance(made, dict)
+    return made
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas in a schema, each with its place in it."""
+    for name in _MAPS:
+        if isinstance(schema.get(name), Mapping):
+            yield from ((f"/{name}/{key}", value) for key, value in schema[name].items())
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            yield from ((f"/{name}/{index}", value) for index, value in enumerate(schema[name]))
+    yield from ((f"/{name}", schema[name]) for name in _SINGLE if name in schema)
+
+
+def _find_parts(schema: object, kept: set[str], *, is_part: bool = False) -> None:
+    """Find the references that stand among parts of a whole."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("$ref"), str) and (is_part or "properties" in schema):
+            kept.add(schema["$ref"])
+        for place, inner in _inner(schema):
+            _find_parts(inner, kept, is_part=_is_part(schema, place, is_part))
+
+
+def _is_part(schema: Mapping[str, Any], place: str, is_part: bool) -> bool:
+    """Whether what stands at `place` in a schema, which may be a part itself, is one part of several of an object."""
+    is_whole = is_part or "properties" in schema or len(schema.get("allOf") or ()) > 1
+    return is_whole and place.split("/")[1] in _COMPOSING
+
+
+def _closed(schema: object, kept: set[str], place: str, *, is_part: bool = False) -> object:
+    if not isinstance(schema, Mapping):
+        return schema
+    is_part = is_part or place in kept
+    result = with_inner(
+        schema, lambda name, value: _closed(value, kept, place + name, is_part=_is_part(schema, name, is_part))
+    )
+    says = any(name in schema for name in (*_SAYS_OF_NAMES, *OTHERS))
+    if "properties" in schema and not says and not is_part:
+        result["additionalProperties"] = False
+    return result
+
+
+def with_inner(schema: Mapping[str, Any], made: Callable[[str, object], object]) -> Schema:
+    """A copy in which `made`, of its place and itself, takes the place of each schema in the schema."""
+    result = dict(schema)
+    for name in _MAPS:
+        if isinstance(schema.get(name), Mapping):
+            result[name] = {key: made(f"/{name}/{key}", value) for key, value in schema[name].items()}
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            result[name] = [made(f"/{name}/{index}", value) for index, value in enumerate(schema[name])]
+    return result | {name: made(f"/{name}", schema[name]) for name in _SINGLE if name in schema}

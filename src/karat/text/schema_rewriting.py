@@ -1,0 +1,315 @@
+"""JSON Schemas rewritten for the compiler of grammars: what it has no keyword for, in keywords that it has.
+
+An answer of the rewritten schema is one of the given schema. The other way round some are left out: an array of unique
+items may have them in one order only, and integers beyond 2^53 may end some short of their bound.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import combinations, permutations
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from karat.errors import RequestError
+from karat.request import shown
+from karat.text.schema_closing import OTHERS, Schema, with_inner
+
+FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split())
+MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
+LEAST = -(2**63) + 1024  # the least integer that the compiler takes as a bound
+MAX_ARRANGED, MAX_CHOSEN = 4, 7  # unique items in any order, and in one order: 65 and 128 arrays
+_CASE = ("if", "then", "else")
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+def rewritten(schema: Mapping[str, Any]) -> Schema:
+    """RequestError, with its name, for a keyword that no grammar can keep to."""
+    made = _Rewriting(schema).of(schema)
+    assert isinstance(made, dict)
+    return made
+
+
+class _Rewriting:
+    """Of one document, `root`."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+
+    def of(self, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        cases, rest = _cases(given)
+        schema = with_inner(rest, lambda _, value: self.of(value))
+        if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
+            del schema["format"]  # an annotation
+        _round_bounds(schema)
+        self._negate(schema)
+        self._depend(schema)
+        for case in cases:
+            if "if" in case and not case.keys().isdisjoint(("then", "else")):
+                _add(schema, self._branches(schema, case["if"], *(self.of(case.get(n, {})) for n in ("then", "else"))))
+        if schema.get("unevaluatedProperties") is not None and not any(name in schema for name in OTHERS):
+            schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
+        self._name(schema)
+        self._empty(schema)
+        return self._unique(schema)
+
+    def _resolved(self, schema: object) -> Mapping[str, Any]:
+        """A schema, or what it refers to; nothing where that is not in the document."""
+        for _ in range(8):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str) or len(schema) > 1:
+                break
+            found: Any = self._root
+            for step in schema["$ref"].removeprefix("#").split("/")[1:]:
+                step = step.replace("~1", "/").replace("~0", "~")
+                found = found.get(step) if isinstance(found, Mapping) else None
+            schema = found
+        return schema if isinstance(schema, Mapping) else {}
+
+    def _values(self, schema: object) -> list[Any] | None:
+        """The values of a schema that lists them."""
+        found = self._resolved(schema)
+        if "const" in found:
+            return [found["const"]]
+        if isinstance(found.get("enum"), list):
+            types = found.get("type")
+            listed = [types] if isinstance(types, str) else types
+            return [value for value in found["enum"] if listed is None or _type_of(value) in listed]
+        of_types: dict[object, list[Any]] = {"boolean": [True, False], "null": [None]}
+        return of_types.get(found["type"]) if isinstance(found.get("type"), str) else None
+
+    # -- not, dependentRequired, if
+
+    def _negate(self, schema: Schema) -> None:
+        if "not" not in schema:
+            return
+        wrong = schema.pop("not")
+        if wrong is False:
+            return
+        found = self._resolved(wrong)
+        keys = found.keys() - {"title", "description"}
+        values, own = self._values(found), self._values(schema)
+        types = [found["type"]] if isinstance(found.get("type"), str) else found.get("type")
+        required = found.get("required")
+        if keys <= {"const", "enum", "type"} and values is not None and own is not None:
+            schema.pop("const", None)
+            schema["enum"] = [value for value in own if not any(_equal(value, each) for each in values)]
+            if not schema["enum"]:
+                raise _unkept("not", "no value of enum is left; take it out")
+        elif keys == {"type"} and isinstance(types, list) and not {"integer", "number"} & set(types):
+            had = schema.get("type", list(_TYPES))
+            schema["type"] = [name for name in ([had] if isinstance(had, str) else had) if name not in types]
+            if not schema["type"]:
+                raise _unkept("not", "no type is left; take it out")
+        elif keys <= {"required", "type"} and isinstance(required, list) and required and _is_object(schema):
+            _add(schema, [{"properties": {name: False}} for name in required])
+        else:
+            raise _unkept("not", "of values of an enum, of types, or of required it can; say what there may be instead")
+
+    def _depend(self, schema: Schema) -> None:
+        depending = schema.get("dependentRequired")
+        if not isinstance(depending, Mapping):
+            return
+        del schema["dependentRequired"]
+        if not _is_object(schema):
+            raise _unkept("dependentRequired", "the type is not object alone; add it")
+        for name, others in depending.items():
+            if isinstance(others, list) and others:
+                _add(schema, [{"properties": {name: False}}, {"required": [name, *others]}])
+
+    def _branches(self, schema: Schema, condition: Any, then: Any, other: Any) -> list[Schema]:
+        if isinstance(condition, bool):
+            return [then if condition else other]
+        asked = condition.get("properties") if isinstance(condition, Mapping) else None
+        required = condition.get("required", []) if isinstance(condition, Mapping) else []
+        if (
+            not isinstance(asked, Mapping)
+            or len(asked) != 1
+            or condition.keys() - {"properties", "required", "type"}
+            or not set(required) <= set(asked)
+            or not _is_object(schema)
+        ):
+            raise _unkept("if", "of one property with an enum or a const it can; take anyOf instead")
+        (name,) = asked
+        had, wanted = self._values(schema.get("properties", {}).get(name)), self._values(asked[name])
+        if had is None or wanted is None:
+            raise _unkept("if", f"the property {shown(name)} has no enum; give it one, or take anyOf instead")
+        yes = [value for value in had if any(_equal(value, each) for each in wanted)]
+        no = [value for value in had if value not in yes]
+        branches = []
+        if yes:
+            need = {"required": [name]} if required else {}
+            branches.append({"allOf": [{"properties": {name: {"enum": yes}}, **need}, then]})
+        if no:
+            branches.append({"allOf": [{"properties": {name: {"enum": no}}, "required": [name]}, other]})
+        if name not in schema.get("required", []) and (required or not yes):
+            branches.append({"allOf": [{"properties": {name: False}}, other if required else then]})
+        return branches
+
+    # -- names of properties
+
+    def _name(self, schema: Schema) -> None:
+        if "propertyNames" not in schema:
+            return
+        wanted = self._resolved(schema.pop("propertyNames"))
+        keys = wanted.keys() - {"type", "title", "description", "format"}
+        value, own = schema.get("additionalProperties", True), schema.get("properties", {})
+        names = self._values(wanted)
+        if names is not None and keys <= {"enum", "const"} and "patternProperties" not in schema:
+            given = [name for name in names if isinstance(name, str)]
+            schema["properties"] = {n: each for n, each in own.items() if n in given}
+            schema["properties"] |= {name: value for name in given if name not in own and value is not False}
+            schema["additionalProperties"] = False
+        elif keys and keys <= {"pattern", "minLength", "maxLength"} and "patternProperties" not in schema:
+            expression = wanted.get("pattern")
+            if expression is None or keys > {"pattern"}:
+                least, most = wanted.get("minLength", 0), wanted.get("maxLength", "")
+                if expression is not None or not isinstance(least, int) or not isinstance(most, int | str):
+                    raise _unkept("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
+                expression = f"^(?s:.{{{least},{most}}})$"
+            if own and value not in (True, {}):
+                raise _unkept("propertyNames", "it stands beside properties and additionalProperties; give one of them")
+            schema["properties"] = {n: each for n, each in own.items() if _fits(expression, n)}
+            schema |= {"patternProperties": {expression: value}, "additionalProperties": False}
+        elif keys:
+            raise _unkept("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
+
+    def _empty(self, schema: Schema) -> None:
+        """A pattern whose names are all among the others' would be asked for a name that there is not."""
+        patterns, own = schema.get("patternProperties"), schema.get("properties", {})
+        required = schema.get("required", [])
+        if not isinstance(patterns, Mapping) or not isinstance(own, Mapping) or not isinstance(required, list):
+            return
+        names = list(dict.fromkeys([*own, *(name for name in required if isinstance(name, str))]))
+        if not names or schema.get("additionalProperties", True) is not False:
+            return
+        left, found = {}, dict(own)
+        for expression, value in patterns.items():
+            if _has_others(expression, names):
+                left[expression] = value
+                continue
+            for name in names:
+                if _fits(expression, name):
+                    found[name] = {"allOf": [found[name], value]} if name in found else value
+        schema["properties"] = found
+        schema["patternProperties"] = left
+        if not left:
+            del schema["patternProperties"]
+
+    # -- items
+
+    def _unique(self, schema: Schema) -> Schema:
+        if "uniqueItems" not in schema:
+            return schema
+        wanted = schema.pop("uniqueItems")
+        least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
+        if wanted is not True or most <= 1:
+            return schema
+        values = self._values(schema.get("items"))
+        if values is None or len(values) > MAX_CHOSEN or schema.keys() & {"prefixItems", "contains", *OTHERS}:
+            raise _unkept(
+                "uniqueItems",
+                f"of an enum of at most {MAX_CHOSEN} values it can; take it out, and drop what comes twice",
+            )
+        arranged = permutations if len(values) <= MAX_ARRANGED else combinations
+        sizes = range(least, min(most, len(values)) + 1)
+        arrays = [
+            {"type": "array", "prefixItems": [{"const": each} for each in items], "items": False, "minItems": size}
+            for size in sizes
+            for items in arranged(values, size)
+        ]
+        if not arrays:
+            raise _unkept("uniqueItems", f"minItems={least}, and items has {len(values)} values; lower it")
+        return {"anyOf": arrays, **{name: schema[name] for name in ("$defs", "definitions") if name in schema}}
+
+
+def _cases(schema: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], Schema]:
+    """if, then and else, of a schema and of parts of its allOf that have nothing else; and the schema without them."""
+    rest = {name: value for name, value in schema.items() if name not in _CASE}
+    parts = schema.get("allOf")
+    if not isinstance(parts, list):
+        return [schema], rest
+    found = [part for part in parts if isinstance(part, Mapping) and part and part.keys() <= {*_CASE}]
+    rest["allOf"] = [part for part in parts if part not in found]
+    if not rest["allOf"]:
+        del rest["allOf"]
+    return [schema, *found], rest
+
+
+def _round_bounds(schema: Schema) -> None:
+    """Bounds that the compiler would round outwards, or does not take, come to the next inside that it has."""
+    for name, outward in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+        value = schema.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or abs(value) <= MAX_WHOLE:
+            continue
+        if value * outward <= 1 - 2**63:
+            raise RequestError(
+                f"structured_outputs: json: {name}={shown(value)}: expected integers of 64 bits; write it as a text"
+            )
+        if outward < 0:
+            value = max(value, LEAST)
+        if abs(value) < 2**63 - 1 and int(float(value)) != value:
+            near = float(value)
+            value = int(near if (int(near) - value) * outward <= 0 else math.nextafter(near, -math.inf * outward))
+        schema[name] = value
+
+
+def _fits(expression: str, name: str) -> bool:
+    """Whether the name of a property fits a regular expression of patternProperties."""
+    return _taken(expression, (), json.dumps(name, ensure_ascii=False) + ":")
+
+
+def _has_others(expression: str, names: Sequence[str]) -> bool:
+    """Whether a name fits the expression that is none of `names`. True of an expression that is none."""
+    return _taken(expression, names, '"')
+
+
+def _taken(expression: str, names: Sequence[str], text: str) -> bool:
+    """Whether an object whose names fit the expression, and are none of `names`, may begin with `text`."""
+    schema = {"type": "object", "properties": dict.fromkeys(names, False), "patternProperties": {expression: {}}}
+    source = json.dumps({**schema, "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}})
+    matcher = LLMatcher(_bytes(), LLMatcher.grammar_from_lark(f"start: %json {source}"), log_level=0)
+    wanted = list(("{" + text).encode())
+    return matcher.is_error() or matcher.try_consume_tokens(wanted) == len(wanted)
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A tokenizer of bytes."""
+    return LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
+
+
+class _Bytes:
+    bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)
+    tokens = (*(bytes([value]) for value in range(256)), b"<end>")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _add(schema: Schema, choices: list[Schema]) -> None:
+    """One of the choices holds too."""
+    schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": choices} if len(choices) != 1 else choices[0]]
+
+
+def _is_object(schema: Schema) -> bool:
+    return schema.get("type") in ("object", ["object"])
+
+
+def _type_of(value: object) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "null")
+
+
+def _equal(one: object, other: object) -> bool:
+    """As JSON has it: true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _unkept(keyword: str, why: str) -> RequestError:
+    return RequestError(f"structured_outputs: json: {keyword}: no grammar can keep to it here: {why}")
