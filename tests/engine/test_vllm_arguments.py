@@ -61,7 +61,7 @@ def test_what_has_no_effect_is_noted(folder: Path, caplog: pytest.LogCaptureFixt
         ("async_scheduling", "leave it out"),
         ("logits_processors", "logit_bias"),
         ("compilation_config", "leave it out"),
-        ("zzz", "expected one of activations, dtype, "),
+        ("zzz", "expected one of activations, chat_template, "),
     ],
 )
 def test_other_names_are_refused_with_advice(folder: Path, name: str, advice: str) -> None:

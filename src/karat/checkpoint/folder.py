@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from karat.checkpoint.files import member, open_regular
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
 from karat.checkpoint.weights import Weight, remarks_on
@@ -25,12 +26,16 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FolderCheckpoint:
-    """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights."""
+    """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights.
+
+    `config` is as the user's `overrides` leave it.
+    """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any] | None
     weights: Mapping[str, Weight]
+    overrides: Overrides = NO_OVERRIDES
 
     @property
     def generation_source(self) -> str:
@@ -40,13 +45,14 @@ class FolderCheckpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """To be shown when the model is loaded."""
-        return tuple(remarks_on(self.weights.values()))
+        return (*remarks_on(self.weights.values()), *self.overrides.remarks(self.config))
 
 
-def open_folder(path: Path) -> FolderCheckpoint:
+def open_folder(path: Path, overrides: Overrides = NO_OVERRIDES) -> FolderCheckpoint:
     """Opens and checks the model in the folder `path`. Reads the configs and headers, no weight.
 
-    Raises ConfigError for config.json and generation_config.json, CheckpointError for everything else.
+    Raises ConfigError for config.json and generation_config.json, UsageError for overrides that do not fit the model,
+    CheckpointError for everything else.
     """
     try:
         if not path.is_dir():
@@ -59,9 +65,10 @@ def open_folder(path: Path) -> FolderCheckpoint:
         generation_config = member(path, "generation_config.json")
         checkpoint = FolderCheckpoint(
             path,
-            read_json(config),
+            overrides.of_config(read_json(config)),
             read_json(generation_config) if generation_config else None,
             _read_shards(path, files) if files else read_safetensors(path / SINGLE),
+            overrides,
         )
         _check_num_layers(checkpoint)
         return checkpoint

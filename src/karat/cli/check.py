@@ -13,6 +13,7 @@ from karat.cli.terminal import emit, note
 from karat.errors import KaratError, OutputError, UsageError
 
 if TYPE_CHECKING:
+    from karat.check.model.checked import CheckedModel
     from karat.check.session.stage import Stage
 
 EXAMPLES = """
@@ -108,7 +109,8 @@ def check(
         if value is not None and value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
     num_tokens = 64 if tokens is None else tokens
-    options: dict[str, Any] = load.given()
+    options: dict[str, Any] = {name: value for name, value in load.given().items() if name not in load.said()}
+    overrides = load.overrides()
     size = options.pop("tensor_parallel_size", None)
     if save_trace is not None and size is None:
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
@@ -131,9 +133,11 @@ def check(
     if size is not None:
         from karat.cli.check_ranks import show_ranks
 
-        raise typer.Exit(show_ranks(model, size, num_tokens, options, trace=save_trace, as_json=as_json))
+        raise typer.Exit(
+            show_ranks(open_model(model, overrides), size, num_tokens, options, trace=save_trace, as_json=as_json)
+        )
     if invariance:
-        raise typer.Exit(_show_invariance(model, num_tokens, options, as_json=as_json))
+        raise typer.Exit(_show_invariance(open_model(model, overrides), num_tokens, options, as_json=as_json))
     if against == "llama.cpp" and not llamacpp.is_installed():
         raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
     if against == "hf" and not has_transformers():
@@ -143,7 +147,12 @@ def check(
     chosen = STAGES if stages is None else tuple(stages.split(","))
     if wrong := sorted(set(chosen) - set(STAGES)):
         raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")
-    opened = open_model(model)
+    opened = open_model(model, overrides)
+    if overrides.changes_model and (against in ("hf", "llama.cpp") or hybrid):
+        raise UsageError(
+            "transformers and llama.cpp read the model's files alone; leave out --override and --rope-scaling, or "
+            "--against and --hybrid"
+        )
     if hybrid:
         from karat.check.record.hybrid import check_part
 
@@ -154,7 +163,14 @@ def check(
     if against == "llama.cpp" and not opened.path.is_file():
         raise UsageError(f"llama.cpp needs a GGUF file; make one of {opened.path} with karat convert")
     with_llamacpp = against == "llama.cpp" or (against is None and llamacpp.is_installed() and llamacpp.reads(opened))
-    with_hf = opened.path.is_dir() and has_transformers() if against is None else against == "hf"
+    if overrides.changes_model and against is None:
+        note("compared with float64 alone: transformers and llama.cpp read the model's files without the overrides")
+        with_llamacpp = False
+    with_hf = (
+        not overrides.changes_model and opened.path.is_dir() and has_transformers()
+        if against is None
+        else against == "hf"
+    )
     if report is not None and not report.parent.is_dir():
         raise OutputError(f"--report {report}: there is no folder {report.parent}; make it, or choose another place")
     drawn = secrets.randbelow(2**31) if seed is None else seed
@@ -217,19 +233,15 @@ def _layers(text: str, count: int) -> frozenset[int]:
     return chosen
 
 
-def _show_invariance(model: str | None, num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
+def _show_invariance(model: "CheckedModel", num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
     """Print one line for each setting; return the exit code."""
     from karat.check.session.same_bits import invariance_of
-    from karat.checkpoint import resolve
-    from karat.config import embedded_model_path
-    from karat.models.opening import open_model
 
     if options.get("executor", "native") != "native":
         raise UsageError(f"--executor {options['executor']}: only the native executor promises the same bits")
-    checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
     rows = []
     for row in invariance_of(
-        checkpoint,
+        model.checkpoint,
         num_tokens=num_tokens,
         threads=options.get("threads"),
         kv_dtype=options.get("kv_dtype"),

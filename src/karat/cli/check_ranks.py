@@ -2,20 +2,22 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from karat.cli.terminal import emit
 
+if TYPE_CHECKING:
+    from karat.check.model.checked import CheckedModel
+
 
 def show_ranks(
-    model: str | None, size: int, num_tokens: int, options: dict[str, Any], *, trace: Path | None, as_json: bool
+    model: "CheckedModel", size: int, num_tokens: int, options: dict[str, Any], *, trace: Path | None, as_json: bool
 ) -> int:
     """Show each stage when it is done; return the exit code."""
-    from karat.check.model.checked import open_model
     from karat.check.ranks.check import check_parallel
     from karat.check.ranks.session import ParallelPlan, overall
 
-    plan = ParallelPlan(model=open_model(model), size=size, num_tokens=num_tokens, trace=trace, **options)
+    plan = ParallelPlan(model=model, size=size, num_tokens=num_tokens, trace=trace, **options)
     stages = []
     for stage in check_parallel(plan):
         stages.append(stage)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from karat.engine.updates import PromptProgress
     from karat.text import ChatPrompt
 
+NO_DEFAULTS = "no sampling of the model's own (generation_config none): temperature=1"
+
 Message = dict[str, str]
 
 
@@ -42,7 +44,7 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
     from karat.machine.cores import num_usable_cores
     from karat.ops import native
 
-    line = f"{model or 'the embedded model'}: {llm.defaults_notice}"
+    line = f"{model or 'the embedded model'}: {llm.defaults_notice or NO_DEFAULTS}"
     if given:
         line += "; from the command line: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
     if llm.default_params.temperature == 0 and "temperature" not in given:

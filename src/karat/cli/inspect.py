@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from karat.cli.options import OverrideOptions
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.errors import TemplateError
@@ -48,6 +49,8 @@ def inspect(
             metavar="N", help="Show also what each of N ranks would hold of every tensor.", show_default=False
         ),
     ] = None,
+    *,
+    words: OverrideOptions,
 ) -> None:
     """Show a model's configuration, tensors, tokenizer, and the memory it needs.
 
@@ -57,7 +60,7 @@ def inspect(
     from karat.cli.inspect_ranks import ranks_of, ranks_text
     from karat.models.opening import open_model
 
-    checkpoint = open_model(resolve(model) if model is not None else embedded_model_path())
+    checkpoint = open_model(resolve(model) if model is not None else embedded_model_path(), words.overrides())
     facts = gather(checkpoint)
     if tensor_parallel_size is not None:
         facts["ranks"] = ranks_of(checkpoint, tensor_parallel_size)
@@ -95,6 +98,8 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
         **_numbers({weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
         "memory": _memory(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
+        "overrides": checkpoint.overrides.described(),
+        "warnings": checkpoint.warnings,
     }
 
 
@@ -124,7 +129,7 @@ def _held_bytes(weight: "Weight") -> int:
 
 
 def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
-    """The metadata of a GGUF file, with arrays by their length and kind, and the warnings of loading it."""
+    """The metadata of a GGUF file, with arrays by their length and kind."""
     from karat.checkpoint import GgufCheckpoint
     from karat.checkpoint.gguf import GgufArray
 
@@ -132,7 +137,7 @@ def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
         return {}
     values = checkpoint.metadata.values.items()
     metadata = {key: f"{value.len} {value.kind}" if isinstance(value, GgufArray) else value for key, value in values}
-    return {"metadata": metadata, "warnings": checkpoint.warnings}
+    return {"metadata": metadata}
 
 
 def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, Any]:
@@ -206,7 +211,8 @@ def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
     ]
     if "metadata" in facts:
         parts.append([(key, _one_line(value)) for key, value in facts["metadata"].items()])
-        parts.append([("warning", warning) for warning in facts["warnings"]])
+    parts.append([("override", f"{key}={_one_line(value)}") for key, value in facts["overrides"].items()])
+    parts.append([("warning", warning) for warning in facts["warnings"]])
     width = max(len(name) for part in parts[:3] for name, _ in part)
     texts = [columns((name.ljust(width), value) for name, value in part) for part in parts if part]
     texts.append(columns(_tensor_rows(facts["tensors"], all_tensors), right="3"))

@@ -1,16 +1,20 @@
 """Options that several commands share, as dataclasses of typer options, and the decorator that unfolds them."""
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from karat.errors import UsageError
 from karat.request import MAX_GRAMMAR_CHARS
+
+if TYPE_CHECKING:
+    from karat.checkpoint.overrides import Overrides
 
 
 @dataclass(slots=True)
@@ -56,7 +60,47 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ComputeOptions:
+class OverrideOptions:
+    """What the user says of the model, which wins over its files; None says nothing."""
+
+    override: Annotated[
+        list[str] | None,
+        _option("Model", "KEY=VALUE", "Instead of what config.json or a GGUF file says; null for none; repeatable."),
+    ] = None
+    rope_scaling: Annotated[
+        str | None, _option("Model", "KIND", "Read beyond the context it was trained for: yarn or linear.")
+    ] = None
+    rope_factor: Annotated[
+        float | None, _option("Model", "X", "And how many times as far, such as 4, with --rope-scaling.")
+    ] = None
+    chat_template: Annotated[
+        Path | None, _option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
+    ] = None
+    template_arg: Annotated[
+        list[str] | None,
+        _option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
+    ] = None
+
+    def said(self) -> dict[str, Any]:
+        """Arguments for LLM, and for karat.checkpoint.overrides.said: only what was on the command line."""
+        arguments = {
+            "hf_overrides": _pairs("--override", self.override, typed),
+            "rope_scaling": self.rope_scaling,
+            "rope_factor": self.rope_factor,
+            "chat_template": self.chat_template,
+            "chat_template_kwargs": _pairs("--template-arg", self.template_arg, typed),
+        }
+        return {name: value for name, value in arguments.items() if value not in (None, {})}
+
+    def overrides(self) -> "Overrides":
+        """The same, for opening a model without LLM. Raises UsageError and TemplateError."""
+        from karat.checkpoint.overrides import said
+
+        return said(**self.said())
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOptions(OverrideOptions):
     """The executor and the types: keyword arguments of `LLM`; None leaves the choice to it."""
 
     dtype: Annotated[str | None, _option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
@@ -78,7 +122,7 @@ class ComputeOptions:
 
     def given(self) -> dict[str, Any]:
         """Arguments for LLM: only what was on the command line. Raises UsageError for several activations."""
-        arguments = _given(self)
+        arguments = {name: value for name, value in _given(self).items() if name not in _OVERRIDING} | self.said()
         if given := arguments.pop("activations", None):
             if len(given) > 1:
                 raise UsageError(f"--activations {given[0]} and {given[1]}: expected one, since one model is computed")
@@ -99,6 +143,10 @@ class LoadOptions(ComputeOptions):
         int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None
 
+    generation_config: Annotated[
+        str | None,
+        _option("Model", "SOURCE", "Default sampling: auto (default), what the model's files say; or none of it."),
+    ] = None
     no_enable_prefix_caching: Annotated[
         bool | None,
         _flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
@@ -276,6 +324,42 @@ class ServeOptions:
         """Arguments for AsyncLLM: only what was on the command line."""
         names = ("max_num_seqs", "kv_cache_bytes", "max_step_ms", "max_queue", "queue_timeout_s")
         return {name: value for name, value in _given(self).items() if name in names}
+
+
+_OVERRIDING = frozenset(field.name for field in fields(OverrideOptions))
+
+
+def typed(text: str) -> Any:
+    """The value of a text: JSON (true, 4, 1e6, null, an object), or llama.cpp's TYPE:VALUE; else the text itself."""
+    kind, colon, rest = text.partition(":")
+    try:
+        match kind if colon else "":
+            case "int":
+                return int(rest)
+            case "float":
+                return float(rest)
+            case "bool":
+                return {"true": True, "false": False}[rest.lower()]
+            case "str":
+                return rest
+    except (ValueError, KeyError):
+        raise UsageError(f"{text!r}: expected a value of the type {kind} behind the colon") from None
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _pairs(option: str, texts: list[str] | None, read: Callable[[str], Any]) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"{option} {text!r}: expected KEY=VALUE")
+        if key.strip() in pairs:
+            raise UsageError(f"{option} {key.strip()}: is there twice; give one")
+        pairs[key.strip()] = read(value.strip())
+    return pairs
 
 
 def _given(options: Any) -> dict[str, Any]:

@@ -70,7 +70,8 @@ def perplexity(
         return
     text = _read(file)
     given = load.given()
-    llm = LLM(model, max_num_seqs=1, **({"kv_dtype": given.get("dtype", "float32")} | given))
+    usual = {"kv_dtype": given.get("dtype", "float32"), "generation_config": "none"}  # nothing is sampled
+    llm = LLM(model, max_num_seqs=1, **(usual | given))
     ids = llm.tokenizer.encode(text)
     size = window or min(2048, llm.max_model_len)
     if not 2 <= size <= llm.max_model_len:

@@ -38,14 +38,14 @@ def table(
     activations = load.activations or ()
     if unknown := [name for name in activations if name not in widths.CHOICES]:
         raise UsageError(f"--activations {unknown[0]}: expected {', '.join(widths.CHOICES)}")
-    given = replace(load, activations=None).given()
+    given = {name: value for name, value in replace(load, activations=None).given().items() if name not in load.said()}
     if others := [name for name in given if name not in _ALLOWED]:
         option = others[0].replace("_", "-")
         raise UsageError(f"--{option} has no meaning with --against, which chooses executors itself; leave it out")
     Options(**given)  # refuses values
     if (kv_dtype := given.get("kv_dtype")) == "float64":
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(n for n in FLOAT_BYTES if n != kv_dtype)}")
-    checked = open_model(model)
+    checked = open_model(model, load.overrides())
     ids = Tokenizer.of(checked.checkpoint).encode(text)
     size = min(DEFAULT_TOKENS, checked.config.max_position_embeddings) if window is None else window
     if not 2 <= size <= checked.config.max_position_embeddings:

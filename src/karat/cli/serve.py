@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.exits import INTERRUPTED
+from karat.cli.generation import NO_DEFAULTS
 from karat.cli.options import LoadOptions, ServeOptions
 from karat.cli.run_receipt import signer_from
 from karat.cli.terminal import dim
@@ -86,7 +87,7 @@ async def _serve(
 
     def opened(llm: "AsyncLLM", address: str) -> None:
         if say is not None:
-            say(f"{name or 'the embedded model'}: {llm.defaults_notice}")
+            say(f"{name or 'the embedded model'}: {llm.defaults_notice or NO_DEFAULTS}")
             say(f"{address}/v1 serves {', '.join(settings.model_names)}; Ctrl-C ends it")
 
     async def open_llm() -> AsyncLLM:

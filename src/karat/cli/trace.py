@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from karat.cli.options import OverrideOptions
 from karat.cli.terminal import bytes_text, emit, note, require_folder_of
 from karat.cli.traced_model import model_named_by
 from karat.errors import UsageError
@@ -64,6 +65,8 @@ def trace(
     validate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write nothing; say what this trace lacks.")
     ] = None,
+    *,
+    words: OverrideOptions,
 ) -> None:
     """Record what a model computes: embeddings, projections, RoPE, scores, layer outputs, logits.
 
@@ -76,7 +79,9 @@ def trace(
         return
     from karat.check.model.checked import open_model
 
-    opened = open_model(model)
+    opened = open_model(model, words.overrides())
+    if words.overrides().changes_model and source != "karat":
+        raise UsageError(f"--with {source} reads the model's files alone; leave out --override and --rope-scaling")
     from karat.check.record.executors import Steps
     from karat.check.trace.selection import Selection, tokens_of
     from karat.check.trace.selection import only_tokens as with_only

@@ -83,11 +83,11 @@ def _by_reference(path: Path, receipts: "list[Receipt]", model: str | None, give
     from karat.check.model.checked import open_model
     from karat.check.session.receipt import verify_by_reference
 
-    others = sorted(given.given().keys() - {"quantize"})
+    others = sorted(given.given().keys() - given.said().keys() - {"quantize"})
     if others:
         name = others[0].replace("_", "-")
         raise UsageError(f"--{name} with --by reference, which computes in float64; leave it out")
-    opened, kinds = open_model(model), set[str]()
+    opened, kinds = open_model(model, given.overrides()), set[str]()
     for each in receipts:
         try:
             verdict = verify_by_reference(opened, each, given.quantize)

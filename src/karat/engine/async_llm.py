@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Self, TypeVar
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, embedded_model_path
 from karat.engine.async_engine import AsyncEngine, write_logs
 from karat.engine.async_messages import Add, Compare, Open, Parted, Replay, Replayed
@@ -90,7 +91,7 @@ class AsyncLLM:
         self.model_name = _name_of(model, self.path)
         process, hashing = EngineProcess(opening), None
         try:
-            checkpoint = open_model(self.path)
+            checkpoint = open_model(self.path, opening.overrides)
             self.config = read_config(checkpoint.config)
             text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
             stored = Stored(
@@ -574,6 +575,7 @@ def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]
     """The first message to the engine's process. UsageError for options that LLM, or AsyncLLM, does not have."""
     tokenizer = options.pop("tokenizer", None)
     own = {name: options.pop(name) for name in Options.__dataclass_fields__ if name in options}
+    overrides = said(**{name: options.pop(name) for name in Overrides.__dataclass_fields__ if name in options})
     settle_constructor(options, LLM.__init__)
     if "seed" in own:
         raise UsageError("AsyncLLM has no seed: requests come in no fixed order; give each its own in SamplingParams")
@@ -582,9 +584,11 @@ def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]
     checked = Options(**own)
     if isinstance(model, FolderCheckpoint | GgufCheckpoint):
         path = model.path
+        overrides = model.overrides if overrides == NO_OVERRIDES else overrides
     else:
         path = embedded_model_path() if model is None else resolve(model)
-    return Open(str(path.absolute()), None if tokenizer is None else str(resolve(tokenizer).absolute()), checked)
+    tokenizer_path = None if tokenizer is None else str(resolve(tokenizer).absolute())
+    return Open(str(path.absolute()), tokenizer_path, checked, overrides)
 
 
 def _name_of(model: object, path: Path) -> str:

@@ -5,6 +5,7 @@ from typing import Self
 
 import msgspec
 
+from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
 from karat.engine.comparing import Compared
 from karat.engine.options import Options
@@ -26,6 +27,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     path: str
     tokenizer: str | None
     options: Options
+    overrides: Overrides
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

@@ -44,6 +44,7 @@ from karat.engine.pace import PROMPT_STEP_S
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
 from karat.errors import BugError, packed
+from karat.models.opening import open_model
 from karat.ranks.lifeline import end_with_parent
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ def _opened(line: _Line) -> LLM:
     options = {field.name: getattr(command.options, field.name) for field in fields(command.options)}
     tokenizer = None if command.tokenizer is None else Path(command.tokenizer)
     llm = LLM(
-        Path(command.path), tokenizer=tokenizer, progress=lambda done, total: line.send(Loading(done, total)), **options
+        open_model(Path(command.path), command.overrides),
+        tokenizer=tokenizer,
+        progress=lambda done, total: line.send(Loading(done, total)),
+        **options,
     )
     ready = Ready(
         sizes=llm.engine.config,

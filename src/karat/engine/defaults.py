@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from karat.checkpoint.wording import listed
 from karat.config import ModelConfig
+from karat.engine.options import GenerationSource
 from karat.errors import ConfigError, RequestError, TemplateError
 from karat.models.end_tokens import stated_end_ids
 from karat.request import SamplingParams, shown
@@ -22,6 +23,7 @@ from karat.text import Tokenizer
 
 _FILE = "generation_config.json"
 _TOP_K = 50  # transformers' default for sampling
+_WITHOUT = 'correct it, or take none of it: --generation-config none, generation_config="none"'
 _MAX_NAMED = 15  # keys that the notice names as not applied
 
 # Key of generation_config.json -> field of SamplingParams.
@@ -89,16 +91,23 @@ class GenerationDefaults:
 
 
 def read_defaults(
-    raw: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer, where: str = _FILE
+    raw: Mapping[str, object] | None,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    where: str = _FILE,
+    source: GenerationSource = "auto",
 ) -> GenerationDefaults:
     """Defaults from a generation_config.json (None: there is none) or its equivalent; `where` is its name.
 
-    Raises ConfigError for values of a wrong type.
+    Raises ConfigError for values of a wrong type. Of the source "none" only the end tokens are read.
     """
+    if source == "none":
+        end_ids = stated_end_ids(raw, config, tokenizer.eos_token_id, where)
+        return GenerationDefaults(SamplingParams(), frozenset(i for i in end_ids if i < config.vocab_size), None)
     stated = {key: value for key, value in (raw or {}).items() if value is not None}
     do_sample = stated.get("do_sample", False)
     if not isinstance(do_sample, bool):
-        raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false")
+        raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false; {_WITHOUT}")
     names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
     end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
     stated |= _possible_words(stated.get("bad_words_ids"), end_ids)
@@ -158,7 +167,7 @@ def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tupl
     try:
         params = SamplingParams(**values)  # type: ignore[arg-type]
     except RequestError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{where}: {error}; {_WITHOUT}") from error
     usual = SamplingParams()
     return params, [
         f"{name}={shown(value)}" + (f" ({remarks[name]})" if name in remarks else "")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, FloatName, embedded_model_path
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
@@ -78,6 +79,11 @@ class LLM:
       with others.
     - activations: what linear layers on weights in blocks read, with dtype float32: integers of one, two or three
       bytes, "int8", "int16", "int24" (docs/determinism.md). None is "int16"; the reference executor's is dtype.
+    - hf_overrides: values for keys of the model's config.json, or of a GGUF file's metadata, that win over the file's;
+      None takes a key away.
+    - rope_scaling, rope_factor: "yarn" or "linear", for a context so many times as long as the model was trained for.
+    - chat_template: the path of a chat template, or its text, instead of the model's own.
+    - chat_template_kwargs: variables for each rendering of the chat template; those of a call win over them.
 
     Arguments of vLLM that cannot change an answer of Karat, such as gpu_memory_utilization, are logged and ignored. Any
     other name is a UsageError that says what replaces it.
@@ -108,6 +114,11 @@ class LLM:
         tensor_parallel_size: int = 1,
         max_step_ms: int | None = None,
         activations: Activations | None = None,
+        hf_overrides: Mapping[str, Any] | None = None,
+        rope_scaling: str | None = None,
+        rope_factor: float | None = None,
+        chat_template: str | Path | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: object,
     ) -> None:
         settle_constructor(others, LLM.__init__)
@@ -135,7 +146,14 @@ class LLM:
             activations=activations,
         )
         ops = registry.create(executor, options.compute_dtype, threads, activations=activations)
-        checkpoint = _opened(model)
+        overrides = said(
+            hf_overrides=hf_overrides,
+            rope_scaling=rope_scaling,
+            rope_factor=rope_factor,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        checkpoint = _opened(model, overrides)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
         text_side = TextSide(checkpoint, self.config, tokenizer, generation_config)
@@ -161,6 +179,8 @@ class LLM:
         self.tokenizer, defaults = text_side.result()
         for note in self.tokenizer.notes:
             _log.warning("%s: %s", checkpoint.path.name, note)
+        for name in self.tokenizer.unread_variables():
+            _log.warning("%s: the chat template does not mention %s, which has no effect", checkpoint.path.name, name)
         self.end_token_ids = defaults.end_token_ids
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
@@ -539,12 +559,12 @@ class LLM:
         return made
 
 
-def _opened(model: str | Path | ModelCheckpoint | None) -> ModelCheckpoint:
+def _opened(model: str | Path | ModelCheckpoint | None, overrides: Overrides) -> ModelCheckpoint:
     """The open checkpoint of `model`. Its warnings are logged."""
     if isinstance(model, FolderCheckpoint | GgufCheckpoint):
-        checkpoint: ModelCheckpoint = model
+        checkpoint: ModelCheckpoint = model if overrides == NO_OVERRIDES else open_model(model.path, overrides)
     else:
-        checkpoint = open_model(embedded_model_path() if model is None else resolve(model))
+        checkpoint = open_model(embedded_model_path() if model is None else resolve(model), overrides)
     for warning in checkpoint.warnings:
         _log.warning("%s: %s", checkpoint.path.name, warning)
     return checkpoint

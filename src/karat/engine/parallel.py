@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from karat import errors
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
+from karat.checkpoint.overrides import without_texts
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.sizes import EngineConfig
@@ -171,6 +172,7 @@ def load_command(
     """The command that makes ranks load a model for an engine of these sizes."""
     return Load(
         path=str(checkpoint.path.absolute()),
+        overrides=without_texts(checkpoint.overrides),
         executor=executor,
         dtype=dtype,
         activations=activations,

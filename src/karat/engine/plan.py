@@ -127,7 +127,8 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
     if max_model_len > longest:
         raise UsageError(
             f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
-            "config.json), and longer contexts give meaningless answers; lower it"
+            "config.json), and longer contexts give meaningless answers; lower it, or scale RoPE for more, as by "
+            "rope_scaling yarn and rope_factor 4"
         )
     kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
     weights = find_weights(config, checkpoint)

@@ -100,7 +100,7 @@ class Rank:
                 tally.write(self.rank, done)
                 group.stir()
 
-            checkpoint = open_model(Path(load.path))
+            checkpoint = open_model(Path(load.path), load.overrides)
             config = read_config(checkpoint.config)
             ops = registry.create(load.executor, load.dtype, load.threads, load.isa, load.activations)
             model = build(

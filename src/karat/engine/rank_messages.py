@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 
 from karat.batch import ForwardBatch
+from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
 from karat.ops.api import StepLimits
 
@@ -11,11 +12,12 @@ from karat.ops.api import StepLimits
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load this rank's part of the model at `path` and make its cache. The first command, answered by Loaded.
 
-    `slot_bytes` and `whole_bytes` are sizes of the group's shared memory. `cpus` are the CPUs that the rank may run on;
-    empty means all.
+    `overrides` are what the user says of the model itself. `slot_bytes` and `whole_bytes` are sizes of the group's
+    shared memory. `cpus` are the CPUs that the rank may run on; empty means all.
     """
 
     path: str
+    overrides: Overrides
     executor: str
     dtype: FloatName
     activations: Activations | None

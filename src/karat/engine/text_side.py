@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 from karat.checkpoint import ModelCheckpoint, resolve
@@ -10,7 +9,6 @@ from karat.config import ModelConfig
 from karat.engine.defaults import GenerationDefaults, read_defaults
 from karat.engine.options import GenerationSource
 from karat.models.opening import open_model
-from karat.request import SamplingParams
 from karat.text import Tokenizer
 
 
@@ -64,8 +62,8 @@ class TextSide:
         elif isinstance(tokenizer, str | Path):
             path = resolve(tokenizer)
             tokenizer = Tokenizer.of(open_model(path)) if path.is_file() else Tokenizer.from_folder(path)
+        if self._tokenizer is not None:
+            tokenizer = tokenizer.overridden(self._checkpoint.overrides)
         checkpoint = self._checkpoint
-        defaults = read_defaults(checkpoint.generation_config, self._config, tokenizer, checkpoint.generation_source)
-        if self._source == "none":
-            defaults = replace(defaults, params=SamplingParams(), notice=None)
-        return tokenizer, defaults
+        where = checkpoint.generation_source
+        return tokenizer, read_defaults(checkpoint.generation_config, self._config, tokenizer, where, self._source)

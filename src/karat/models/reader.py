@@ -111,6 +111,11 @@ class ConfigReader:
         self._harmless, self._neutral = harmless, neutral
         self._seen: set[str] = set()
 
+    @property
+    def seen(self) -> frozenset[str]:
+        """The keys that were read so far, present or not."""
+        return frozenset(self._seen)
+
     def present(self, key: str) -> bool:
         """Whether the key exists, null included."""
         return key in self._raw
@@ -152,7 +157,8 @@ class ConfigReader:
             named = ", ".join(f"{key[:80]}={shown(self._raw[key])}" for key in unknown[:5])
             raise ConfigError(
                 f"{self._where}: {len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({named}): each may change the "
-                "result, so none is ignored; remove it if you know that it does not, or report the model"
+                f"result, so none is ignored; if you know that it does not, say --override {unknown[0][:80]}=null, "
+                "or report the model"
             )
 
     def _typed(self, kind: type[T], key: str, value: object) -> T:

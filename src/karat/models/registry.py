@@ -63,6 +63,18 @@ class Model:
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:
     """The configuration of a config.json. Raises ConfigError for unknown or unsupported keys, values and families."""
+    config, reader = _read(raw)
+    reader.finish()
+    return config
+
+
+def keys_read(raw: Mapping[str, object]) -> frozenset[str]:
+    """The keys that the family of a config.json reads. Raises ConfigError for unsupported values and families."""
+    return _read(raw)[1].seen | {"model_type", "architectures"}
+
+
+def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
+    """The configuration, and the reader before it has looked at keys that nobody read."""
     if raw.get("auto_map"):
         raise ConfigError(
             "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
@@ -86,8 +98,7 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
         )
     reader = ConfigReader({key: value for key, value in raw.items() if key != "quantization_config"})
     config: ModelConfig = family.read(reader)
-    reader.finish()
-    return config
+    return config, reader
 
 
 def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weight]:

@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
 from karat.checkpoint.gguf import Metadata
+from karat.checkpoint.overrides import Overrides
 from karat.checkpoint.wording import shown
 from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
 from karat.text.chat_prompt import ChatPrompt
@@ -56,6 +58,7 @@ class Tokenizer:
     def __init__(self, files: TokenizerFiles) -> None:
         self._backend = files.backend
         self._templates = files.templates
+        self._variables: Mapping[str, Any] = {}
         self._control_tokens = files.control_tokens
         self._merging = files.merging
         self._doubles = files.doubles
@@ -102,10 +105,33 @@ class Tokenizer:
 
     @classmethod
     def of(cls, checkpoint: ModelCheckpoint) -> "Tokenizer":
-        """The tokenizer of a model, a folder or a GGUF file. Raises `TokenizerError`."""
+        """The tokenizer of a model, a folder or a GGUF file, with its overrides. Raises `TokenizerError`."""
         if isinstance(checkpoint, GgufCheckpoint):
-            return cls.from_gguf(checkpoint.metadata, checkpoint.path)
-        return cls.from_folder(checkpoint.path)
+            own = cls.from_gguf(checkpoint.metadata, checkpoint.path)
+        else:
+            own = cls.from_folder(checkpoint.path)
+        return own.overridden(checkpoint.overrides)
+
+    def overridden(self, overrides: Overrides) -> "Tokenizer":
+        """This tokenizer with the user's chat template, if there is one, and variables for each rendering.
+
+        Variables of a single rendering win over these. Raises `TemplateError` for a template that does not compile.
+        """
+        if overrides.chat_template is None and not overrides.chat_template_kwargs:
+            return self
+        other = copy(self)
+        if overrides.chat_template is not None:
+            other._templates = {"default": overrides.chat_template}
+            for name in ("chat_template", "_tool_template"):  # compiled of the other source
+                other.__dict__.pop(name, None)
+            _ = other.chat_template
+        other._variables = dict(overrides.chat_template_kwargs)
+        return other
+
+    def unread_variables(self) -> list[str]:
+        """The user's variables that no chat template mentions."""
+        sources = "\n".join(self._templates.values())
+        return [name for name in self._variables if not re.search(rf"\b{re.escape(name)}\b", sources)]
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`. Special tokens that it spells become their ids.
@@ -239,7 +265,7 @@ class Tokenizer:
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             now=now,
-            **extra,
+            **{**self._variables, **extra},
         )
 
     def chat_prompt(
@@ -262,7 +288,8 @@ class Tokenizer:
         (`'<|' + role + '|>'`) are not covered: check roles before. `max_tokens` is as in `encode`; CapacityError is
         raised before the template is rendered for a conversation that is many times too long.
         """
-        conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents, **extra}
+        conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
+        conversation |= {**self._variables, **extra}
         if max_tokens is not None:
             self._refuse_conversation(max_tokens, conversation)
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}

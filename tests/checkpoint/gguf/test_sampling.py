@@ -10,7 +10,7 @@ import pytest
 
 from karat.convert import MIXES, convert
 from karat.engine.defaults import GenerationDefaults, read_defaults
-from karat.errors import CheckpointError, ConfigError
+from karat.errors import ConfigError
 from karat.models.opening import open_gguf, open_model
 from karat.models.registry import read_config
 from karat.text import Tokenizer
@@ -86,7 +86,7 @@ def test_samplers_of_llama_cpp_are_applied(tmp_path: Path) -> None:
 
 
 def test_values_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"general\.sampling\.top_k is 'a'; expected int"):
+    with pytest.raises(ConfigError, match=r"general\.sampling: top_k='a': expected"):
         defaults_with(tmp_path, top_k=(STRING, "a"))
     with pytest.raises(ConfigError, match=r"general\.sampling: .*temperature"):
         defaults_with(tmp_path, temp=(F32, -1.0))

@@ -6,6 +6,7 @@ from pathlib import Path
 from karat.check.model.graph import Graph, build_graph
 from karat.check.model.weights import CheckpointWeights
 from karat.checkpoint import ModelCheckpoint, resolve
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, embedded_model_path
 from karat.models.opening import open_model as open_checkpoint
@@ -32,8 +33,8 @@ class CheckedModel:
         return CheckpointWeights(self.stored, narrow)
 
 
-def open_model(model: str | None) -> CheckedModel:
+def open_model(model: str | None, overrides: Overrides = NO_OVERRIDES) -> CheckedModel:
     """A folder, a GGUF file, org/name, or None for the embedded model. Raises what opening and reading it raises."""
-    checkpoint = open_checkpoint(embedded_model_path() if model is None else resolve(model))
+    checkpoint = open_checkpoint(embedded_model_path() if model is None else resolve(model), overrides)
     config = read_config(checkpoint.config)
     return CheckedModel(checkpoint.path, config, checkpoint, find_weights(config, checkpoint), build_graph(config))

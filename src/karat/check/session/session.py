@@ -113,7 +113,14 @@ class Session:
         """An engine of this plan; `sizes` are options of LLM and override those of the plan."""
         plan = self.plan
         options = {"kv_dtype": plan.kv_dtype, "threads": plan.threads, "activations": plan.activations} | sizes
-        return LLM(plan.model.checkpoint, tokenizer=self.tokenizer, executor=plan.executor, dtype=plan.dtype, **options)
+        return LLM(
+            plan.model.checkpoint,
+            tokenizer=self.tokenizer,
+            executor=plan.executor,
+            dtype=plan.dtype,
+            generation_config="none",
+            **options,
+        )
 
     def versions(self) -> dict[str, str]:
         """The versions of the engines that are compared with."""

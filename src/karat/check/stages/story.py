@@ -16,6 +16,7 @@ import numpy as np
 from karat.check.session.session import PROMPT, Session
 from karat.check.session.stage import Stage
 from karat.config import embedded_model_path
+from karat.engine.defaults import read_defaults
 
 WORDS = (
     "lantern fox river kite button bridge whistle acorn ladder turtle drum candle pebble wagon feather mirror".split()
@@ -48,7 +49,9 @@ def run(session: Session) -> Stage:
     words = [WORDS[i] for i in rng.permutation(len(WORDS))[: session.plan.stories]]
     kind = "story" if session.plan.model.config.num_layers < 12 else "haiku"
     asked = [f"Tell me a {kind} about a {word}." for word in words]
-    params = replace(session.llm.default_params, logprobs=0)
+    model = session.plan.model
+    stated = (model.checkpoint.generation_config, model.config, session.tokenizer, model.checkpoint.generation_source)
+    params = replace(read_defaults(*stated).params, logprobs=0)
     outputs = session.llm.chat([[{"role": "user", "content": text}] for text in asked], params)
     if fault := next((answer.error for output in outputs if (answer := output.outputs[0]).error), None):
         return Stage("story", "bug", [f"an answer ended with an error: {fault}"], {"asked": words})

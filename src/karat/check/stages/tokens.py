@@ -83,7 +83,8 @@ def check_tokens(
 def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
     """The statements of a model's files about tokens, and the end tokens that the engine uses."""
     checkpoint = model.checkpoint
-    stops = read_defaults(checkpoint.generation_config, model.config, tokenizer).end_token_ids
+    where = checkpoint.generation_source
+    stops = read_defaults(checkpoint.generation_config, model.config, tokenizer, where, "none").end_token_ids
     generation = (checkpoint.generation_config or {}).get("eos_token_id")
     own = tokenizer.eos_token_id
     ends = {"config.json": model.config.eos_token_ids, "generation_config.json": _ids(generation)}

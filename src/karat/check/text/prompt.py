@@ -36,7 +36,9 @@ def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
     if not (model.path / "tokenizer.json").exists():  # the mistakes tried here are those of a tokenizer.json
         return []
     tokenizer = Tokenizer.from_folder(model.path)
-    end_ids = read_defaults(model.checkpoint.generation_config, model.config, tokenizer).end_token_ids
+    checkpoint = model.checkpoint
+    where = checkpoint.generation_source
+    end_ids = read_defaults(checkpoint.generation_config, model.config, tokenizer, where, "none").end_token_ids
     if info.messages is not None:
         end_ids |= turn_end_ids(tokenizer)
     return token_findings(model.path, tokenizer, end_ids, trace)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.files import member
-from karat.checkpoint.gguf.config import Forms, read_config, read_model_type, warnings
+from karat.checkpoint.gguf.config import Forms, override, read_config, read_model_type, warnings
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
 from karat.checkpoint.gguf.header import MAX_TENSORS, Header, TensorInfo, read_header
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -28,7 +29,8 @@ class GgufCheckpoint:
     """A Checkpoint: the file as given, its metadata, the equivalent config.json, and its memory-mapped weights.
 
     Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, a tensor that folders do not have, is
-    in the config already. `warnings` are to be shown when the model is loaded.
+    in the config already. `warnings` are to be shown when the model is loaded. metadata and config are as the user's
+    `overrides` leave them.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class GgufCheckpoint:
     weights: Mapping[str, Weight]
     rope_factors: Weight | None
     warnings: tuple[str, ...]
+    overrides: Overrides = NO_OVERRIDES
 
     @property
     def generation_source(self) -> str:
@@ -45,14 +48,15 @@ class GgufCheckpoint:
         return "general.sampling"
 
 
-def read_gguf(path: Path, forms: Forms) -> GgufCheckpoint:
+def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> GgufCheckpoint:
     """Opens and checks a GGUF model of one of the families in `forms` (by model_type).
 
     `path` is a file, or the first part of a split; the other parts are in the same folder. Reads the headers and the
-    RoPE factors, no weight. Raises ConfigError for an unsupported model, CheckpointError for everything else.
+    RoPE factors, no weight. Raises ConfigError for an unsupported model, UsageError for overrides that do not fit it,
+    CheckpointError for everything else.
     """
     headers = _read_parts(path)
-    metadata = headers[0].metadata
+    metadata, settled = override(headers[0].metadata, overrides.hf_overrides)
     try:
         model_type = read_model_type(metadata, forms)
     except ConfigError as fault:
@@ -64,12 +68,12 @@ def read_gguf(path: Path, forms: Forms) -> GgufCheckpoint:
     form = forms[model_type]
     weights = _named(path, stored, form)
     try:
-        config = read_config(metadata, model_type, form, weights, factors)
+        config = overrides.of_config(read_config(metadata, model_type, form, weights, factors), settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     weights = _ordered(weights, form, config["head_dim"])
-    told = warnings(metadata, model_type, forms, weights.values())
-    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, factors, tuple(told))
+    told = (*warnings(metadata, model_type, forms, weights.values()), *overrides.remarks(config))
+    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, factors, told, overrides)
 
 
 def _read_parts(path: Path) -> list[Header]:

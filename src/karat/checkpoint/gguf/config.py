@@ -11,10 +11,11 @@ import numpy as np
 from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.header import MAX_TENSORS
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
-from karat.checkpoint.gguf.values import GgufArray, Metadata
+from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
+from karat.checkpoint.gguf.values import GgufArray, Metadata, Value
 from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
-from karat.errors import ConfigError
+from karat.errors import ConfigError, UsageError
 
 MAX_HEAD_DIM = 1 << 16
 _TOLERANCE = 1e-6  # relative; a file holds float32
@@ -61,6 +62,51 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
 }
 Forms = Mapping[str, GgufForm[Any]]  # by model_type
+
+
+# Keys outside of an architecture that a user may state: texts, tokens with a role, and default sampling.
+_OF_TEXTS = frozenset(
+    """
+    general.architecture tokenizer.chat_template tokenizer.ggml.add_bos_token tokenizer.ggml.add_eos_token
+    tokenizer.ggml.add_space_prefix tokenizer.ggml.bos_token_id tokenizer.ggml.eom_token_id
+    tokenizer.ggml.eos_token_id tokenizer.ggml.eot_token_id tokenizer.ggml.model tokenizer.ggml.padding_token_id
+    tokenizer.ggml.pre tokenizer.ggml.unknown_token_id
+    """.split()
+)
+
+
+def override(metadata: Metadata, values: Mapping[str, object]) -> tuple[Metadata, list[str]]:
+    """The metadata with the user's values for keys of GGUF, and these keys; other keys are config.json's.
+
+    Raises UsageError for a key of GGUF that Karat does not read, and for a value of another type than the file's.
+    """
+    arch = metadata.values.get("general.architecture")
+    stated: dict[str, Value] = {}
+    taken = []
+    for key, value in values.items():
+        if not key.startswith(("general.", "tokenizer.", "split.", f"{arch}.")):
+            continue
+        name = key.removeprefix(f"{arch}.")
+        is_read = name in _READ | _NEUTRAL.keys() if name != key else key in _OF_TEXTS or key.startswith(SAMPLING)
+        if value is None and key in metadata:
+            taken.append(key)
+        elif not is_read:
+            raise UsageError(f"override {key}={shown(value)}: Karat reads no such key of a GGUF file; leave it out")
+        else:
+            stated[key] = _typed(key, value, metadata.values.get(key))
+    return metadata.with_values(stated).without(taken), [*stated, *taken]
+
+
+def _typed(key: str, value: object, before: Value | None) -> Value:
+    if isinstance(before, GgufArray) or not isinstance(value, bool | int | float | str):
+        raise UsageError(f"override {key}={shown(value)}: expected a truth value, a number or a text, as the file has")
+    if isinstance(before, float) and type(value) is int:
+        return float(value)
+    if before is not None and type(before) is not type(value):
+        raise UsageError(
+            f"override {key}={shown(value)}: expected {type(before).__name__}, as the file has it: {shown(before)}"
+        )
+    return value
 
 
 def read_model_type(metadata: Metadata, forms: Forms) -> str:

@@ -20,7 +20,7 @@ _NUMBERS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "xtc_threshold": (float, "xtc_threshold"),
 }
 # Samplers that Karat does not have, and the value that switches each off.
-_OFF: Mapping[str, tuple[type[int] | type[float], float]] = {"mirostat": (int, 0)}
+_OFF: Mapping[str, float] = {"mirostat": 0}
 _ALL_TOKENS = -1  # penalty_last_n
 # Names that change nothing by themselves.
 _SILENT = frozenset({"sequence", "mirostat_tau", "mirostat_eta", "penalty_last_n"})
@@ -38,7 +38,7 @@ _TOP_K = 50  # transformers' default where it samples
 
 
 def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
-    """The equivalent generation_config.json; None if the file has no such keys. CheckpointError for wrong types.
+    """The equivalent generation_config.json; None if the file has no such keys. A value of a wrong type stays as it is.
 
     A temperature of 0 means greedy. A sampler that Karat does not have keeps its own name, so that the user is told
     that it is not applied.
@@ -50,10 +50,11 @@ def read_sampling(metadata: Metadata) -> dict[str, Any] | None:
     for name in stated:
         if name in _NUMBERS:
             kind, other = _NUMBERS[name]
-            config[other] = metadata.get(kind, PREFIX + name)
-        elif name not in _SILENT and not (name in _OFF and metadata.get(_OFF[name][0], PREFIX + name) == _OFF[name][1]):
+            value = metadata.values[PREFIX + name]
+            config[other] = float(value) if kind is float and type(value) is int else value
+        elif name not in _SILENT and metadata.values[PREFIX + name] != _OFF.get(name):
             config[name] = str(metadata.values[PREFIX + name])
-    last = metadata.get(int, f"{PREFIX}penalty_last_n", _ALL_TOKENS)
+    last = metadata.values.get(f"{PREFIX}penalty_last_n", _ALL_TOKENS)
     if last != _ALL_TOKENS and config.get("repetition_penalty", 1.0) != 1.0:
         config["repeat_last_n"] = last
     samples = {"temperature", "top_k", "top_p", "min_p"} & config.keys()

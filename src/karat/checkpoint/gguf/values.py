@@ -1,7 +1,7 @@
 """The metadata of a GGUF file: typed values. Arrays are decoded on demand."""
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -82,6 +82,16 @@ class Metadata:
         self.values = values
         self._place = place
         self._stored = stored
+
+    def with_values(self, values: Mapping[str, Value]) -> "Metadata":
+        """The same with other values for these keys. What is stored stays."""
+        return Metadata(self._place, {**self.values, **values}, self._stored)
+
+    def without(self, keys: Collection[str]) -> "Metadata":
+        """The same without these keys."""
+        return Metadata(
+            self._place, {key: value for key, value in self.values.items() if key not in keys}, self._stored
+        )
 
     def stored(self, key: str) -> bytes:
         """The stored bytes of a value, its type before it, for copying to another file."""
