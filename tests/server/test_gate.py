@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from karat.server.gate import Gate
+from karat.server.gate import CONTAINER_HOSTS, Gate
 from karat.server.settings import Settings
 from karat.server.state import State
 
@@ -19,9 +19,11 @@ class Inner:
     def __init__(self, fault: Exception | None = None) -> None:
         self.fault = fault
         self.tenants: list[str | None] = []
+        self.paths: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.tenants.append(scope.get("karat.tenant"))
+        self.paths.append(scope["path"])
         if self.fault is not None:
             raise self.fault
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -34,6 +36,7 @@ def ask(
     inner: Inner | None = None,
     path: str = "/v1/models",
     state: State | None = None,
+    **scope: Any,
 ) -> tuple[int, Any, dict[str, str]]:
     sent: list[Any] = []
 
@@ -43,11 +46,12 @@ def ask(
     async def go() -> None:
         gate = Gate(inner or Inner(), settings or Settings(model_names=("m",)), state or State())
         encoded = [(name.encode(), value.encode()) for name, value in headers]
-        await gate({"type": "http", "method": "GET", "path": path, "headers": encoded}, None, send)  # type: ignore[arg-type]
+        asked = {"type": "http", "method": "GET", "path": path, "headers": encoded} | scope
+        await gate(asked, None, send)  # type: ignore[arg-type]
 
     asyncio.run(go())
     named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], json.loads(sent[1]["body"]), named
+    return sent[0]["status"], json.loads(sent[1]["body"] or "null"), named
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,35 @@ def test_foreign_origins_are_refused_and_ours_are_not(origin: str) -> None:
     assert ask([("host", "localhost:8000"), ("origin", "http://localhost:8000")])[0] == 200
     allowing = Settings(model_names=("m",), allowed_origins=("https://page.example",))
     assert ask([("host", "localhost"), ("origin", "https://page.example")], allowing)[0] == 200
+
+
+@pytest.mark.parametrize("host", CONTAINER_HOSTS)
+def test_containers_reach_their_host_and_no_page_does_by_that_name(host: str) -> None:
+    """Who answers DNS in a network can make a page's name lead here, so pages of such a name are foreign."""
+    assert ask([("host", f"{host}:8000")])[0] == 200
+    status, body, _ = ask([("host", f"{host}:8000"), ("origin", f"http://{host}:8000")])
+    assert status == 403 and body["error"]["code"] == "foreign_origin"
+    for allowing in (
+        Settings(model_names=("m",), allowed_origins=(f"http://{host}:8000",)),
+        Settings(model_names=("m",), allowed_hosts=(host,)),
+    ):
+        assert ask([("host", f"{host}:8000"), ("origin", f"http://{host}:8000")], allowing)[0] == 200
+    assert ask([("host", f"{host}.evil.example")])[0] == 403
+
+
+def test_a_unix_socket_takes_any_host_and_no_foreign_page() -> None:
+    assert ask([("host", "whatever")], server=("/run/karat.sock", None))[0] == 200
+    assert ask([("host", "whatever")], server=("127.0.0.1", 8000))[0] == 403
+    assert ask([("host", "a"), ("origin", "http://b")], server=("/run/karat.sock", None))[0] == 403
+
+
+def test_each_way_to_write_a_route_is_that_route() -> None:
+    inner = Inner()
+    for path in ("/chat/completions/", "//v1/chat/completions", "/v1/v1/chat/completions", "/v1/chat/completions"):
+        assert ask([("host", "localhost")], inner=inner, path=path)[0] == 200
+    assert set(inner.paths) == {"/v1/chat/completions"}
+    status, body, _ = ask([("host", "localhost")], KEYED, path="/messages/")
+    assert status == 401 and body["type"] == "error", "the form of Anthropic's errors"
 
 
 KEYED = Settings(model_names=("m",), api_keys=("first-key", "second-key"))

@@ -247,6 +247,55 @@ def test_who_leaves_is_forgotten(server: Running, body: dict[str, Any]) -> None:
     server.until(lambda: server.gauge("karat_kv_blocks_used") == 0)
 
 
+def final(received: bytes) -> tuple[int, bytes]:
+    """Status and body of an answer, behind any 100 Continue."""
+    while received.startswith(b"HTTP/1.1 100"):
+        received = received.partition(b"\r\n\r\n")[2]
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_sends_no_more_still_gets_the_answer(server: Running, stream: bool) -> None:
+    """`nc -N` and others close their half of the connection after the request."""
+    body = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": stream, "seed": 1}
+    connection = connected(server, request_bytes(TEXT, body))
+    connection.shutdown(socket.SHUT_WR)
+    status, content = final(everything(connection))
+    assert status == 200
+    if stream:
+        assert content.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    else:
+        assert json.loads(content)["usage"]["completion_tokens"] == 300
+
+
+def test_two_requests_in_one_piece_and_no_more_are_both_answered(server: Running) -> None:
+    whole = request_bytes(TEXT, {"prompt": "Once", "max_tokens": 20}).replace(b"Connection: close\r\n", b"")
+    connection = connected(server, whole * 2)
+    connection.shutdown(socket.SHUT_WR)
+    assert everything(connection).count(b"HTTP/1.1 200") == 2
+
+
+def test_a_body_that_ends_early_is_a_400(server: Running) -> None:
+    connection = connected(server, request_bytes(TEXT, {"prompt": "Once"})[:-3])
+    connection.shutdown(socket.SHUT_WR)
+    status, error = error_of(everything(connection))
+    assert status == 400 and error["code"] == "cut_body"
+
+
+@pytest.mark.parametrize("chunks", [b"zz\r\n{}\r\n0\r\n\r\n", b"1\r\n{}\r\n0\r\n\r\n", b"-2\r\n{}\r\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_wrong_chunk_is_a_400(server: Running, chunks: bytes, is_late: bool) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection = connected(server, head + (b"1\r\n{\r\n" if is_late else b""))
+    if is_late:
+        server.until(lambda: server.gauge("karat_http_requests_busy") == 2)
+    connection.sendall(chunks)
+    status, error = error_of(everything(connection))
+    assert status == 400 and error["code"] == "invalid_http" and "chunks" in error["message"]
+    server.until(lambda: server.gauge("karat_http_requests_busy") == 1)
+
+
 def test_who_leaves_the_queue_or_a_prefill_is_forgotten(start: Callable[..., Any]) -> None:
     with start("--max-num-seqs", "1") as server:
         running = connected(server, request_bytes(TEXT, LONG))

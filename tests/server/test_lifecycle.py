@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,50 @@ def test_a_model_that_is_not_there_ends_the_server_with_its_code(tmp_path: Path)
     assert done.returncode == 4 and done.stderr.splitlines()[-1].startswith("karat: error: ")
 
 
+def over(path: Path, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("a-name", timeout=60)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.settimeout(60)
+    with closing(connection):
+        connection.sock.connect(str(path))
+        connection.request("GET" if body is None else "POST", route, None if body is None else json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def test_a_unix_socket_is_for_its_user_and_goes_with_the_server(tmp_path: Path) -> None:
+    path = tmp_path / "karat.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))  # as a killed server leaves it
+    command = [sys.executable, "-m", "karat", "serve", "--unix-socket", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if " serves " in line)
+        assert line.startswith(f"{path} (http): /v1 serves karat-embedded")
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert over(path, "/ready") == (200, {"status": "ready"})
+        status, answer = over(path, "/v1/completions", {"prompt": "Once", "max_tokens": 2})
+        assert status == 200 and answer["usage"]["completion_tokens"] == 2
+        again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert again.returncode == 1 and "cannot be listened on" in again.stderr
+        assert over(path, "/health")[0] == 200, "the first is undisturbed"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0 and not path.exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_file_in_the_place_of_a_unix_socket_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("a")
+    for path in (file, tmp_path / "none" / "karat.sock", tmp_path / ("x" * 200)):
+        assert main(["serve", "--unix-socket", str(path)]) == 1
+        assert f"--unix-socket {path} cannot be listened on" in capfd.readouterr().err.replace("\n", " ")
+    assert file.read_text() == "a"
+
+
 def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -270,6 +315,7 @@ def test_a_port_that_is_taken_is_named(capfd: pytest.CaptureFixture[str]) -> Non
     [
         (["a", "-m", "b"], "two models"),
         (["--tls-cert", "x"], "go together"),
+        (["--unix-socket", "x", "--port", "1"], "instead of them"),
         (["--tls-cert", "x", "--tls-key", "y"], "no such file"),
         (["--ping-s", "0"], "expected a number above 0"),
         (["--api-key", "a b"], "an API key"),

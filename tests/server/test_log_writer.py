@@ -51,7 +51,6 @@ def test_lines_come_in_order_and_lost_ones_are_told_where_they_were() -> None:
             num_lost, num_puts = writer.num_lost, num_puts + 1
             writer.put("later")
         assert writer.close()
-        os.close(writing)
         reader.join(60)
     told = [int(found[1]) for found in map(LOST.fullmatch, got) if found]
     kept = [text for text in got if not LOST.fullmatch(text)]

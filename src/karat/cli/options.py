@@ -282,6 +282,7 @@ class ServeOptions:
 
     host: Annotated[str | None, _option("Server", "HOST", "Listen there (default: 127.0.0.1).")] = None
     port: Annotated[int | None, _option("Server", "N", "Listen to this port (default: 8000; 0: any).")] = None
+    unix_socket: Annotated[Path | None, _option("Server", "PATH", "Listen there instead, for this user alone.")] = None
     served_model_name: Annotated[
         list[str] | None, _option("Server", "NAME", "What clients call the model; repeatable.")
     ] = None
@@ -296,7 +297,7 @@ class ServeOptions:
         list[str] | None, _option("Server", "NAME", "A name in Host that is this server's; repeatable.")
     ] = None
     allowed_origin: Annotated[
-        list[str] | None, _option("Server", "URL", "A page's origin that may send requests; repeatable.")
+        list[str] | None, _option("Server", "URL", "A page's origin that may ask (CORS); repeatable; *: all.")
     ] = None
     log_format: Annotated[str | None, _option("Server", "FORM", "Lines of the log: text (default) or json.")] = None
     default_max_tokens: Annotated[

@@ -66,6 +66,8 @@ def serve(
     warn, say = (remark, remark) if form == "text" else (_log.error, _log.info)
     if not settings.api_keys and not settings.host.startswith(_LOOPBACK):
         warn(f"whoever reaches {settings.host} may use this server; ask for a key with --api-key-file")
+    if not settings.api_keys and "*" in settings.allowed_origins:
+        warn("every page that a browser here opens may use this server; ask for a key with --api-key-file")
     options = loading.given() | serving.engine()
     try:
         code = asyncio.run(_serve(name, settings, options, None if quiet else say, log.num_lost))
@@ -105,12 +107,15 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
 
     if (given.tls_cert is None) != (given.tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together; give both")
+    if given.unix_socket is not None and (given.host is not None or given.port is not None):
+        raise UsageError("--unix-socket with --host or --port: it is instead of them; give one or the other")
     for file in (given.tls_cert, given.tls_key):
         if file is not None and not file.is_file():
             raise UsageError(f"{file}: there is no such file; give the certificate and its key as PEM")
     own: dict[str, Any] = {
         "host": given.host,
         "port": given.port,
+        "unix_socket": given.unix_socket,
         "default_max_tokens": given.default_max_tokens,
         "ping_s": given.ping_s,
         "drain_s": given.drain_s,

@@ -1,8 +1,11 @@
 """Gate: the checks of every request before it is read: Host, Origin, key, and whether the server is ending.
 
 A page in a browser can send requests to 127.0.0.1, and a name can be made to resolve to it (DNS rebinding). So a Host
-that is a name is refused unless it is allowed, and an Origin unless it is the server's own. No CORS header is ever
-sent.
+that is a name is refused unless it is allowed, and an Origin unless it is the server's own or allowed. CORS headers are
+sent to allowed origins alone.
+
+The names by which containers reach their host are taken, but no page of such a name: whoever answers DNS in a network
+can have a browser take his page for one of that name. A Unix socket is reached by no browser, so any Host is taken.
 """
 
 import hmac
@@ -19,12 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from karat.server.anthropic.errors import error_of
 from karat.server.errors import ApiError, of_any
 from karat.server.fields import MESSAGES
+from karat.server.origins import Origins, answer_preflight
 from karat.server.page import files
+from karat.server.paths import usual_path
 from karat.server.request_log import checked_id, new_id, request_id, serving
 from karat.server.responses import GoneError, JsonBytes
 from karat.server.settings import Settings, digest
 from karat.server.state import State
 
+CONTAINER_HOSTS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 OPEN_ROUTES = ("/health", "/ready")  # answered without a key, and to the end
 _STATUS_CODES = {404: "not_found", 405: "method_not_allowed"}
 _log = logging.getLogger("karat.server")
@@ -42,11 +48,13 @@ class Gate:
         self._state = state
         self._keys = settings.key_digests
         self._hosts = {"localhost", settings.host.lower(), *(host.lower() for host in settings.allowed_hosts)}
-        self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
+        self._container_hosts = set(CONTAINER_HOSTS) - self._hosts
+        self._origins = Origins(settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # there are no web sockets, and nothing waits for the lifespan
+        scope["path"] = usual_path(scope["path"])
         given = [value for name, value in scope["headers"] if name == b"x-request-id"]
         try:
             named, unfit = checked_id(given[0].decode("latin-1")) if given else new_id(), None
@@ -61,7 +69,7 @@ class Gate:
         """Answers, with the request's id in the header, and logs. `unfit` is the error of the id that came."""
         begun, status = perf_counter(), 0
         names = (b"x-request-id", b"request-id") if _is_anthropic(scope) else (b"x-request-id",)
-        tags = [(name, facts["request_id"].encode()) for name in names]
+        tags = [(name, facts["request_id"].encode()) for name in names] + self._origins.told(scope["headers"])
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -91,7 +99,10 @@ class Gate:
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope)
         headers.only("x-request-id")
-        self._check_host(headers)
+        self._check_host(headers, is_unix=(scope.get("server") or ("", 0))[1] is None)
+        if self._origins.is_preflight(scope["method"], scope["headers"]):
+            await answer_preflight(scope["headers"], send)
+            return
         is_open = scope["path"] in OPEN_ROUTES
         if self._keys and not is_open and not files.is_page(scope["path"]):
             scope["karat.tenant"] = self._tenant(headers)
@@ -105,37 +116,34 @@ class Gate:
         with self._state.busy():
             await self._inner(scope, receive, send)
 
-    def _check_host(self, headers: "_Headers") -> None:
+    def _check_host(self, headers: "_Headers", *, is_unix: bool) -> None:
         host = headers.only("host")
-        if host is not None and not self._is_known(host):
+        name = None if host is None else _name_of(host)
+        if host is not None and not is_unix and not self._is_known(name):
             raise ApiError(
                 403,
                 "the Host header names another machine; ask by address, or allow the name with --allowed-host",
                 code="foreign_host",
             )
         origin = headers.only("origin")
-        if origin is None or origin.lower() in self._origins:
+        if origin is None or self._origins.allows(origin):
             return
         _, _, place = origin.partition("://")
-        if host is None or place.lower() != host.lower():
+        if host is None or place.lower() != host.lower() or name in self._container_hosts:
             raise ApiError(
                 403,
                 "the request comes from a page of another origin; allow it with --allowed-origin",
                 code="foreign_origin",
             )
 
-    def _is_known(self, host: str) -> bool:
-        """Whether a host is an address (which cannot be rebound) or an allowed name."""
-        try:
-            name = urlsplit(f"//{host}").hostname
-        except ValueError:
-            return False
-        if name is None or "@" in host or "/" in host:
+    def _is_known(self, name: str | None) -> bool:
+        """Whether a host is an address (which cannot be rebound), an allowed name or a container's name for us."""
+        if name is None:
             return False
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return name in self._hosts
+            return name in self._hosts or name in self._container_hosts
         return True
 
     def _tenant(self, headers: "_Headers") -> str:
@@ -167,6 +175,15 @@ class Gate:
             if hmac.compare_digest(given, known):
                 found = known
         return found
+
+
+def _name_of(host: str) -> str | None:
+    """The name or address in a Host header; None if it has none."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+    return None if "@" in host or "/" in host else name
 
 
 class _Headers:

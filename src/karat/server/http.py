@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ _REASONS = {
 
 
 LINGER_S = 2.0
+_PROBE_S = 0.1  # between looks at whether a client that sends no more is still there
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NO_EVENT = b"3\r\n:\n\n\r\n"  # a chunk: a comment of server-sent events, which all chunked answers are
 _log = logging.getLogger("karat.server")
 
 
@@ -66,6 +70,7 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
         _linger: asyncio.TimerHandle | None = None
         _has_ended = False
         _has_message = False  # whether the end of one was in the data that came last
+        _probe: asyncio.TimerHandle | None = None  # of a client that sends no more
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -78,7 +83,40 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch_head()
             self._stop_lingering()
+            if self._probe is not None:
+                self._probe.cancel()
             super().connection_lost(exc)
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """The client sends no more: it has left, or waits for the answers to what it has sent.
+
+            What is written to one who has left comes back as a fault of the connection, so something is written that
+            changes no answer. HTTP/1.0 has nothing of the kind, and TLS no half of a connection: there it has left.
+            """
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or self.transport.is_closing() or self._has_ended:
+                return False
+            if not self.transport.can_write_eof():
+                return False
+            if cycle.more_body:
+                self._end(ApiError(400, "the connection ends before the body does; send all of it", code="cut_body"))
+                return True
+            if cycle.scope["http_version"] != "1.1":
+                return False
+            if self._probe is None:
+                if not cycle.response_started:
+                    self.transport.write(_CONTINUE)
+                elif cycle.chunked_encoding:
+                    self.transport.write(_NO_EVENT)
+                self._look()
+            return True
+
+        def _look(self) -> None:
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+            else:
+                self._probe = self.loop.call_later(_PROBE_S, self._look)
 
         def data_received(self, data: bytes) -> None:
             if self._has_ended or self.transport.is_closing():
@@ -119,7 +157,10 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             """Let a client send the rest of its body for a moment, unread: it reads no answer before that."""
+            is_last = not self.pipeline
             super().on_response_complete()
+            if self._probe is not None and is_last:
+                self.transport.close()
             if not self._in_head and not self.transport.is_closing():
                 self._linger = self.loop.call_later(LINGER_S, self.transport.close)
 
@@ -129,8 +170,12 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
                 self._linger = None
 
         def send_400_response(self, msg: str) -> None:
-            if not self._check_head():
-                self._end(ApiError(400, "this is no HTTP request; send HTTP/1.1", code="invalid_http"))
+            if self._check_head():
+                return
+            what = "this is no HTTP request; send HTTP/1.1"
+            if not self._in_head:
+                what = "the body's chunks are wrong; send the size of each in hexadecimal, its bytes and a line break"
+            self._end(ApiError(400, what, code="invalid_http"))
 
         def _check_head(self) -> bool:
             if self._head_bytes <= limits.head_bytes:
@@ -159,7 +204,12 @@ def _limited(limits: Limits) -> type[asyncio.Protocol]:
                 return
             self._has_ended = True
             self._unwatch_head()
-            if self.cycle is None or self.cycle.response_complete:
+            cycle = self.cycle
+            if cycle is not None and not self._in_head and not self.pipeline and not cycle.response_started:
+                cycle.disconnected = True  # its body never comes to its end
+                cycle.message_event.set()
+                self.transport.write(_raw(error))
+            elif cycle is None or cycle.response_complete:
                 self.transport.write(_raw(error))
             if linger_s and self.transport.can_write_eof():
                 self.transport.write_eof()

@@ -11,7 +11,7 @@ _STDERR = 2
 
 
 class LogWriter:
-    """Writes lines to a descriptor. `put` never waits and never raises.
+    """Writes lines to a descriptor, which it closes. `put` never waits and never raises.
 
     A line is lost if MAX_WAITING_BYTES wait before it, because nobody reads, or if it cannot be written, because a disk
     is full or the reader has gone. `num_lost` counts such lines. The next line that is written comes after the one that
@@ -50,6 +50,12 @@ class LogWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            os.close(self._descriptor)
+
+    def _write_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)

@@ -104,9 +104,9 @@ class ServerLog:
     def __init__(self, form: LogFormat, *, quiet: bool) -> None:
         self._lines = JsonLines() if form == "json" else TextLines()
         self._writer = LogWriter(stderr_copy(), self._lost)
-        handler = _Handler(self._writer)
-        handler.setFormatter(self._lines)
-        logging.getLogger().addHandler(handler)
+        self._handler = _Handler(self._writer)
+        self._handler.setFormatter(self._lines)
+        logging.getLogger().addHandler(self._handler)
         logging.getLogger("karat").setLevel(logging.ERROR if quiet else logging.INFO)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
 
@@ -120,6 +120,7 @@ class ServerLog:
 
     def close(self) -> None:
         """Wait a moment for the last lines. If nobody takes them, nothing that is written later waits either."""
+        logging.getLogger().removeHandler(self._handler)
         if not self._writer.close():
             discard_stderr()
 

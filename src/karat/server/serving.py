@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from karat.engine.async_llm import AsyncLLM
 from karat.errors import KaratError
@@ -44,6 +45,34 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
+def bind_path(path: Path) -> socket.socket:
+    """A Unix socket at `path`, for this user alone. One that is left over from a process that died is replaced.
+
+    KaratError if there is another file, if somebody listens there, or if it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket() and _is_left_over(path):
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o600)  # before it listens
+        listener.listen(_BACKLOG)
+    except OSError as fault:
+        listener.close()
+        reason = fault.strerror or str(fault)
+        raise KaratError(f"--unix-socket {path} cannot be listened on ({reason}); choose another path") from fault
+    return listener
+
+
+def _is_left_over(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        try:
+            asking.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
 class Serving:
     """One server. `announce` is called with its address once it answers, `opened` with the engine once it is loaded.
     num_lost_lines tells how many lines of the log nobody took so far.
@@ -68,10 +97,14 @@ class Serving:
     async def run(self) -> int | None:
         """Serve until a signal, which is returned. Errors pass through."""
         settings = self._settings
-        sockets = bind(settings.host, settings.port)
-        host, port = sockets[0].getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
-        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        if settings.unix_socket is not None:
+            sockets = [bind_path(settings.unix_socket)]
+            address = f"{settings.unix_socket} ({scheme}): "
+        else:
+            sockets = bind(settings.host, settings.port)
+            host, port = sockets[0].getsockname()[:2]
+            address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         state, first, second = State(self._num_lost_lines), asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -103,6 +136,8 @@ class Serving:
             await _ended(http)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+            if settings.unix_socket is not None:
+                settings.unix_socket.unlink(missing_ok=True)
         if failure is not None:
             raise failure
         return self._signals[0] if self._signals else None

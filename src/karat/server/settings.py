@@ -27,6 +27,7 @@ class Settings:
     model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
+    unix_socket: Path | None = None  # instead of host and port
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()

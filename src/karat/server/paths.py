@@ -1,0 +1,29 @@
+"""usual_path: the route that a client means, where it writes its path in another way."""
+
+import re
+
+from karat.server.fields import CHAT, COMPARE, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, VERIFY
+from karat.server.page.files import PREFIX
+
+_V1 = "/v1"
+_MODELS = "/models"
+_ROUTES = {
+    route.removeprefix(_V1)
+    for route in (CHAT, TEXT, MESSAGES, COUNT, RESPONSES, INPUT_TOKENS, VERIFY, COMPARE, _V1 + _MODELS)
+}
+_SLASHES = re.compile("//+")
+
+
+def usual_path(path: str) -> str:
+    """The path with one slash where there are several, none at the end, and `/v1` once where it is missing or doubled.
+
+    So a client's base URL may end in `/v1`, `/v1/` or nothing. Every other path stays as it is.
+    """
+    if path.startswith(PREFIX):
+        return path
+    path = _SLASHES.sub("/", path).rstrip("/") or "/"
+    while path.startswith(f"{_V1}{_V1}/"):
+        path = path.removeprefix(_V1)
+    if path in _ROUTES or path.startswith(f"{_MODELS}/"):
+        return _V1 + path
+    return path
