@@ -39,6 +39,7 @@ def piece_tokenizer(pieces: Sequence[bytes], num_special: int = 2) -> Tokenizer:
     chars = byte_chars()
     vocab = {"".join(chars[byte] for byte in piece): i for i, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens([f"<{len(pieces) + i}>" for i in range(num_special)])
     with tempfile.TemporaryDirectory() as folder:
