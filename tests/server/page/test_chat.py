@@ -47,6 +47,35 @@ def test_a_whole_conversation_by_keyboard(page: Page) -> None:
     assert tab.evaluate("document.activeElement.id") == "message"
 
 
+def test_escape_leaves_the_text_box_so_that_every_key_is_reached_without_a_mouse(page: Page) -> None:
+    tab, press = page.tab, page.tab.keyboard.press
+    focused = "document.activeElement.id"
+    tab.wait_for_selector(".welcome")
+    press("/")
+    tab.keyboard.type("Tell me a story.")
+    press("Enter")
+    page.finished()
+    assert tab.evaluate(focused) == "message"
+    tab.keyboard.type("w")
+    assert tab.locator("#message").input_value() == "w", "keys of one sign are text there"
+    press("Escape")
+    assert tab.evaluate(focused) != "message" and tab.locator("#message").input_value() == "w"
+    press("w")
+    tab.wait_for_selector(".token:focus")
+    for key, name in (("p", "Proof"), ("l", "Live")):
+        press(key)
+        assert tab.get_by_role("tab", name=name).get_attribute("aria-selected") == "true"
+        press("Escape")
+    press("?")
+    assert "leave the text box" in tab.get_by_role("dialog").inner_text()
+    press("Escape")
+    press("/")
+    assert tab.evaluate(focused) == "message" and tab.locator("#message").input_value() == "w"
+    press("Escape")
+    press("Escape")
+    assert tab.evaluate(focused) == "message", "once more, and the box is back"
+
+
 def test_an_answer_is_stopped_by_escape_and_what_came_stays(page: Page) -> None:
     page.settings(
         max_completion_tokens="900", form="regex", **{"form-text": "[a-z ]{2000,}"}

@@ -3,8 +3,9 @@ import { retry, turn } from "./acts.js";
 import { button, h } from "./dom.js";
 import { preferences } from "./settings.js";
 
+const WRITING = "input:not([type=checkbox]), textarea, select"; // what keys of one sign write into
 const LIST = [
-  ["Enter", "Send the message"], ["Shift Enter", "A new line"], ["Escape", "Stop the answer; close what is open"],
+  ["Enter", "Send the message"], ["Shift Enter", "A new line"], ["Escape", "Stop the answer; close what is open; leave the text box, so that keys work"],
   ["/", "Write a message"], ["n", "New conversation"], ["s", "Search conversations"], ["e", "Edit your last message"], ["r", "Another answer"],
   ["[  ]", "The branch before, after"], ["w", "Why: the last answer as tokens"], ["← → ↑ ↓", "From token to token"], ["Enter", "On a token: to its alternatives"],
   ["p", "Proof of the last answer"], ["l", "Live: what the server does"], [",", "Settings"], ["?", "This list"],
@@ -38,7 +39,7 @@ export function listenToKeys(app, { thread, panel, side, composer }) {
   addEventListener("keydown", (event) => {
     if (document.querySelector("dialog[open]")) return;
     if (event.key === "Escape") { escape(); return; }
-    const writing = event.target.closest?.("input:not([type=checkbox]), textarea, select");
+    const writing = event.target.closest?.(WRITING);
     if (writing || event.ctrlKey || event.metaKey || event.altKey || !preferences.keys) return;
     const act = acts[event.key];
     if (!act) return;
@@ -49,7 +50,9 @@ export function listenToKeys(app, { thread, panel, side, composer }) {
   function escape() {
     if (app.stream) app.stream.stop();
     else if (side.isOpen()) side.close();
-    else if (!panel.close()) composer.field.focus();
+    else if (panel.close()) return;
+    else if (document.activeElement.matches(WRITING)) document.activeElement.blur();
+    else composer.field.focus();
   }
 }
 
