@@ -131,16 +131,17 @@ class SamplingParams:
     the candidates are narrowed in this order; each step sees what the one before it has left. top_n_sigma keeps scores
     at most so many standard deviations of the scores below the largest (arXiv 2411.07641; 0 or -1: all). top_k keeps
     the k largest (0 or -1: all). typical_p keeps the fewest tokens that hold this share, those first whose surprise is
-    nearest to the mean surprise (arXiv 2202.00666). top_p keeps the fewest most probable tokens that hold this share.
-    min_p keeps those at least this fraction as probable as the most probable one. With probability xtc_probability all
-    tokens at least as probable as xtc_threshold are taken out but the least probable of them (XTC). One draw, keyed by
-    (seed, choice index, absolute position), then decides; a draw of its own, keyed alike, decides whether XTC acts. A
-    seed of None is derived from the engine's seed and the number of the request. docs/sampling.md has an example.
+    nearest to the mean surprise (arXiv 2202.00666). top_p keeps the fewest most probable tokens that hold this share,
+    one at least. min_p keeps those at least this fraction as probable as the most probable one. With probability
+    xtc_probability all tokens at least as probable as xtc_threshold are taken out but the least probable of them (XTC).
+    One draw, keyed by (seed, choice index, absolute position), then decides; a draw of its own, keyed alike, decides
+    whether XTC acts. A seed of None or -1 is derived from the engine's seed and the number of the request.
+    docs/sampling.md has an example.
 
-    A choice ends after max_tokens (None: as many as the context has room for), with an end token of the model unless
-    ignore_eos, with one of stop_token_ids, or with a stop string. For the first min_tokens tokens, end and stop tokens
-    are not chosen; stop strings are looked for only in the text after these tokens. The text ends before the stop
-    string or the token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
+    A choice ends after max_tokens (None or -1: as many as the context has room for), with an end token of the model
+    unless ignore_eos, with one of stop_token_ids, or with a stop string. For the first min_tokens tokens, end and stop
+    tokens are not chosen; stop strings are looked for only in the text after these tokens. The text ends before the
+    stop string or the token that ended it, unless include_stop_str_in_output; token_ids hold all tokens.
 
     With allowed_token_ids no other token is chosen: end tokens must be among them for a choice to end with one.
 
@@ -202,7 +203,7 @@ class SamplingParams:
         self._int("n", 1, MAX_CHOICES)
         self._number("temperature", 0, 100)
         self._int("top_k", 0, MAX_COUNT, "a positive integer, or 0 for all")
-        self._number("top_p", 0, 1, above=True)
+        self._number("top_p", 0, 1)
         self._number("min_p", 0, 1)
         self._number("typical_p", 0, 1, above=True)
         self._number("top_n_sigma", 0, 100)
@@ -237,7 +238,7 @@ class SamplingParams:
             isinstance(bias, Mapping)
             and len(bias) <= MAX_IDS
             and all(is_int(k, 0, MAX_COUNT) and _is_number(v, -100, 100) for k, v in bias.items()),
-            f"at most {MAX_IDS} token ids with numbers from -100 to 100",
+            f"at most {MAX_IDS} token ids from 0 to {MAX_COUNT} with numbers from -100 to 100",
         )
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for name, least, most, instead in (
@@ -256,7 +257,7 @@ class SamplingParams:
             isinstance(self.stop_token_ids, tuple)
             and len(self.stop_token_ids) <= MAX_IDS
             and all(is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
-            f"at most {MAX_IDS} token ids",
+            f"at most {MAX_IDS} token ids from 0 to {MAX_COUNT}",
         )
         allowed: object = self.allowed_token_ids
         self._require(
@@ -267,7 +268,7 @@ class SamplingParams:
                 and 0 < len(allowed) <= MAX_IDS
                 and all(is_int(t, 0, MAX_COUNT) for t in allowed)
             ),
-            f"None, or 1 to {MAX_IDS} token ids",
+            f"None, or 1 to {MAX_IDS} token ids from 0 to {MAX_COUNT}",
         )
         self._require(
             "structured_outputs",
@@ -282,7 +283,10 @@ class SamplingParams:
         return replace(self)
 
     def _normalise(self) -> None:
-        """Convert accepted spellings: None for no stops or words, one text, lists, -1 for all in top_k, top_n_sigma."""
+        """Convert accepted spellings: None for no stops or words, one text, lists.
+
+        -1 is all in top_k and top_n_sigma, and none in seed and max_tokens.
+        """
         for name in ("stop", "stop_token_ids", "bad_words", "bad_words_ids"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, ())
@@ -298,8 +302,9 @@ class SamplingParams:
         form: object = self.structured_outputs
         if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
             object.__setattr__(self, "structured_outputs", StructuredOutputs(**form))
-        if is_int(self.top_k, -1, -1):
-            object.__setattr__(self, "top_k", 0)
+        for name, meant in (("top_k", 0), ("seed", None), ("max_tokens", None)):
+            if is_int(getattr(self, name), -1, -1):
+                object.__setattr__(self, name, meant)
         if _is_number(self.top_n_sigma, -1, -1):
             object.__setattr__(self, "top_n_sigma", 0.0)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import UnionType
@@ -61,25 +62,33 @@ def read_body(content: bytes, fields: Mapping[str, Field]) -> Body:
 
 
 def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "") -> Body:
-    """As `read_body`, for a JSON object. `within` is a prefix of field names, as in `stream_options.`"""
-    values, harmless = {}, []
+    """As `read_body`, for a JSON object. `within` is a prefix of field names, as in `stream_options.`
+
+    A value of null is no field at all, known or not.
+    """
+    values: dict[str, Any] = {}
+    harmless: list[str] = []
+    spelled: dict[str, str] = {}
     for name, value in given.items():
         field = fields.get(name)
+        if value is None or (field is not None and _is_absent(value, fields.get(field.means or name, field))):
+            continue
         if field is None:
             raise invalid(within + name[:80], _unknown(name, fields, within), "unknown_field")
-        if value is None:
-            continue
         if field.kind == "refused":
             if not any(type(value) is type(off) and value == off for off in field.off):
                 raise invalid(within + name, f"{within}{name}={shown(value)}: {field.text}", "unsupported_field")
             harmless.append(name)
             continue
         if field.kind == "honoured":
-            meant = field.means or name
-            values[meant] = converted_to(field.type, value, within + name)
-            if meant != name and given.get(meant) is not None and given[meant] != value:
-                reason = f"{within}{name}={shown(value)} beside {meant}={shown(given[meant])}: expected one of them"
-                raise invalid(within + name, f"{reason}; they are two names of one field", "invalid_value")
+            meant, made = field.means or name, converted_to(field.type, value, within + name)
+            if values.setdefault(meant, made) != made:
+                alias, other = (name, spelled[meant]) if name != meant else (spelled[meant], name)
+                reason = (
+                    f"{within}{alias}={shown(given[alias])} beside {other}={shown(given[other])}: expected one of them"
+                )
+                raise invalid(within + alias, f"{reason}; they are two names of one field", "invalid_value")
+            spelled[meant] = name
         else:
             _require_harmless(field, value, within + name)
             harmless.append(name)
@@ -89,11 +98,20 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
     return Body(values, tuple(harmless))
 
 
+def _is_absent(value: object, field: Field) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value in field.absent
+
+
 def converted_to(kind: Any, value: Any, name: str) -> Any:
-    """`value` converted to the type `kind`. 400 with the field `name`, what came and what was expected."""
+    """`value` converted to the type `kind`. 400 with the field `name`, what came and what was expected.
+
+    4.0 is 4 where an integer is expected, as JSON Schema has it.
+    """
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        with suppress(msgspec.ValidationError, OverflowError, RecursionError):
+            return msgspec.convert(_integral(value), kind, str_keys=True)
         reason = str(error)
         place = _AT.search(reason)
         expected = _AT.sub("", reason).replace("`", "")
@@ -102,6 +120,13 @@ def converted_to(kind: Any, value: Any, name: str) -> Any:
             expected = "expected " + " or ".join(map(shown, words))
         expected = _WORD.sub(lambda found: _WORDS[found[1]], expected[:1].lower() + expected[1:])
         raise invalid(where[:200], f"{where[:200]}: {expected}; what came is {shown(value)}", "invalid_value") from None
+
+
+def _integral(value: Any) -> Any:
+    """The value with integers for floats that are whole, in lists too."""
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _require_harmless(field: Field, value: object, name: str) -> None:

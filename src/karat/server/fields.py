@@ -59,6 +59,8 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_IDS)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Length = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]  # of an answer; -1: none is given
+_NO_LENGTH = (-1,)
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 LastN = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
@@ -79,8 +81,9 @@ class Field:
     """A row of the table.
 
     `type` is the type that msgspec converts a value to. `samples`: it is the field of SamplingParams of the same name.
-    `means` is the field that this one is another name of. `off` are the values that switch a refused field off. `text`
-    is its description on the page: what it does, why it has no effect, or what to do instead.
+    `means` is the field that this one is another name of. `off` are the values that switch a refused field off,
+    `absent` those with which an honoured one counts as left out. `text` is its description on the page: what it does,
+    why it has no effect, or what to do instead.
     """
 
     name: str
@@ -92,14 +95,19 @@ class Field:
     off: tuple[Any, ...] = ()
     required: bool = False
     means: str | None = None
+    absent: tuple[int, ...] = ()
 
 
-def _honoured(name: str, routes: tuple[str, ...], kind: Any, text: str, *, required: bool = False) -> Field:
-    return Field(name, routes, "honoured", text, kind, required=required)
+def _honoured(
+    name: str, routes: tuple[str, ...], kind: Any, text: str, *, required: bool = False, absent: tuple[int, ...] = ()
+) -> Field:
+    return Field(name, routes, "honoured", text, kind, required=required, absent=absent)
 
 
-def _sampling(name: str, kind: Any, text: str, routes: tuple[str, ...] = GENERATING) -> Field:
-    return Field(name, routes, "honoured", text, kind, samples=True)
+def _sampling(
+    name: str, kind: Any, text: str, routes: tuple[str, ...] = GENERATING, *, absent: tuple[int, ...] = ()
+) -> Field:
+    return Field(name, routes, "honoured", text, kind, samples=True, absent=absent)
 
 
 def _alias(name: str, means: str, kind: Any, routes: tuple[str, ...] = GENERATING) -> Field:
@@ -161,7 +169,11 @@ TABLE: tuple[Field, ...] = (
     # how tokens are chosen
     _sampling("n", Annotated[int, Meta(ge=1, le=MAX_CHOICES)], "Choices for each prompt.", BOTH),
     _sampling("temperature", Annotated[float, Meta(ge=0, le=100)], "0 is greedy."),
-    _sampling("top_p", Annotated[float, Meta(gt=0, le=1)], "Draw from the likeliest tokens that make up this share."),
+    _sampling(
+        "top_p",
+        Share,
+        "Draw from the likeliest tokens that make up this share; 0: the likeliest alone.",
+    ),
     _sampling(
         "top_k",
         Annotated[int, Meta(ge=-1, le=MAX_COUNT)],
@@ -231,24 +243,32 @@ TABLE: tuple[Field, ...] = (
     ),
     _sampling(
         "seed",
-        Annotated[int, Meta(ge=0, le=MAX_SEED)],
-        "Keys the draws; left out, one is drawn from the system's randomness. The answer says which it was.",
+        Annotated[int, Meta(ge=-1, le=MAX_SEED)],
+        "Keys the draws; left out or -1, one is drawn from the system's randomness. The answer says which it was.",
+        absent=(-1,),
     ),
     # when an answer ends
     _sampling(
         "max_tokens",
-        Annotated[int, Meta(ge=0, le=MAX_COUNT)],
-        "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes. 0 only with echo.",
+        Length,
+        "Of each choice. Left out or -1: the rest of the context, as far as --default-max-tokens goes. 0 only with "
+        "echo.",
         (TEXT,),
+        absent=_NO_LENGTH,
     ),
-    _sampling("max_tokens", Count, "As max_completion_tokens, its newer name.", (CHAT,)),
-    _honoured("max_output_tokens", (RESPONSES,), Count, "As max_completion_tokens of a chat."),
+    _sampling("max_tokens", Length, "As max_completion_tokens, its newer name.", (CHAT,), absent=_NO_LENGTH),
+    _honoured("max_output_tokens", (RESPONSES,), Length, "As max_completion_tokens of a chat.", absent=_NO_LENGTH),
+    _alias("max_tokens", "max_output_tokens", Length, (RESPONSES,)),
+    _alias("max_tokens_to_sample", "max_tokens", Count, (MESSAGES,)),
+    _alias("n_predict", "max_tokens", Length, BOTH),
+    _alias("max_new_tokens", "max_tokens", Length, BOTH),
     Field("max_tokens", (MESSAGES,), "honoured", "Of the answer.", Count, samples=True, required=True),
     _honoured(
         "max_completion_tokens",
         (CHAT,),
-        Count,
-        "Of each choice. Left out: the rest of the context, as far as --default-max-tokens goes.",
+        Length,
+        "Of each choice. Left out or -1: the rest of the context, as far as --default-max-tokens goes.",
+        absent=_NO_LENGTH,
     ),
     _sampling("min_tokens", Annotated[int, Meta(ge=0, le=MAX_COUNT)], "No end before this number of tokens."),
     _sampling(
@@ -263,6 +283,7 @@ TABLE: tuple[Field, ...] = (
         Annotated[list[StopText], Meta(max_length=MAX_STOPS)],
         "Texts that end an answer.",
     ),
+    _alias("stop", "stop_sequences", Annotated[list[StopText], Meta(max_length=MAX_STOPS)], (MESSAGES,)),
     _sampling("stop_token_ids", TokenIds, "Tokens that end an answer."),
     _sampling("include_stop_str_in_output", Flag, "The text of stop stays in the answer."),
     _sampling("ignore_eos", Flag, "The model's end tokens end nothing."),
@@ -278,15 +299,15 @@ TABLE: tuple[Field, ...] = (
         "text",
         STATELESS,
         Names,
-        "format: text, json_object or json_schema, as response_format of a chat. verbosity: medium changes nothing, "
-        "others are refused.",
+        "format: text, json_object or json_schema, as response_format of a chat. verbosity has no effect; say in a "
+        "message how long the answer is to be.",
     ),
     _honoured(
         "output_config",
         ANTHROPIC,
         Names,
-        "format: json_schema, always kept to; what cannot be kept to is a 400. effort: high changes nothing, others "
-        "are refused; ask for it in a message.",
+        "format: json_schema, always kept to; what cannot be kept to is a 400. effort: for templates with a variable "
+        "reasoning_effort; it has no effect with others.",
     ),
     _honoured("output_format", ANTHROPIC, Names, "As output_config.format, its newer name."),
     _sampling("structured_outputs", Names, "One of json, regex, choice, grammar (vLLM's, by llguidance)."),
@@ -318,17 +339,28 @@ TABLE: tuple[Field, ...] = (
         "reasoning_effort",
         (CHAT,),
         Text,
-        "For templates with such a variable; where they have enable_thinking alone, none switches the reasoning off. "
-        "medium is taken by every model.",
+        "For templates with such a variable; where they have enable_thinking alone, none switches the reasoning off. A "
+        "model that cannot follow it names it in the header.",
     ),
     _honoured("reasoning", STATELESS, Names, "effort: as reasoning_effort of a chat. Summaries are not made."),
     _honoured(
+        "reasoning",
+        (CHAT,),
+        Names,
+        "OpenRouter's: effort, as reasoning_effort; enabled switches the reasoning, where the template can. exclude is "
+        "refused.",
+    ),
+    _honoured(
         "thinking",
-        ANTHROPIC,
+        (CHAT, *ANTHROPIC),
         dict[str, Any],
         "enabled, adaptive or disabled: switches the reasoning, where the template has enable_thinking. budget_tokens "
         "has no effect.",
     ),
+    _honoured(
+        "enable_thinking", CHATTING, Flag, "The template's variable, where it has one, as in chat_template_kwargs."
+    ),
+    _harmless("verbosity", (CHAT,), Text, "Say in a message how long the answer is to be."),
     # what is reported
     _honoured("logprobs", (CHAT,), Flag, "Log-probabilities of the answer's tokens."),
     _honoured("top_logprobs", (CHAT,), Alternatives, "With logprobs: the number of alternatives of each token."),
@@ -396,7 +428,7 @@ TABLE: tuple[Field, ...] = (
     _harmless(
         "prompt_cache_retention",
         (*BOTH, RESPONSES),
-        Literal["in_memory", "24h"],
+        Text,
         "Prefixes stay as long as there is room.",
     ),
     _harmless("prompt_cache_options", (*BOTH, RESPONSES), Names, "Prefixes are found by their tokens."),
@@ -426,8 +458,7 @@ TABLE: tuple[Field, ...] = (
     _refused("guided_grammar", BOTH, _NO_SCHEMA),
     _refused("grammar", BOTH, _NO_SCHEMA, ""),
     _refused("json_schema", BOTH, _NO_SCHEMA),
-    _refused("verbosity", (CHAT,), "say in a message how long the answer is to be", "medium"),
-    _refused("reasoning", BOTH, "use reasoning_effort, or chat_template_kwargs"),
+    _refused("reasoning", (TEXT,), "there is none of a text; chats have it"),
     _refused("audio", (CHAT,), _NO_SOUND),
     _refused("prediction", (CHAT,), "there is no speculative decoding yet; leave it out"),
     _refused("moderation", (CHAT, RESPONSES), "nothing is moderated here; leave it out"),
@@ -472,7 +503,6 @@ TABLE: tuple[Field, ...] = (
     _refused("access_programs", (RESPONSES,), "there are none; leave it out"),
     _refused("image", (RESPONSES,), "Karat has text alone; leave it out"),
     _refused("personality", (INPUT_TOKENS,), "say it in instructions"),
-    _refused("max_tokens", (RESPONSES,), "use max_output_tokens"),
     _refused("messages", STATELESS, "use input"),
     _refused("speed", ANTHROPIC, "there is one speed; leave it out", "standard"),
     _refused("container", (MESSAGES,), "there are none; leave it out"),
@@ -486,10 +516,6 @@ TABLE: tuple[Field, ...] = (
         {"edits": []},
         {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     ),
-    _refused("stop", (MESSAGES,), "use stop_sequences"),
-    _refused("max_tokens_to_sample", (MESSAGES,), "use max_tokens"),
-    _refused("n_predict", BOTH, "use max_tokens"),
-    _refused("max_new_tokens", BOTH, "use max_tokens"),
     _refused("num_ctx", BOTH, "the context is the server's: --max-model-len"),
     _refused("options", BOTH, "give its fields by themselves: temperature, top_k, …", {}),
     _refused("keep_alive", BOTH, "the model stays; leave it out"),

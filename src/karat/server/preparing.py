@@ -1,11 +1,10 @@
 """prepare: from a conversation to the prompt, and to how its answer is sampled and taken apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
-from karat.server.errors import invalid
 from karat.server.openai.requests import ChatRequest, Effort
 from karat.server.talk import NO_TALK, Talk
 from karat.text.chat_prompt import ChatPrompt
@@ -28,11 +27,11 @@ class Prepared:
 async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     """Render a conversation with its tools. Control tokens that contents spell stay text.
 
-    ApiError 400 for tools or an effort that the model's template has no place for.
+    ApiError 400 for tools that the model's template has no place for.
     """
     dialect, tools = await llm.dialect(), asked.tools
     tools.check(dialect)
-    variables, unheeded = with_effort(asked.variables, asked.effort, dialect)
+    variables, unheeded = with_efforts(asked.variables, asked.efforts, dialect)
     prompt = await llm.render(
         asked.messages,
         tools=tools.rendered(),
@@ -62,22 +61,27 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *tools.dropped))
 
 
-def with_effort(
-    variables: Mapping[str, Any], effort: Effort | None, dialect: Dialect
+def with_efforts(
+    variables: Mapping[str, Any], efforts: Sequence[Effort], dialect: Dialect
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The template's variables, and the name of a field that this model cannot heed. Given variables stay.
+    """The template's variables, and the names of fields that this model cannot heed. Given variables stay.
 
-    Clients send the level medium, OpenAI's default, to every model.
+    Clients send an effort to every model, so none is refused. The first of several decides about its variable.
     """
-    if effort is None:
-        return dict(variables), ()
-    wants = effort.level != "none"
-    if "reasoning_effort" in dialect.variables and effort.level != "on":
-        return {"reasoning_effort": effort.level, **variables}, ()
-    if "enable_thinking" in dialect.variables:
-        return {"enable_thinking": wants, **variables}, ()
-    if wants and dialect.tags is None and effort.level != "medium":
-        text = f"{effort.name}: the model's chat template knows no reasoning; leave it out"
-        raise invalid(effort.name, text, "unsupported_field")
-    is_heeded = wants == (dialect.tags is not None)
-    return dict(variables), () if is_heeded else (effort.name,)
+    made: dict[str, Any] = {}
+    unheeded = []
+    for effort in efforts:
+        wants = effort.level != "none"
+        value: object
+        if "reasoning_effort" in dialect.variables and effort.level != "on":
+            name, value = "reasoning_effort", effort.level
+        elif "enable_thinking" in dialect.variables and effort.switches:
+            name, value = "enable_thinking", wants
+        elif effort.switches and wants == (dialect.tags is not None):
+            continue  # the model does so anyway
+        else:
+            unheeded.append(effort.name)
+            continue
+        if made.setdefault(name, value) != value:
+            unheeded.append(effort.name)
+    return made | dict(variables), tuple(unheeded)

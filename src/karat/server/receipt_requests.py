@@ -11,7 +11,7 @@ from karat.server.errors import ApiError, invalid
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.openai.requests import ChatRequest, read_chat, read_text
 from karat.server.openai.response_requests import read_response
-from karat.server.preparing import with_effort
+from karat.server.preparing import with_efforts
 from karat.text.tools.dialect import Dialect
 
 
@@ -46,7 +46,7 @@ def chats_of(
         except ApiError as fault:
             faults.append(fault)
             continue
-        variables, _ = with_effort(chat.variables, chat.effort, dialect)
+        variables, _ = with_efforts(chat.variables, chat.efforts, dialect)
         generation = variables.pop("add_generation_prompt")
         for sanitize in (True, False):
             yield (

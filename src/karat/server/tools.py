@@ -12,6 +12,11 @@ from karat.text.tools.calling import Calling, Mode, Offer
 from karat.text.tools.dialect import Dialect
 
 _MAX_NAMED = 64
+# Keys of tools of other servers: every tool is shown to the model, by its name, description and schema.
+UNUSED = frozenset(
+    "allowed_callers cache_control defer_loading eager_input_streaming extra_content input_examples metadata "
+    "provider_options provider_specific_fields".split()
+)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -112,9 +117,12 @@ def _named(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: Sequence[str] = ()) -> Function:
-    """A function with the keys name, description, strict and `schema`. ApiError 400 for others, but `harmless` ones."""
+    """A function with the keys name, description, strict and `schema`.
+
+    ApiError 400 for others, but `harmless` ones and those that have no effect.
+    """
     for key, value in given.items():
-        if key not in ("name", "description", "strict", schema, *harmless) and value is not None:
+        if key not in ("name", "description", "strict", schema, *harmless, *UNUSED) and value is not None:
             said = f"{where} has {shown(key)}={shown(value)}; expected name, description, {schema} and strict"
             raise invalid(f"{where}.{key}"[:200], said, "unknown_field")
     name, description = given.get("name"), given.get("description")
@@ -129,6 +137,13 @@ def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: 
         if value is not None and not isinstance(value, kind):
             raise invalid(f"{where}.{key}", f"{where}.{key}={shown(value)}: expected {word}")
     return Function(name, description, parameters, bool(strict))
+
+
+def unused_in_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names for the header of keys of tools that have no effect."""
+    inner = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+    found = {name: None for tool in (*tools, *inner) for name, value in tool.items() if value not in (None, False, [])}
+    return tuple(f"tools.{name}" for name in found if name in UNUSED and name != "cache_control")
 
 
 def other_name(tool: Mapping[str, Any], number: int) -> str:

@@ -129,7 +129,7 @@ def test_what_cannot_be_kept_to_names_the_keyword(server: Running, name: str) ->
         ("text.format", {"structured_outputs": {"regex": "a"}}, "structured_outputs and text.format"),
         ("output_config", {"structured_outputs": {"regex": "a"}}, "structured_outputs and output_config.format"),
         ("output_config", {"output_format": FORM}, "output_format and output_config.format"),
-        ("output_config", {"output_config": {"effort": "low"}}, "output_config.effort"),
+        ("output_config", {"output_config": {"effort": 1}}, "output_config.effort"),
         ("output_config", {"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
         ("output_format", {"output_format": FORM | {"name": "a"}}, "output_format"),
         ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, "schema=1"),

@@ -61,8 +61,7 @@ def test_roles_and_contents_become_those_of_templates() -> None:
         ({"role": "tool", "content": "a"}, "messages[0].tool_call_id"),
         ({"role": "tool", "content": "a", "tool_call_id": "b"}, "messages"),
         ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
-        ({"role": "assistant", "tool_calls": []}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": {}}, "messages[0].content"),
+        ({"role": "assistant", "content": 1}, "messages[0].content"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
         (

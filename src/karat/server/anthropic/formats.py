@@ -1,25 +1,28 @@
 """The form of an answer in Anthropic's terms: output_config.format, and output_format, its older name."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from karat.request import StructuredOutputs, shown
 from karat.server.bodies import judge
 from karat.server.errors import invalid
-from karat.server.fields import Field, Names
+from karat.server.fields import Field, Names, Text
 from karat.server.openai.formats import chosen
+from karat.server.openai.requests import Effort
 
 _CONFIG: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("format", (), "honoured", "json_schema with a schema.", Names),
-        Field("effort", (), "without effect", "Ask for effort in a message.", Literal["high"]),
+        Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
     )
 }
 
 
-def structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], tuple[str, ...]]:
-    """The field structured_outputs of SamplingParams, if a request gives a form, and the fields without effect.
+def structure(
+    values: Mapping[str, Any],
+) -> tuple[dict[str, StructuredOutputs], tuple[Effort, ...], tuple[str, ...]]:
+    """The field structured_outputs of SamplingParams, if a request gives a form; the effort; fields without effect.
 
     400 for a wrong form, and for two.
     """
@@ -30,7 +33,10 @@ def structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], 
     name = "output_format" if form is None else "output_config.format"
     given = older if form is None else form
     schema = None if given is None else _schema(given, name)
-    return chosen(name, schema, values), tuple(f"output_config.{field}" for field in config.without_effect)
+    efforts: tuple[Effort, ...] = ()
+    if "effort" in config.values:
+        efforts = (Effort("output_config.effort", config.values["effort"], switches=False),)
+    return chosen(name, schema, values), efforts, tuple(f"output_config.{field}" for field in config.without_effect)
 
 
 def _schema(form: Mapping[str, Any], name: str) -> dict[str, Any]:

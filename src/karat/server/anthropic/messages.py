@@ -7,7 +7,7 @@ import msgspec
 
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.server.openai.messages import called, linked, unknown
+from karat.server.openai.messages import UNUSED, called, linked, unknown
 
 _ROLES = ("user", "assistant", "system")
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -15,20 +15,29 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id", "content", "is_error"),
     "thinking": ("thinking", "signature"),
+    "redacted_thinking": ("data",),
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "tool_result"),
-    "assistant": ("text", "tool_use", "thinking"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
-_INSTEAD = {"redacted_thinking": "Karat cannot read hidden reasoning; take the block out"}
 
 
 class Contents:
-    """Reads messages and contents. `has_marks`: whether a block had a cache_control."""
+    """Reads messages and contents. `has_marks`: whether a block had a cache_control.
+
+    `unused` are the names of other keys and blocks that have no effect: reasoning that nobody can read, and what
+    clients keep for other servers.
+    """
 
     def __init__(self) -> None:
         self.has_marks = False
+        self._unused: dict[str, None] = {}
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return tuple(self._unused)
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation for the template. Messages of one role in a row are one, as the protocol has it.
@@ -53,8 +62,9 @@ class Contents:
         role = message.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
-        for name in message.keys() - {"role", "content"}:
-            raise unknown(f"{where}.{name}", where, name, message[name], "role and content")
+        for name, value in message.items():
+            if name not in ("role", "content") and value is not None and not self._is_unused(name, value):
+                raise unknown(f"{where}.{name}", where, name, value, "role and content")
         content = message.get("content")
         said = "" if role == "assistant" and content in (None, []) else content
         blocks = self._blocks(said, f"{where}.content", _ALLOWED[role])
@@ -86,15 +96,17 @@ class Contents:
             raise invalid(where, f"{where}={shown(block)}: expected a block: type text and a text")
         kind = block.get("type")
         if not isinstance(kind, str) or kind not in allowed:
-            instead = _INSTEAD.get(kind) if isinstance(kind, str) else None
-            said = f"{where}.type={shown(kind)}: {instead or 'expected ' + ' or '.join(allowed)}"
+            said = f"{where}.type={shown(kind)}: expected {' or '.join(allowed)}"
             raise invalid(f"{where}.type", said, "unsupported_field")
         texts = {
             "text": ("text",),
             "tool_use": ("id", "name"),
             "tool_result": ("tool_use_id",),
             "thinking": ("thinking",),
+            "redacted_thinking": (),
         }
+        if kind == "redacted_thinking":
+            self._unused[f"messages.{kind}"] = None
         for name in texts[kind]:
             if not isinstance(block.get(name), str):
                 raise invalid(f"{where}.{name}", f"{where}.{name}={shown(block.get(name))}: expected a text")
@@ -103,11 +115,23 @@ class Contents:
         for name, value in block.items():
             if name == "cache_control" and isinstance(value, dict | None):
                 self.has_marks |= value is not None
-            elif name == "caller" and kind == "tool_use" and value in (None, {"type": "direct"}):
+            elif value is None or name in ("type", *_KEYS[kind]) or self._is_usual(kind, name, value):
                 pass
-            elif name not in ("type", *_KEYS[kind]) and not (name == "citations" and value in (None, [])):
+            elif not self._is_unused(name, value):
                 expected = f"type, {', '.join(_KEYS[kind])} and cache_control"
                 raise unknown(f"{where}.{name}", where, name, value, expected)
+
+    def _is_usual(self, kind: str, name: str, value: object) -> bool:
+        """Whether a key says what is so without it."""
+        return kind == "tool_use" and name == "caller" and value == {"type": "direct"}
+
+    def _is_unused(self, name: str, value: object) -> bool:
+        """Whether a key has no effect. It is noted, but for an id."""
+        if name not in UNUSED or name == "cache_control":
+            return False
+        if name != "id" and value not in ([], {}, ""):
+            self._unused[f"messages.{name}"] = None
+        return True
 
 
 def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

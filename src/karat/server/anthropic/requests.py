@@ -4,22 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from karat.request import shown
 from karat.server.anthropic.formats import structure
 from karat.server.anthropic.messages import Contents
 from karat.server.bodies import judge, read_json
-from karat.server.errors import invalid
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
 from karat.server.openai.formats import structure_field
-from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
-from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.openai.requests import ChatRequest, Form, read_variables, switched, thought
+from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
 from karat.server.wishes import read_wishes
 from karat.text.tools.calling import Mode
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES in field.routes)
 _MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
-_HARMLESS = ("type", "cache_control", "eager_input_streaming")  # of a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +35,12 @@ def read_message(content: bytes, route: str) -> MessageRequest:
     if system := contents.text(values["system"], "system") if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
-    form, unused = structure(values)
+    form, level, unused = structure(values)
     sampling |= form
     if "stop_sequences" in values:
         sampling["stop"] = values["stop_sequences"]
     stream = values.get("stream", False)
-    effort, unheeded = _effort(values.get("thinking"))
+    efforts, unheeded = thought(values.get("thinking"))
     chat = ChatRequest(
         messages,
         read_variables(values),
@@ -55,9 +52,9 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         values.get("cache_salt"),
         read_wishes(values),
         _tools(values),
-        effort,
+        (*efforts, *level, *switched(values)),
     )
-    names = (*body.without_effect, *unheeded, *unused)
+    names = (*body.without_effect, *unheeded, *unused, *contents.unused, *unused_in_tools(values.get("tools", ())))
     has_marks = contents.has_marks or any(tool.get("cache_control") for tool in values.get("tools", ()))
     if has_marks and "cache_control" not in names:
         names += ("cache_control",)
@@ -72,7 +69,7 @@ def _tools(values: Mapping[str, Any]) -> Tools:
         if tool.get("type") not in (None, "custom"):
             others.append(other_name(tool, number))
         else:
-            functions.append(function_of(tool, f"tools[{number}]", schema="input_schema", harmless=_HARMLESS))
+            functions.append(function_of(tool, f"tools[{number}]", schema="input_schema", harmless=("type",)))
     choice = values.get("tool_choice", {"type": "auto"})
     kind, name = choice.get("type"), choice.get("name")
     single = choice.get("disable_parallel_tool_use", False)
@@ -87,17 +84,3 @@ def _tools(values: Mapping[str, Any]) -> Tools:
             choice, "type auto, any, tool with a name, or none, perhaps with disable_parallel_tool_use"
         )
     return chosen(functions, others, (name,) if is_named else _MODES[kind], parallel=not single)
-
-
-def _effort(thinking: Mapping[str, Any] | None) -> tuple[Effort | None, tuple[str, ...]]:
-    """Whether the model is to reason, and the names of keys that have no effect."""
-    if thinking is None:
-        return None, ()
-    kind = thinking.get("type")
-    unknown = thinking.keys() - {"type", "budget_tokens", "display"}
-    if kind not in ("enabled", "adaptive", "disabled") or unknown:
-        raise invalid("thinking", f"thinking={shown(dict(thinking))}: expected type enabled, adaptive or disabled")
-    names = tuple(f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None)
-    if kind == "adaptive":
-        return None, names
-    return Effort("thinking", "on" if kind == "enabled" else "none"), names

@@ -1,13 +1,13 @@
 """The form of an answer in OpenAI's terms (response_format, text.format) and in vLLM's (structured_outputs)."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.server.bodies import judge
 from karat.server.errors import invalid
-from karat.server.fields import Field, Names
+from karat.server.fields import Field, Names, Text
 from karat.server.openai.response_schema import JsonObjectFormat, JsonSchemaFormat, TextConfig, TextFormat
 from karat.text.schema_closing import closed
 
@@ -17,7 +17,7 @@ _TEXT: Mapping[str, Field] = {
     field.name: field
     for field in (
         Field("format", (), "honoured", "text, json_object or json_schema.", Names),
-        Field("verbosity", (), "without effect", "Say in a message how long it is to be.", Literal["medium"]),
+        Field("verbosity", (), "without effect", "Say in a message how long it is to be.", Text),
     )
 }
 

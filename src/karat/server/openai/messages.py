@@ -13,7 +13,7 @@ _REASONING = ("reasoning_content", "reasoning")
 _EMPTY: tuple[Any, ...] = ([], "", {})
 # Keys of messages, calls and blocks that clients keep for other servers or for themselves. No template gets them.
 UNUSED = frozenset(
-    "annotations cache_control created_at extra_content finish_reason id index logprobs metadata model "
+    "annotations cache_control citations created_at extra_content finish_reason id index logprobs metadata model "
     "provider_options providerMetadata providerOptions provider_metadata provider_specific_fields "
     "reasoning_details reasoning_opaque refusal stop_reason thinking_blocks thought_signature timestamp "
     "token_ids usage".split()
@@ -35,7 +35,8 @@ def unused_of(messages: Sequence[Mapping[str, Any]], where: str = "messages") ->
         inner = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
         for given, known in ((message, ()), *((call, _CALL) for call in calls), *((each, _FUNCTION) for each in inner)):
             for name, value in given.items():
-                if name in UNUSED and name not in (*known, "id") and value is not None and value not in _EMPTY:
+                is_content = name == "refusal" and not given.get("content")
+                if name in UNUSED - {"id", *known} and value is not None and value not in _EMPTY and not is_content:
                     found[f"{where}.{name}"] = None
     return tuple(found)
 

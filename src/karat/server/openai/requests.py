@@ -7,11 +7,11 @@ from typing import Any
 from karat.request import shown
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
-from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Field, Flag
+from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text
 from karat.server.openai.formats import structure, structure_field
 from karat.server.openai.messages import read_messages, unused_of
 from karat.server.openai.tools import read_tools
-from karat.server.tools import NO_TOOLS, Tools
+from karat.server.tools import NO_TOOLS, Tools, unused_in_tools
 from karat.server.wishes import NO_WISHES, Wishes, read_wishes
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
@@ -27,6 +27,16 @@ STREAM_OPTIONS: Mapping[str, Field] = {
         Field("include_usage", (), "honoured", "The last event has the usage.", Flag),
         Field("continuous_usage_stats", (), "honoured", "Every event has the usage so far (vLLM's).", Flag),
         Field("include_obfuscation", (), "without effect", "Events are not padded.", Flag),
+    )
+}
+REASONING: Mapping[str, Field] = {  # of a chat, as OpenRouter has it
+    field.name: field
+    for field in (
+        Field("effort", (), "honoured", "As reasoning_effort.", Text),
+        Field("enabled", (), "honoured", "Switches the reasoning.", Flag),
+        Field("max_tokens", (), "without effect", "Reasoning has no length of its own.", Count),
+        Field("summary", (), "without effect", "None is made.", Text),
+        Field("exclude", (), "refused", "leave it out, and drop the reasoning", off=(False,)),
     )
 }
 
@@ -51,10 +61,14 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much a model is to reason, by the field `name`: "none", "on", or a level of the model's own."""
+    """How much a model is to reason, by the field `name`: "none", "on", or a level of the model's own.
+
+    `switches`: it also asks whether the model reasons at all.
+    """
 
     name: str
     level: str
+    switches: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +86,7 @@ class ChatRequest:
     cache_salt: str | None
     wishes: Wishes = NO_WISHES
     tools: Tools = NO_TOOLS
-    effort: Effort | None = None
+    efforts: tuple[Effort, ...] = ()
     unused: tuple[str, ...] = ()
 
 
@@ -92,6 +106,7 @@ class TextRequest:
 def read_chat(body: Body) -> ChatRequest:
     """The request of a chat body. 400 for contradictory fields, and for messages that are no text."""
     values = body.values
+    require_length(values, "max_tokens", "max_completion_tokens")
     given = _sampling(values, CHAT)
     if "max_completion_tokens" in values:
         if given.get("max_tokens", values["max_completion_tokens"]) != values["max_completion_tokens"]:
@@ -101,6 +116,7 @@ def read_chat(body: Body) -> ChatRequest:
         given["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
+    efforts, unheeded = _efforts(values)
     return ChatRequest(
         read_messages(values["messages"]),
         read_variables(values),
@@ -110,8 +126,8 @@ def read_chat(body: Body) -> ChatRequest:
         values.get("cache_salt"),
         read_wishes(values, resumes=True),
         read_tools(values),
-        Effort("reasoning_effort", values["reasoning_effort"]) if "reasoning_effort" in values else None,
-        unused_of(values["messages"]),
+        efforts,
+        (*unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
     )
 
 
@@ -143,6 +159,47 @@ def read_text(body: Body) -> TextRequest:
         values.get("cache_salt"),
         wishes,
     )
+
+
+def require_length(values: Mapping[str, Any], *names: str) -> None:
+    """400 for an answer of no tokens."""
+    for name in names:
+        if values.get(name) == 0:
+            raise invalid(name, f"{name}=0: expected 1 or more, or -1 for as many as there is room for")
+
+
+def switched(values: Mapping[str, Any]) -> tuple[Effort, ...]:
+    """What the field enable_thinking asks for."""
+    if "enable_thinking" not in values:
+        return ()
+    return (Effort("enable_thinking", "on" if values["enable_thinking"] else "none"),)
+
+
+def thought(thinking: Mapping[str, Any] | None) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
+    """Whether the model is to reason, by Anthropic's field `thinking`, and the names of keys that have no effect."""
+    if thinking is None:
+        return (), ()
+    kind = thinking.get("type")
+    unknown = {name for name, value in thinking.items() if value is not None} - {"type", "budget_tokens", "display"}
+    if kind not in ("enabled", "adaptive", "disabled") or unknown:
+        raise invalid("thinking", f"thinking={shown(dict(thinking))}: expected type enabled, adaptive or disabled")
+    names = tuple(f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None)
+    if kind == "adaptive":
+        return (), names
+    return (Effort("thinking", "on" if kind == "enabled" else "none"),), names
+
+
+def _efforts(values: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
+    """What a chat asks of the reasoning, the field that says most first, and the names of keys without effect."""
+    efforts = [Effort("reasoning_effort", values["reasoning_effort"])] if "reasoning_effort" in values else []
+    body = judge(values.get("reasoning", {}), REASONING, "reasoning.")
+    if "effort" in body.values:
+        efforts.append(Effort("reasoning.effort", body.values["effort"]))
+    if "enabled" in body.values:
+        efforts.append(Effort("reasoning.enabled", "on" if body.values["enabled"] else "none"))
+    by_thinking, names = thought(values.get("thinking"))
+    unheeded = (*(f"reasoning.{name}" for name in body.without_effect), *names)
+    return (*efforts, *by_thinking, *switched(values)), unheeded
 
 
 def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:

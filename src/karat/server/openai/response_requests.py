@@ -9,11 +9,11 @@ from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
 from karat.server.openai.formats import structure_field, text_structure
-from karat.server.openai.messages import called, linked, read_messages, unknown
-from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables
+from karat.server.openai.messages import UNUSED, called, linked, read_messages, unknown, unused_of
+from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables, require_length, switched
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool, TextConfig, TextFormat
 from karat.server.openai.tools import read_response_tools
-from karat.server.tools import Tools
+from karat.server.tools import Tools, unused_in_tools
 from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
@@ -57,8 +57,9 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
     body = judge(read_json(content), _FIELDS[route])
     values = body.values
+    require_length(values, "max_output_tokens")
     messages, instructions = linked(_messages(values["input"])), values.get("instructions")
-    tools, (effort, unheeded) = read_response_tools(values), _effort(values.get("reasoning", {}))
+    tools, (efforts, unheeded) = read_response_tools(values), _effort(values.get("reasoning", {}))
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
@@ -75,7 +76,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         values.get("cache_salt"),
         read_wishes(values),
         tools,
-        effort,
+        (*efforts, *switched(values)),
     )
     choice = values.get("tool_choice", "auto")
     echo = Echo(
@@ -87,7 +88,8 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         _echoed_choice(choice) if isinstance(choice, dict) else choice,
         _echoed(tools),
     )
-    return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names))
+    unused = (*_unused_in(values["input"]), *unused_in_tools(values.get("tools", ())))
+    return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names, *unused))
 
 
 def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | AllowedTools:
@@ -103,11 +105,11 @@ def _echoed(tools: Tools) -> tuple[FunctionTool, ...]:
     )
 
 
-def _effort(reasoning: Mapping[str, Any]) -> tuple[Effort | None, tuple[str, ...]]:
+def _effort(reasoning: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
     """The effort asked for, and the names of keys that have no effect: reasoning comes as it is, not summarised."""
     body = judge(reasoning, REASONING, "reasoning.")
     names = tuple(f"reasoning.{name}" for name in body.without_effect)
-    return Effort("reasoning.effort", body.values["effort"]) if "effort" in body.values else None, names
+    return (Effort("reasoning.effort", body.values["effort"]),) if "effort" in body.values else (), names
 
 
 def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -126,7 +128,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     kind = item.get("type", "message")
     if kind == "function_call_output":
         _check_keys(item, where, "call_id", "output")
-        output = _content("" if item.get("output") in (None, []) else item["output"], f"{where}.output")
+        output = _content("" if item.get("output", 0) in (None, []) else item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
         return
     if kind == "message" and item.get("role") != "assistant":
@@ -161,10 +163,17 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
         if not isinstance(parts, list):
             raise invalid(f"{where}.{name}", f"{where}.{name}={shown(parts)}: expected a list of texts")
         texts = texts or [_text(part, "text", f"{where}.{name}") for part in parts if isinstance(part, dict)]
-    if not texts and item.get("encrypted_content") is not None:
-        text = f"{where} has encrypted_content alone, which Karat cannot read; leave the item out"
-        raise invalid(f"{where}.encrypted_content", text, "unsupported_field")
     return "\n".join(texts)
+
+
+def _unused_in(items: str | list[dict[str, Any]]) -> tuple[str, ...]:
+    """The names of keys that have no effect, and of reasoning that nobody can read."""
+    if isinstance(items, str):
+        return ()
+    hidden = [
+        item for item in items if item.get("encrypted_content") and not (item.get("content") or item.get("summary"))
+    ]
+    return (*unused_of(items, "input"), *(["input.encrypted_content"] if hidden else []))
 
 
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:
@@ -178,7 +187,8 @@ def _check_keys(item: Mapping[str, Any], where: str, *names: str) -> None:
     """ApiError 400 for other keys. The openai package adds what it parsed (parsed_arguments, and parsed of texts)."""
     for name, value in item.items():
         is_text = name in ("id", "status", "phase") and isinstance(value, str | None)
-        if name not in ("type", "parsed_arguments", *names) and not is_text and value is not None:
+        is_known = name in ("type", "parsed_arguments", *names) or name in UNUSED
+        if not is_known and not is_text and value is not None:
             raise unknown(f"{where}.{name}", where, name, value, f"type, {', '.join(names)}")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.text.tools.calling import Mode
 
 _MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}
@@ -22,7 +22,8 @@ def read_tools(values: Mapping[str, Any]) -> Tools:
             others.append(other_name(tool, number))
             continue
         inner = tool.get("function")
-        if not isinstance(inner, dict) or tool.keys() - {"type", "function"}:
+        unknown = {name for name, value in tool.items() if value is not None} - {"type", "function"} - UNUSED
+        if not isinstance(inner, dict) or unknown:
             raise invalid(where, f"{where}={shown(tool)}: expected type function, and function with its name")
         functions.append(function_of(inner, f"{where}.function", schema="parameters"))
     return _chosen(functions, others, values, nested=True)

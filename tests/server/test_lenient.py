@@ -1,0 +1,220 @@
+"""What cannot change an answer is taken and named, and null, neutral and foreign spellings mean what they mean.
+
+Covers: karat.server.preparing, karat.server.tools.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from karat import LLM, SamplingParams
+from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
+from tests.server.conftest import Running
+from tests.server.tool_cases import BODIES, NAMES
+
+USER = {"role": "user", "content": "Hi"}
+PLAIN: dict[str, Any] = {
+    CHAT: {"messages": [USER], "max_tokens": 2, "seed": 1},
+    TEXT: {"prompt": "Hi", "max_tokens": 2, "seed": 1},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 2, "seed": 1},
+    MESSAGES: {"messages": [USER], "max_tokens": 2, "seed": 1},
+}
+EVERY = tuple(PLAIN)
+
+
+def text_of(body: Any) -> str:
+    if "choices" in body:
+        choice = body["choices"][0]
+        return str(choice["message"]["content"] if "message" in choice else choice["text"])
+    return str((body["content"] if "content" in body else body["output"][0]["content"])[0]["text"])
+
+
+def asked(server: Running, route: str, **given: Any) -> tuple[str, list[str]]:
+    """The text of the answer, and what is named as without effect."""
+    answer = server.ask(route, PLAIN[route] | given)
+    assert answer.status == 200, (route, given, answer.content)
+    return text_of(answer.json), [name for name in answer.headers.get("karat-without-effect", "").split(", ") if name]
+
+
+@pytest.mark.parametrize("route", EVERY)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"top_p": 0, "temperature": 0},
+        {"top_p": 0.0, "temperature": 3},
+        {"top_k": 1.0, "temperature": 3},
+        {"no_such_field": None},
+        {"temperature": 0, "repeat_penalty": 1.0},
+        {"temperature": 0, "repeat_penalty": 1, "repetition_penalty": 1.0},
+    ],
+    ids=str,
+)
+def test_what_means_the_greedy_answer_gives_it(server: Running, route: str, given: dict[str, Any]) -> None:
+    assert asked(server, route, **given) == asked(server, route, temperature=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(EVERY), st.data())
+def test_null_is_no_field(server: Running, route: str, data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(fields_of(route))), unique=True))
+    nulls = {name: None for name in [*names, "x"] if name not in PLAIN[route] | {"temperature": 0}}
+    assert asked(server, route, **nulls, temperature=0) == asked(server, route, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("route", "name"),
+    [(CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (TEXT, "max_tokens"), (RESPONSES, "max_output_tokens")],
+)
+def test_a_length_of_minus_one_is_none_and_of_zero_is_refused(server: Running, route: str, name: str) -> None:
+    body = {key: value for key, value in PLAIN[route].items() if "max" not in key} | {"temperature": 0, "stop": ["."]}
+    assert text_of(server.ask(route, body | {name: -1}).json) == text_of(server.ask(route, body).json)
+    answer = server.ask(route, body | {name: 0})
+    assert answer.status == 400 and answer.json["error"]["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("route", "alias", "name"),
+    [
+        (CHAT, "n_predict", "max_tokens"),
+        (TEXT, "max_new_tokens", "max_tokens"),
+        (RESPONSES, "max_tokens", "max_output_tokens"),
+        (MESSAGES, "max_tokens_to_sample", "max_tokens"),
+        (MESSAGES, "stop", "stop_sequences"),
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+    ],
+)
+def test_another_spelling_is_the_field_and_contradictions_are_refused(
+    server: Running, route: str, alias: str, name: str
+) -> None:
+    value: Any = {"stop": ["e"], "repeat_penalty": 3}.get(alias, 3)
+    body = {key: item for key, item in PLAIN[route].items() if key != name} | {"temperature": 0}
+    one, other = server.ask(route, body | {alias: value}), server.ask(route, body | {name: value})
+    assert one.status == 200 and text_of(one.json) == text_of(other.json)
+    assert server.ask(route, body | {alias: value, name: value}).status == 200
+    different = ["x"] if alias == "stop" else 2
+    answer = server.ask(route, body | {alias: value, name: different})
+    assert answer.status == 400 and alias in answer.json["error"]["message"]
+
+
+def test_a_seed_of_minus_one_is_drawn(server: Running) -> None:
+    seeds = {server.ask(route, PLAIN[route] | {"seed": -1}).headers["karat-seed"] for route in EVERY for _ in range(2)}
+    assert len(seeds) == 2 * len(EVERY) and all(int(seed) >= 0 for seed in seeds)
+    assert SamplingParams(seed=-1).seed is None
+
+
+def test_top_p_of_zero_is_the_likeliest_token_in_python() -> None:
+    llm = LLM()
+    greedy, narrow = SamplingParams(temperature=0, max_tokens=8), SamplingParams(temperature=2, top_p=0, max_tokens=8)
+    (one,), (other,) = llm.generate(["Once"], greedy), llm.generate(["Once"], narrow)
+    assert one.outputs[0].token_ids == other.outputs[0].token_ids
+
+
+EFFORTS: list[tuple[str, dict[str, Any], list[str]]] = [
+    (CHAT, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+    (CHAT, {"reasoning": {"effort": "high"}}, ["reasoning.effort"]),
+    (CHAT, {"reasoning": {"enabled": True, "max_tokens": 9}}, ["reasoning.max_tokens", "reasoning.enabled"]),
+    (CHAT, {"thinking": {"type": "enabled"}}, ["thinking"]),
+    (CHAT, {"enable_thinking": True}, ["enable_thinking"]),
+    (CHAT, {"enable_thinking": False, "thinking": {"type": "disabled"}, "reasoning_effort": "none"}, []),
+    (CHAT, {"verbosity": "low"}, ["verbosity"]),
+    (RESPONSES, {"reasoning": {"effort": "xhigh"}}, ["reasoning.effort"]),
+    (RESPONSES, {"text": {"verbosity": "low"}}, ["text.verbosity"]),
+    (RESPONSES, {"enable_thinking": True}, ["enable_thinking"]),
+    (MESSAGES, {"output_config": {"effort": "max"}}, ["output_config.effort"]),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking.budget_tokens", "thinking"]),
+    (CHAT, {"prompt_cache_retention": "1h"}, ["prompt_cache_retention"]),
+]
+
+
+@pytest.mark.parametrize(("route", "given", "names"), EFFORTS, ids=str)
+def test_what_the_model_cannot_follow_is_named(
+    server: Running, route: str, given: dict[str, Any], names: list[str]
+) -> None:
+    text, named = asked(server, route, temperature=0, **given)
+    assert (text, sorted(named)) == (asked(server, route, temperature=0)[0], sorted(names))
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+def test_enable_thinking_is_followed_where_the_template_has_it(scripted: Running, route: str) -> None:
+    on = scripted.ask(route, BODIES[route]("Hm.</think>\nYes.") | {"enable_thinking": True})
+    off = scripted.ask(route, BODIES[route]("Hm.</think>\nYes.") | {"enable_thinking": False})
+    assert "</think>" not in on.content.decode() and "</think>" in off.content.decode()
+    assert "karat-without-effect" not in on.headers and "karat-without-effect" not in off.headers
+
+
+CALL = {
+    "id": "a",
+    "type": "function",
+    "function": {"name": "clock", "arguments": {"zone": 1}},
+    "extra_content": {"x": 1},
+}
+TURNS: list[tuple[str, list[dict[str, Any]], list[str]]] = [
+    (CHAT, [{"role": "assistant", "content": None}, USER], []),
+    (CHAT, [{"role": "assistant", "content": []}, USER], []),
+    (CHAT, [{"role": "assistant"}, USER], []),
+    (CHAT, [{"role": "assistant", "refusal": "No.", "tool_calls": None, "function_call": None}, USER], []),
+    (
+        CHAT,
+        [{"role": "assistant", "content": "a", "reasoning_details": [{"x": 1}], "provider_specific_fields": {"a": 1}}],
+        ["messages.provider_specific_fields", "messages.reasoning_details"],
+    ),
+    (CHAT, [{"role": "user", "content": "a", "cache_control": {"type": "ephemeral"}}], ["messages.cache_control"]),
+    (MESSAGES, [{"role": "assistant", "content": []}, USER], []),
+    (MESSAGES, [{"role": "assistant", "content": [], "id": "a", "model": "b", "x": None}, USER], ["messages.model"]),
+    (
+        MESSAGES,
+        [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "a"}]}, USER],
+        ["messages.redacted_thinking"],
+    ),
+    (
+        MESSAGES,
+        [{"role": "assistant", "content": [{"type": "text", "text": "a", "citations": [{"x": 1}]}]}, USER],
+        ["messages.citations"],
+    ),
+    (
+        MESSAGES,
+        [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "b"}]}, USER],
+        ["messages.redacted_thinking"],
+    ),
+    (RESPONSES, [{"role": "assistant", "content": []}, USER], []),
+    (
+        RESPONSES,
+        [{"type": "reasoning", "summary": [], "encrypted_content": "a"}, {"role": "assistant", "content": "b"}, USER],
+        ["input.encrypted_content"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "turns", "names"), TURNS, ids=str)
+def test_turns_that_clients_keep_are_taken(
+    server: Running, route: str, turns: list[dict[str, Any]], names: list[str]
+) -> None:
+    field = "input" if route == RESPONSES else "messages"
+    assert sorted(asked(server, route, **{field: [USER, *turns]})[1]) == names
+
+
+def test_calls_and_results_of_other_servers_are_taken(scripted: Running) -> None:
+    body = BODIES[CHAT]("Hello.")
+    made = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    for content in ([], None, "noon"):
+        result = {"role": "tool", "tool_call_id": "a", "content": content}
+        answer = scripted.ask(CHAT, body | {"messages": [USER, made, result, *body["messages"]]})
+        assert answer.status == 200 and answer.headers["karat-without-effect"] == "messages.extra_content"
+    item = {"type": "function_call", "call_id": "a", "name": "clock", "arguments": "{}"}
+    for output in ([], None, ""):
+        result = {"type": "function_call_output", "call_id": "a", "output": output}
+        asked_for = {"role": "user", "content": body["messages"][0]["content"]}
+        assert scripted.ask(RESPONSES, BODIES[RESPONSES]("") | {"input": [USER, item, result, asked_for]}).status == 200
+
+
+@pytest.mark.parametrize("route", [CHAT, RESPONSES, MESSAGES])
+def test_keys_of_tools_of_other_servers_are_named(scripted: Running, route: str) -> None:
+    body = BODIES[route]("Hello.")
+    more = {"defer_loading": True, "input_examples": [{}], "allowed_callers": ["direct"], "x": None}
+    body["tools"] = [tool | more for tool in body["tools"]]
+    answer = scripted.ask(route, body)
+    names = {f"tools.{name}" for name in more if name != "x"}
+    assert answer.status == 200 and len(NAMES) == 2, answer.content
+    assert set(answer.headers["karat-without-effect"].split(", ")) == names
