@@ -65,15 +65,15 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX512_VNNI)
 #error no VNNI
 #endif
 int main() { return 0; }" KARAT_CPU_HAS_AVX_VNNI)
-  set(maker "")
-  if(EXISTS /proc/cpuinfo)
+  set(maker "${KARAT_CPU_MAKER}")  # a test states it, and what the processor has
+  if(NOT maker AND EXISTS /proc/cpuinfo)
     file(STRINGS /proc/cpuinfo maker REGEX "^vendor_id" LIMIT_COUNT 1)
   endif()
   set(builds "")
   if(KARAT_CPU_HAS_AVX512_VNNI AND maker MATCHES "AuthenticAMD")
     set(builds avx512 avx512_vnni)
   elseif(KARAT_CPU_HAS_AVX512_VNNI)
-    set(builds avx512 avx512_intel avx512_vnni)
+    set(builds avx512 avx512_intel)
   elseif(KARAT_CPU_HAS_AVX512)
     set(builds avx512)
   elseif(KARAT_CPU_HAS_AVX2 AND KARAT_CPU_HAS_AVX_VNNI)
@@ -85,15 +85,19 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX_VNNI)
 endfunction()
 
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
-set(integer_sources integer_few.cpp integer_many.cpp integer_rows.cpp integer_table.cpp)
+set(arranged_integer_sources integer_few.cpp integer_table.cpp)  # what an arrangement has of its own
+set(shared_integer_sources integer_many.cpp integer_rows.cpp)
 set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp norm.cpp)
-list(TRANSFORM integer_sources PREPEND kernels/)
+list(TRANSFORM arranged_integer_sources PREPEND kernels/)
+list(TRANSFORM shared_integer_sources PREPEND kernels/)
 list(TRANSFORM linear_sources PREPEND kernels/)
 list(TRANSFORM other_sources PREPEND kernels/)
 list(APPEND other_sources search/k_fit.cpp search/level_fit.cpp)  # what `karat convert` searches with
 list(APPEND other_sources measure/limits.cpp)  # what bounds them, measured by `karat bench`
-list(TRANSFORM integer_sources PREPEND "${source_dir}/")
+list(TRANSFORM arranged_integer_sources PREPEND "${source_dir}/")
+list(TRANSFORM shared_integer_sources PREPEND "${source_dir}/")
+set(integer_sources ${arranged_integer_sources} ${shared_integer_sources})
 list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
@@ -101,7 +105,8 @@ set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp 
     runtime/memory.cpp runtime/pool.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
-set(isas "")
+set(isas "")   # builds to ask for
+set(parts "")  # what other builds take from one that is none
 
 # Headers are read once for each set of options: those of intrinsics take longer than most sources.
 function(karat_kernels isa sources)
@@ -125,17 +130,13 @@ if(KARAT_X86 AND "avx2" IN_LIST wanted)
 endif()
 set(avx512 -mavx512f -mavx512bw -mavx2 -mfma -mf16c)
 if(KARAT_X86 AND "avx512" IN_LIST wanted)
-  if(KARAT_ONLY_THIS_CPU AND "avx512_vnni" IN_LIST wanted)
-    # Integers of avx512 would be compiled for half a minute, and nobody would choose them.
+  if(KARAT_ONLY_THIS_CPU AND KARAT_CPU_HAS_AVX512_VNNI)
+    # Integers of avx512 would be compiled for half a minute, and nobody would choose them: it is no build to ask for.
     karat_kernels(avx512 "${linear_sources};${other_sources}" ${avx512})
     set_property(SOURCE ${source_dir}/runtime/isa.cpp APPEND PROPERTY COMPILE_DEFINITIONS KARAT_NO_AVX512_INTEGERS)
   else()
     karat_kernels(avx512 "${all_sources}" ${avx512})
   endif()
-endif()
-if(KARAT_X86 AND "avx512_intel" IN_LIST wanted)
-  # Where all arithmetic of 512 bits shares two ports: linear layers arranged anew, of the rest there is one.
-  karat_kernels(avx512_intel "${linear_sources}" ${avx512} -DKARAT_TWO_PORTS -DKARAT_ARRANGES=avx512)
 endif()
 # Integers alone, with instructions of their own; of the rest these builds have what they are named after.
 if(KARAT_X86 AND "avx2_vnni" IN_LIST wanted)
@@ -143,6 +144,18 @@ if(KARAT_X86 AND "avx2_vnni" IN_LIST wanted)
 endif()
 if(KARAT_X86 AND "avx512_vnni" IN_LIST wanted)
   karat_kernels(avx512_vnni "${integer_sources}" ${avx512} -mavx512vnni)
+endif()
+# Arrangements for Intel's cores, where all arithmetic of 512 bits shares two ports and the second-level cache reads
+# ahead: linear layers, and passes of a few tokens on integers. Of the rest there is one.
+if(KARAT_X86 AND "avx512_intel" IN_LIST wanted)
+  karat_kernels(avx512_intel "${linear_sources}" ${avx512} -DKARAT_OF_INTEL -DKARAT_ARRANGES=avx512)
+  karat_kernels(avx512_vnni_intel "${arranged_integer_sources}" ${avx512} -mavx512vnni -DKARAT_OF_INTEL
+                -DKARAT_ARRANGES=avx512_vnni)
+  if(NOT "avx512_vnni" IN_LIST wanted)
+    karat_kernels(avx512_vnni "${shared_integer_sources}" ${avx512} -mavx512vnni)
+    list(REMOVE_ITEM isas avx512_vnni)  # no build to ask for
+    set(parts avx512_vnni)
+  endif()
 endif()
 if(KARAT_ARM)
   karat_kernels(neon "${all_sources}")
@@ -156,6 +169,9 @@ target_compile_options(karat PRIVATE -Wall -Wextra)
 set_source_files_properties(${source_dir}/kernels/sampling.cpp PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=off")
 target_compile_definitions(karat PUBLIC ${machine_definitions})
 set_source_files_properties(${source_dir}/runtime/isa.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+foreach(part IN LISTS parts)
+  target_link_libraries(karat PRIVATE kernels_${part})
+endforeach()
 foreach(isa IN LISTS isas)
   target_link_libraries(karat PRIVATE kernels_${isa})
   string(TOUPPER KARAT_WITH_${isa} with)

@@ -208,6 +208,9 @@ extern const IntegerKernels integer_kernels;
 namespace avx512_vnni {
 extern const IntegerKernels integer_kernels;
 }
+namespace avx512_vnni_intel {
+extern const IntegerKernels integer_kernels;
+}
 #endif
 #ifdef KARAT_ARM
 namespace neon {

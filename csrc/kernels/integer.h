@@ -4,50 +4,33 @@
 #include "contract/activations.h"
 #include "kernels/linear.h"
 #include "simd/dot.h"
+#include "simd/tuning_integers.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
 // Up to kDirectTokens tokens multiply codes as they are read, without an unpacked copy: at most kPassTokens at a time.
-// Measured on Zen 5, Q4_0, 4 to 9 tokens (24 November): a fourth token at a time helps one digit and not two. Loops
-// have no such kernel: it is compiled for half a minute.
 template <int kDigits>
-inline constexpr int kPassTokens =
-#if defined(KARAT_AVX512)
-    kDigits == 1   ? 4
-    : kDigits == 2 ? 3
-                   : 1;
-#elif defined(KARAT_AVX2)
-    kDigits < 3 ? 3 : 1;
-#else
-    0;
-#endif
+inline constexpr int kPassTokens = kIntegerTuning.pass_tokens[kDigits];
 template <int kDigits>
-inline constexpr int kDirectTokens =
-#if defined(KARAT_AVX512)
-    kDigits < 3 ? 2 * kPassTokens<kDigits> : 1;
-#else
-    kPassTokens<kDigits>;
-#endif
+inline constexpr int kDirectTokens = kIntegerTuning.direct_tokens[kDigits];
 
-// Layers of more rows than this multiply q as it is, in words of 16 bits (dot.h), instead of its digits. With VNNI that
-// leaves out a shift and a zero point a sub-block, but codes take twice the time to unpack.
-inline constexpr std::size_t kNever = static_cast<std::size_t>(-1);
+// Layers of more rows than this multiply q as it is, in words of 16 bits (dot.h), instead of its digits.
 template <int kDigits>
-inline constexpr std::size_t kRowsOfDigits =
-#if defined(KARAT_PAIRS)
-    kDigits == 2 ? kDirectTokens<2> : kNever;
-#elif defined(KARAT_VNNI)
-    kDigits == 2 ? 16 : kNever;
-#else
-    kNever;
-#endif
+inline constexpr std::size_t kRowsOfDigits = kIntegerTuning.rows_of_digits[kDigits];
 
-// Compute panels first … last - 1 of a layer; `few_tokens_of_integers` if it has up to kDirectTokens rows.
-void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
+}  // namespace karat::KARAT_ISA_NAMESPACE
+namespace karat::KARAT_ARRANGES {  // of which an arrangement has none of its own (kernels_isa.h)
+
 void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 std::size_t integer_scratch_bytes();
 void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
               std::size_t last, std::uint8_t* out);
+
+}  // namespace karat::KARAT_ARRANGES
+namespace karat::KARAT_ISA_NAMESPACE {
+
+// Up to kDirectTokens tokens; as many_tokens_of_integers computes panels first … last - 1 of a layer of any number.
+void few_tokens_of_integers(const LinearArgs& args, std::size_t first, std::size_t last);
 
 // Calls f.run<Fmt, digits>().
 template <int kDigits, class F>

@@ -7,18 +7,14 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Groups that are multiplied at a time: as many accumulators as the registers hold. One token waits for memory, which
-// gives more where long blocks are read group by group: Q4_K 39.5 -> 46.6 GB/s, Q5_K 60 -> 75, Q8_0 65 -> 73; Q4_0 72
-// -> 67 (two Zen 5 cores, 25 November, night).
+// Groups that are multiplied at a time: as many accumulators as the registers hold.
 template <class Fmt, int kTokens, int kDigits, int G>
-inline constexpr int kGroupsAtOnce =
-#if defined(KARAT_AVX512)
-    kTokens == 1 && Fmt::kBytes > 32 ? 1
-    : kTokens * kDigits * G <= 24    ? G
-                                     : G / 2;
-#else
-    1;
-#endif
+inline constexpr int kGroupsAtOnce = [] {
+    constexpr int most = G < kIntegerTuning.pass_groups ? G : kIntegerTuning.pass_groups;
+    if constexpr (kTokens == 1 && Fmt::kBytes > 32 && kIntegerTuning.long_pass_groups < most)
+        return kIntegerTuning.long_pass_groups;
+    return kTokens * kDigits * most > kIntegerTuning.pass_sums && most > 1 ? most / 2 : most;
+}();
 
 // A token's sums of a sub-block of one group: of each digit by itself.
 template <class Codes, int kDigits, int kSteps>
@@ -72,7 +68,6 @@ struct FewTokens {
     static constexpr int kSub = Fmt::kSub, kSteps = kSub / 4, kSubs = Fmt::kColumns / kSub;
     static constexpr int kAtOnce = kGroupsAtOnce<Fmt, T, kDigits, G>;
     static constexpr std::size_t kStep = std::size_t{G} * kGroupRows * Fmt::kBytes;
-    static constexpr std::size_t kLinesAhead = 6144;  // bytes
     using Codes = typename Fmt::Codes;
     using Scales = typename Fmt::Scales;
     using Sums = SumsOf<Codes, kDigits, kSteps>;
@@ -104,13 +99,15 @@ private:
     }
 
     // Prefetches as much as the groups of a sub-block read, in a step a line or none: all at once they would take the
-    // buffers that loads need. The words of long blocks are read out of order, so whole blocks are prefetched. Lines of
-    // short blocks pass by the second-level cache, whose own reading ahead they disturb.
+    // buffers that loads need. The words of long blocks are read out of order, so whole blocks are prefetched.
     KARAT_INLINE void fetch(int part, int step) const {
         constexpr int bytes = static_cast<int>(kStep) / (kSubs * (G / kAtOnce)), lines = (bytes + 63) / 64;
-        const std::uint8_t* const from = w + (kSubs > 1 ? 2 * kStep : kLinesAhead) + part * bytes;
+        constexpr auto& tuning = kIntegerTuning;
+        constexpr Into into = kSubs > 1 ? tuning.long_into : tuning.short_into;
+        constexpr std::size_t ahead = kSubs > 1 ? tuning.long_blocks_ahead * kStep : tuning.short_bytes_ahead;
+        const std::uint8_t* const from = w + ahead + part * bytes;
         for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line)
-            kSubs > 1 ? prefetch(from + 64 * line) : prefetch_once(from + 64 * line);
+            prefetch<into>(from + 64 * line);
         __asm__ volatile("");  // compilers gather prefetches otherwise
     }
 

@@ -8,14 +8,7 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// A tile: as many accumulators as the registers hold.
-#if defined(KARAT_AVX512)
-inline constexpr int kTileTokens = 6, kTileGroups = 4;
-#elif defined(KARAT_AVX2)
-inline constexpr int kTileTokens = 5, kTileGroups = 1;
-#else
-inline constexpr int kTileTokens = 1, kTileGroups = 1;
-#endif
+inline constexpr int kTileTokens = kIntegerTuning.tile_tokens, kTileGroups = kIntegerTuning.tile_groups;
 // Panels of one group are few rows of a model: lower tiles, for less code.
 template <int G>
 inline constexpr int kTokensOfTile = G % kTileGroups ? 3 : kTileTokens;

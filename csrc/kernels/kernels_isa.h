@@ -2,7 +2,7 @@
 // table.
 //
 // A build may be another arrangement of an instruction set (KARAT_ARRANGES names that set): it has linear layers of its
-// own and takes the other kernels from that set.
+// own, or passes of a few tokens on integers (integer_few.cpp), and takes the other kernels from that set.
 #pragma once
 
 #include "contract/kernels.h"

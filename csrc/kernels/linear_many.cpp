@@ -27,12 +27,7 @@ void unpack(const std::uint8_t* w, std::size_t count, float* chunk) {
 
 // Whether the first tile of a chunk unpacks it, in panels of G groups.
 template <int G>
-inline constexpr bool kUnpackInTile =
-#if defined(KARAT_TWO_PORTS)
-    G == kPanelGroups;
-#else
-    false;
-#endif
+inline constexpr bool kUnpackInTile = kTuning.first_tile_unpacks && G == kPanelGroups;
 
 // A tile's part of the next chunk as it is packed.
 struct NextChunk {
@@ -52,15 +47,15 @@ struct TileArgs {
 // tile's part of x and a line of its sums. That saves a tenth of the time and more there, and nothing on Zen 4.
 template <int T>
 KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
-#if defined(KARAT_TWO_PORTS)
-    const float* x = a.x + T * a.x_stride + k;
-    const float* sums = a.sums + T * kWide + k / 32 % (kWide / kLanes) * kLanes;
-    for (int t = 0; t < T; ++t, x += a.x_stride, sums += kWide) {
-        prefetch(x);
-        prefetch(x + 16);
-        prefetch(sums);
+    if constexpr (kTuning.tile_fetches_next) {
+        const float* x = a.x + T * a.x_stride + k;
+        const float* sums = a.sums + T * kWide + k / 32 % (kWide / kLanes) * kLanes;
+        for (int t = 0; t < T; ++t, x += a.x_stride, sums += kWide) {
+            prefetch(x);
+            prefetch(x + 16);
+            prefetch(sums);
+        }
     }
-#endif
     constexpr std::size_t kTimes = kChunk / 32;  // while it runs over a whole chunk
     const std::size_t part = (a.next.bytes / 64 + kTimes - 1) / kTimes * 64, begin = k / 32 * part, end = begin + part;
     for (std::size_t at = begin; at < end && at < a.next.bytes; at += 64) prefetch_far(a.next.lines + at);

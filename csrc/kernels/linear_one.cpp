@@ -6,11 +6,7 @@ namespace {
 
 // Whether two panels are read side by side. Intel's cores read two streams faster than one. They read ahead in each by
 // themselves, but only to the end of a page: the first lines of the next page are prefetched kPageAhead bytes before.
-#if defined(KARAT_TWO_PORTS)
-inline constexpr bool kTwoStreams = true;
-#else
-inline constexpr bool kTwoStreams = false;
-#endif
+inline constexpr bool kTwoStreams = kTuning.two_streams;
 inline constexpr std::size_t kPageAhead = 3072;
 inline constexpr int kPageLines = 8;
 

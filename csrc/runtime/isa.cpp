@@ -11,7 +11,7 @@ namespace {
 struct Build {
     const char* name;
     const Kernels* kernels;
-    const IntegerKernels* integers;
+    const IntegerKernels* integers;  // null: compiled for its limits and for what others take from it, no build to run
     const FitKernels* fits;
     const LimitKernels* limits;  // none of their own for an arrangement
     bool (*runs_here)();
@@ -30,12 +30,6 @@ struct Build {
 [[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
 #endif
 
-#if defined(KARAT_NO_AVX512_INTEGERS)
-constexpr const IntegerKernels& kAvx512Integers = generic::integer_kernels;  // the same bits
-#elif defined(KARAT_WITH_AVX512)
-constexpr const IntegerKernels& kAvx512Integers = avx512::integer_kernels;
-#endif
-
 // The builds in this extension (KARAT_WITH_…), from the slowest to the fastest.
 constexpr Build kBuilds[] = {
     {"generic", &generic::kernels, &generic::integer_kernels, &generic::fit_kernels, &generic::limit_kernels,
@@ -50,19 +44,24 @@ constexpr Build kBuilds[] = {
 #endif
 #ifdef KARAT_WITH_AVX512_INTEL
     // It runs on any maker's cores; on Intel's it is the fastest.
-    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
+    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni_intel::integer_kernels, &avx512::fit_kernels, nullptr,
      [] { return has_avx512_vnni() && !is_intel(); }},
 #endif
 #ifdef KARAT_WITH_AVX512
-    {"avx512", &avx512::kernels, &kAvx512Integers, &avx512::fit_kernels, &avx512::limit_kernels,
-     [] { return has_avx512(); }},
+    {"avx512", &avx512::kernels,
+#ifdef KARAT_NO_AVX512_INTEGERS
+     nullptr,
+#else
+     &avx512::integer_kernels,
+#endif
+     &avx512::fit_kernels, &avx512::limit_kernels, [] { return has_avx512(); }},
 #endif
 #ifdef KARAT_WITH_AVX512_VNNI
     {"avx512-vnni", &avx512::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
      [] { return has_avx512_vnni(); }},
 #endif
 #ifdef KARAT_WITH_AVX512_INTEL
-    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni::integer_kernels, &avx512::fit_kernels, nullptr,
+    {"avx512-intel", &avx512_intel::kernels, &avx512_vnni_intel::integer_kernels, &avx512::fit_kernels, nullptr,
      [] { return has_avx512_vnni() && is_intel(); }},
 #endif
 #ifdef KARAT_WITH_NEON
@@ -71,10 +70,12 @@ constexpr Build kBuilds[] = {
 #endif
 };
 
+bool can_run(const Build& build) { return build.integers != nullptr && build.runs_here(); }
+
 const Build& build_for(std::string_view isa) {
     std::string runnable;
     for (const Build& build : kBuilds) {
-        if (!build.runs_here()) continue;
+        if (!can_run(build)) continue;
         if (isa == build.name) return build;
         runnable += runnable.empty() ? build.name : std::string(", ") + build.name;
     }
@@ -87,14 +88,15 @@ const Build& build_for(std::string_view isa) {
 std::vector<std::string> compiled_isas() {
     std::vector<std::string> names;
     for (const Build& build : kBuilds)
-        if (std::find(names.begin(), names.end(), build.name) == names.end()) names.emplace_back(build.name);
+        if (build.integers != nullptr && std::find(names.begin(), names.end(), build.name) == names.end())
+            names.emplace_back(build.name);
     return names;
 }
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
     for (const Build& build : kBuilds)
-        if (build.runs_here()) names.emplace_back(build.name);
+        if (can_run(build)) names.emplace_back(build.name);
     return names;
 }
 
@@ -104,10 +106,17 @@ const IntegerKernels& integer_kernels_for(std::string_view isa) { return *build_
 
 const FitKernels& fit_kernels_for(std::string_view isa) { return *build_for(isa).fits; }
 
+std::vector<std::string> limit_isas() {
+    std::vector<std::string> names;
+    for (const Build& build : kBuilds)
+        if (build.limits != nullptr && build.runs_here()) names.emplace_back(build.name);
+    return names;
+}
+
 const LimitKernels& limit_kernels_for(std::string_view isa) {
-    const LimitKernels* limits = build_for(isa).limits;
-    if (limits == nullptr) throw std::invalid_argument(std::string(isa) + " has no limits of its own: ask for avx512");
-    return *limits;
+    for (const Build& build : kBuilds)
+        if (isa == build.name && build.limits != nullptr && build.runs_here()) return *build.limits;
+    throw std::invalid_argument(std::string(isa) + " has no limits of its own here: ask for one of limit_isas()");
 }
 
 }  // namespace karat

@@ -26,8 +26,11 @@ const IntegerKernels& integer_kernels_for(std::string_view isa);
 // The searches (k_fit.h) of one build. Throws as kernels_for.
 const FitKernels& fit_kernels_for(std::string_view isa);
 
-// The measurements (limits.h) of one build. Throws as kernels_for, and for an arrangement (a name with a hyphen), which
-// has none.
+// Names of the instruction sets that have measurements (limits.h) and can run here, from the slowest to the fastest. No
+// arrangement (a name with a hyphen) has any, and an instruction set has them also where it is no build of its own.
+std::vector<std::string> limit_isas();
+
+// The measurements of one of limit_isas(). Throws std::invalid_argument for any other name.
 const LimitKernels& limit_kernels_for(std::string_view isa);
 
 }  // namespace karat

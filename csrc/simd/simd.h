@@ -150,9 +150,13 @@ KARAT_INLINE float largest_of(f32x16 a) {
     return in_halves(a, [](auto& x, const auto& y) __attribute__((always_inline)) { x = x < y ? y : x; });
 }
 
-// prefetch reads into the first-level cache, prefetch_far into the second only, prefetch_once into the first only.
-KARAT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-KARAT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
-KARAT_INLINE void prefetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
+// Where a line is prefetched to; `once`: without the levels behind the first.
+enum class Into { first_level, first_level_once, second_level };
+template <Into into>
+KARAT_INLINE void prefetch(const void* p) {
+    __builtin_prefetch(p, 0, into == Into::first_level ? 3 : into == Into::second_level ? 2 : 0);
+}
+KARAT_INLINE void prefetch(const void* p) { prefetch<Into::first_level>(p); }
+KARAT_INLINE void prefetch_far(const void* p) { prefetch<Into::second_level>(p); }
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,8 +1,8 @@
 // The constants that attention and the kernels of stored floats are tuned with: one header a build.
 //
 // None of them changes a bit of a result: they say how many values a core works on at a time, and what it reads ahead.
-// Each value's comment names the measurement that chose it; benchmarks/log.md has it under that date. (Block formats
-// have constants of their own beside their kernels, kernels/linear*.)
+// Each value's comment names the measurement that chose it; benchmarks/log.md has it under that date. Layers on
+// integers have constants of their own (tuning_integers.h).
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,15 @@ struct Tuning {
 
     std::size_t few_float_tokens;   // tokens up to which layers of stored floats take direct passes; 0: none
     std::size_t float_bytes_ahead;  // bytes from what one token multiplies to the line that is prefetched
+
+    bool two_streams;         // one token reads two panels side by side, and pages are announced
+    bool first_tile_unpacks;  // of many tokens the first tile of a chunk unpacks it, in wide panels
+    bool tile_fetches_next;   // a tile of many tokens prefetches the next one's rows of x and sums
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
 
-#if defined(KARAT_TWO_PORTS)
+#if defined(KARAT_OF_INTEL)
 #include "simd/tuning_avx512_intel.h"
 #elif defined(KARAT_AVX512)
 #include "simd/tuning_avx512.h"

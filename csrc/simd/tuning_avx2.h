@@ -22,6 +22,10 @@ constexpr Tuning kTuning = {
     .few_float_tokens = 12,
     // As avx512, whose measurement this is.
     .float_bytes_ahead = 3072,
+    // As avx512, whose measurements these are.
+    .two_streams = false,
+    .first_tile_unpacks = false,
+    .tile_fetches_next = false,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

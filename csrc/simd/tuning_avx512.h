@@ -26,6 +26,12 @@ constexpr Tuning kTuning = {
     .few_float_tokens = 16,
     // 1, 2, 3 and 4 KiB are the same within 2 % (23 November, on Intel's cores).
     .float_bytes_ahead = 3072,
+    // Two panels at a time: the same (23 November).
+    .two_streams = false,
+    // Never measured apart.
+    .first_tile_unpacks = false,
+    // 0.98 to 1.0 times (23 November).
+    .tile_fetches_next = false,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

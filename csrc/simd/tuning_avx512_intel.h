@@ -20,6 +20,12 @@ constexpr Tuning kTuning = {
     .few_float_tokens = 0,
     // F16: 38.5 -> 33.1 ms a step; 1, 3 and 4 KiB are the same within 2 % (23 November).
     .float_bytes_ahead = 2048,
+    // Two streams are read faster than one (22 November, pages).
+    .two_streams = true,
+    // A few tokens would wait for an unpacking of its own, whose ports multiply-adds share (22 November).
+    .first_tile_unpacks = true,
+    // What else comes from the third-level cache: 69 -> 81 % of the peak with x, and with sums (22 November).
+    .tile_fetches_next = true,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

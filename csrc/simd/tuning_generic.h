@@ -14,6 +14,9 @@ constexpr Tuning kTuning = {
     .near_bytes = 16384,
     .few_float_tokens = 0,
     .float_bytes_ahead = 3072,
+    .two_streams = false,
+    .first_tile_unpacks = false,
+    .tile_fetches_next = false,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -31,8 +31,9 @@ BUILDS = {
     "x86_64": {
         "avx2": ["-DKARAT_X86", "-mavx2", "-mfma", "-mf16c"],
         "avx512": ["-DKARAT_X86", *AVX512],
-        "avx512_intel": ["-DKARAT_X86", "-DKARAT_TWO_PORTS", *AVX512],
+        "avx512_intel": ["-DKARAT_X86", "-DKARAT_OF_INTEL", *AVX512],
         "avx512_vnni": ["-DKARAT_X86", "-mavx512vnni", *AVX512],
+        "avx512_vnni_intel": ["-DKARAT_X86", "-DKARAT_OF_INTEL", "-mavx512vnni", *AVX512],
     },
     "aarch64": {"neon": ["-DKARAT_ARM"]},
 }.get(platform.machine(), {})

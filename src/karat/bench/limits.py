@@ -14,7 +14,7 @@ from time import monotonic
 
 from karat.errors import CapacityError, ExecutorError
 from karat.machine.caches import last_cache_bytes
-from karat.ops import native
+from karat.ops.native_plan import native, unavailable_reason
 
 MIN_BUFFER_BYTES = 512 << 20  # many times a cache
 CACHES_PER_BUFFER = 8
@@ -62,15 +62,13 @@ class LimitMeter:
     """
 
     def __init__(self, num_threads: int, *, buffer_bytes: int | None = None) -> None:
-        if reason := native.unavailable_reason():
+        if reason := unavailable_reason():
             raise ExecutorError(f"limits are measured by the native extension, which is not available: {reason}")
-        import karat._native as extension
-
         self.num_threads = num_threads
         self._isas = instruction_sets()
         num_bytes = buffer_bytes or max(MIN_BUFFER_BYTES, CACHES_PER_BUFFER * last_cache_bytes())
         try:
-            self._native = extension.Limits(num_bytes, num_threads)
+            self._native = native().Limits(num_bytes, num_threads)
         except MemoryError:
             raise CapacityError(
                 f"a buffer of {num_bytes} bytes to measure the memory's bandwidth does not fit; close other programs"
@@ -134,8 +132,8 @@ class LimitMeter:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Builds with loops that this CPU runs. Builds for one maker's cores (avx512-intel) have no loops of their own."""
-    return tuple(isa for isa in native.supported_isas() if "-" not in isa)
+    """Those with loops that this CPU runs. Builds for one maker's cores (avx512-intel) have no loops of their own."""
+    return () if unavailable_reason() else tuple(native().limit_isas())
 
 
 def _patterns(isas: tuple[str, ...]) -> list[Pattern]:
