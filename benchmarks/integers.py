@@ -240,7 +240,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _peer_paths(given: Sequence[str], fail: Callable[[str], Any]) -> dict[str, list[str]]:
+def peer_paths(given: Sequence[str], fail: Callable[[str], Any]) -> dict[str, list[str]]:
     """NAME=FOLDER, repeated, by name."""
     found: dict[str, list[str]] = {}
     for text in given:
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> Non
     parser.add_argument("--buffer-bytes", type=int, help="of reading; default: many times the last cache")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
-    options.peer_path = _peer_paths(options.peer_path, parser.error)
+    options.peer_path = peer_paths(options.peer_path, parser.error)
     known = parts(options.gen_tokens, options.prompt_tokens, options.long)
     names = options.only or [name for name in known if name != "real" or options.model]
     if unknown := [name for name in names if name not in known]:
