@@ -64,11 +64,13 @@ class LimitMeter:
     def __init__(self, num_threads: int, *, buffer_bytes: int | None = None) -> None:
         if reason := unavailable_reason():
             raise ExecutorError(f"limits are measured by the native extension, which is not available: {reason}")
+        import karat._native as extension
+
         self.num_threads = num_threads
         self._isas = instruction_sets()
         num_bytes = buffer_bytes or max(MIN_BUFFER_BYTES, CACHES_PER_BUFFER * last_cache_bytes())
         try:
-            self._native = native().Limits(num_bytes, num_threads)
+            self._native = extension.Limits(num_bytes, num_threads)
         except MemoryError:
             raise CapacityError(
                 f"a buffer of {num_bytes} bytes to measure the memory's bandwidth does not fit; close other programs"
