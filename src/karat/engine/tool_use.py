@@ -49,11 +49,11 @@ def parsed(
     calls_alone: bool = False,
 ) -> list[ParsedAnswer]:
     """Reasoning, text and calls of each choice of a conversation's answer, as AnswerParser finds them."""
-    names = [_offer(tool).name for tool in tools or ()]
+    known = {offer.name: offer.parameters for offer in map(_offer, tools or ())}
     is_open = output.prompt is not None and dialect.opens_reasoning(output.prompt)
     return [
         AnswerParser(
-            dialect.tags, is_open=is_open, form=dialect.form if names else None, tools=names, calls_alone=calls_alone
+            dialect.tags, is_open=is_open, form=dialect.form if known else None, tools=known, calls_alone=calls_alone
         ).parse(_text(choice, dialect, tokenizer))
         for choice in output.outputs
     ]

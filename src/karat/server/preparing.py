@@ -52,7 +52,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
             dialect.tags,
             dialect.opens_reasoning(prompt.text),
             dialect.form if calling.offers else None,
-            tuple(offer.name for offer in calling.offers),
+            calling.schemas,
             shows_special=calling.shows_marks(dialect),
             calls_alone=answer is not None,
         )

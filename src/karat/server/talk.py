@@ -2,8 +2,9 @@
 
 import secrets
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from karat.outputs import CompletionOutput, StreamChunk
 from karat.request import Resume
@@ -25,7 +26,7 @@ class Talk:
     tags: tuple[str, str] | None = None
     is_open: bool = False
     form: ToolFormat | None = None
-    tools: tuple[str, ...] = ()
+    tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     shows_special: bool = False
     calls_alone: bool = False
 

@@ -32,6 +32,14 @@ def _pythonic(calls: list[Call]) -> str:
     return f"[{', '.join(map(one, calls))}]"
 
 
+def _xml(calls: list[Call], tag: str = "tool_call", around: str = "\n") -> str:
+    def one(call: Call) -> str:
+        given = "".join(f"<parameter={key}>{around}{json.dumps(v)}{around}</parameter>\n" for key, v in call[1].items())
+        return f"<{tag}>\n<function={call[0]}>\n{given}</function>\n</{tag}>"
+
+    return "\n".join(map(one, calls))
+
+
 # Every format in the way models of the family write it.
 WRITERS = {
     "hermes": _tagged,
@@ -40,6 +48,8 @@ WRITERS = {
     "mistral": lambda calls: f"[TOOL_CALLS][{', '.join(map(_object, calls))}]",
     "mistral-args": lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(given)}" for name, given in calls),
     "pythonic": _pythonic,
+    "qwen-xml": _xml,
+    "seed-xml": lambda calls: _xml(calls, "seed:tool_call", ""),
 }
 
 _MARKS = (
@@ -54,6 +64,11 @@ _NEARLY = [
     '"arguments": ',
     "[f(a=1)]",
     "f[ARGS]{}",
+    "<function=f>",
+    "</function>",
+    "<parameter=a>",
+    "</parameter>",
+    "<seed:tool_call>",
 ]
 _WORDS = "f get_weather Hello true 1.5e3 abc123def".split()
 _PIECES = [*_MARKS, *_SIGNS, *_NEARLY, *_WORDS]

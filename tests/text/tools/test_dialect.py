@@ -29,6 +29,10 @@ KNOWN = {
     "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
     "Mistral-Small-3.2-24B-Instruct-2506": "mistral-args",
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral-args",
+    "Qwen3-Coder": "qwen-xml",
+    "Qwen3.5-4B": "qwen-xml",
+    "StepFun3.5-Flash": "qwen-xml",
+    "ByteDance-Seed-OSS": "seed-xml",
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}
 USER = {"role": "user", "content": "What is the weather?"}

@@ -87,7 +87,7 @@ def test_whatever_is_drawn_is_calls_that_keep_to_the_schema(
         TAGS,
         is_open=reasoning == "open",
         form=FORMATS[form],
-        tools=[tool.name for tool in TOOLS],
+        tools={tool.name: tool.parameters for tool in TOOLS},
     )
     found = parser.parse(text)
     if not state.may_end:
@@ -106,6 +106,8 @@ CALL = {
     "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
     "mistral-args": "[TOOL_CALLS]clock[ARGS]{}",
     "pythonic": "[clock()]",
+    "qwen-xml": "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+    "seed-xml": "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
 }
 TWO = {
     "hermes": CALL["hermes"] + "\n" + CALL["hermes"],
@@ -114,6 +116,8 @@ TWO = {
     "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {}}]',
     "mistral-args": CALL["mistral-args"] * 2,
     "pythonic": "[clock(), clock()]",
+    "qwen-xml": CALL["qwen-xml"] + "\n" + CALL["qwen-xml"],
+    "seed-xml": CALL["seed-xml"] + "\n" + CALL["seed-xml"],
 }
 
 

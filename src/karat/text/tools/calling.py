@@ -96,6 +96,11 @@ class Calling:
         )
         return StructuredOutputs(tool_calls=asked.encoded())
 
+    @property
+    def schemas(self) -> dict[str, dict[str, Any] | None]:
+        """The schemas of parameters by the names of the tools that may be called."""
+        return {offer.name: offer.parameters for offer in self.offers}
+
     def shows_marks(self, dialect: Dialect) -> bool:
         """Whether texts must show special tokens, for some of them are marks of calls or of reasoning."""
         return dialect.hides_marks and (dialect.tags is not None or bool(self.offers))

@@ -1,6 +1,7 @@
 """CallFinder: finds calls of tools in a text as it comes. What is no call of a given tool stays text."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Event, Text
 from karat.text.tools.format import Reading, ToolFormat
@@ -8,7 +9,7 @@ from karat.text.tools.values import SPACE, MalformedError
 
 
 class CallFinder:
-    """`tools` are the names that calls may have.
+    """`tools` are the names that calls may have; a mapping has the schemas of their parameters too, or None.
 
     A call is told as it is written, from its first argument's value on: until then, what proves malformed is text. A
     call that proves malformed later stays what was told of it, a beginning of a JSON object, and has no end; the rest
@@ -164,7 +165,7 @@ class _Calls:
     """The calls that are read, from which `take` takes what is to be told."""
 
     def __init__(self, tools: Collection[str]) -> None:
-        self._tools = frozenset(tools)
+        self._tools = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         self._index = 0
         self._name: str | None = None  # of the open call
         self.holds = False  # whether the last character is not among what was written
@@ -173,10 +174,11 @@ class _Calls:
         self._told: list[Event] = []
         self._grew = False
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str) -> Mapping[str, Any] | None:
         if name not in self._tools:
             raise MalformedError
         self._name = name
+        return self._tools[name]
 
     def write(self, text: str) -> None:
         if self._name is not None:

@@ -14,6 +14,7 @@ from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
+from karat.text.tools.xml import written_parameters
 
 _SHORT = 9  # characters of a short id
 _NAME, _KEY, _VALUE, _ID = "probe_of_karat", "probe_key", "probe-value", "probe0001"
@@ -104,6 +105,8 @@ def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) ->
         given = json.dumps(arguments, ensure_ascii=False)
         if shape.keywords:
             given = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+        if shape.parameter is not None:
+            given = written_parameters(shape, arguments)
         texts.append(f"{opening}{shape.before}{name}{shape.between}{given}{shape.after}{closing}")
     text = shape.separator.join(texts)
     return text if shape.each else f"{shape.opening}{text}{shape.closing}"

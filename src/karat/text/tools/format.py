@@ -7,9 +7,9 @@ the last character of the call. It raises MalformedError at a character that doe
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from karat.text.tools.values import SPACE, MalformedError, ValueScan
 
@@ -22,8 +22,11 @@ _ARGUMENTS = ("arguments", "parameters")
 class Sink(Protocol):
     """Takes what a reading finds, call by call."""
 
-    def begin(self, name: str) -> None:
-        """A call of this tool. MalformedError if there is no such tool. Some arguments may have come before."""
+    def begin(self, name: str) -> Mapping[str, Any] | None:
+        """A call of this tool. MalformedError if there is no such tool. Some arguments may have come before.
+
+        The schema of its parameters, where it is known.
+        """
 
     def write(self, text: str) -> None:
         """More of the arguments, as JSON, but for the brace that closes them: what is cut is never a whole object.
@@ -44,7 +47,8 @@ class Shape:
 
     `opening` and `closing` stand around all calls, each call is `before`, its name, `between`, its arguments and
     `after`, and calls are parted by `separator`. `each`: every call has its own opening and closing.
-    `keywords`: arguments are `name=value`, else one JSON object.
+    `keywords`: arguments are `name=value`. `parameter`: each argument stands between these, with its name between the
+    first two, and is bare text. Otherwise they are one JSON object.
     """
 
     opening: str
@@ -55,10 +59,12 @@ class Shape:
     closing: str = ""
     each: bool = False
     keywords: bool = False
+    parameter: tuple[str, str, str] | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return self.opening, self.before, self.between, self.after, self.separator, self.closing
+        around = self.opening, self.before, self.between, self.after, self.separator, self.closing
+        return around + (self.parameter or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.format import Shape, ToolFormat
+from karat.text.tools.parameters import parameters
 from karat.text.tools.registry import FORMATS
 
 Schema = Mapping[str, Any]
@@ -153,6 +154,8 @@ def _calls(
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
         if shape.keywords:
             yield from _keywords(f"arguments_{number}", tool, checked)
+        elif shape.parameter is not None:
+            yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
         else:
             yield f"arguments_{number}", f"%json {_json(checked(_object_schema(tool)))}"
     yield "call", " | ".join(f"call_{number}" for number in range(len(asked.tools)))
@@ -172,6 +175,9 @@ def _within_text(asked: CallGrammar, form: ToolFormat, terms: _Terms) -> dict[st
     more = "" if asked.single or shape.each else f"({terms(shape.separator)} call)*"
     rest = f"{terms(shape.opening.removeprefix(mark))} call {more} {terms(shape.closing)}"
     rules = {"TEXT": _ANY_TEXT, "text": "TEXT"}
+    for other in form.marks[1:]:
+        if other not in terms.special:
+            rules["TEXT"] += f" & ~(/(?s:.*){re.escape(other)}(?s:.*)/)"
     if asked.reasoning == "may" and asked.tags[0] not in terms.special:
         # What may be a call is one, also where reasoning may be read: so text begins with no reasoning.
         rules["TEXT"] += f" & ~(/{re.escape(asked.tags[0])}(?s:.*)/)"
@@ -215,20 +221,34 @@ def _object_schema(tool: Tool) -> Schema:
     return {"type": "object", **schema}
 
 
-def _keywords(rule: str, tool: Tool, checked: Callable[[Schema], Schema]) -> Iterator[tuple[str, str]]:
-    """The rules for name=value, …, in the schema's order: required ones always, the others perhaps."""
+def _of_bound(tool: Tool) -> Schema | None:
+    return None if tool.parameters is None else _listed(tool, "parameter by parameter")
+
+
+def _listed(tool: Tool, how: str) -> Schema:
+    """The schema of arguments that are written one by one: an object of named properties. RequestError for another."""
     schema = _object_schema(tool)
-    if tool.parameters is None or (unknown := schema.keys() - _OF_KEYWORDS):
-        what = f"{min(unknown)} of the schema" if tool.parameters is not None else "arguments without a schema"
+    if unknown := schema.keys() - _OF_KEYWORDS:
         raise RequestError(
-            f"the parameters of the tool {tool.name}: this model writes calls as name=value, which cannot keep to "
-            f"{what}; expected properties and required; leave it out, or take tool_choice auto"
+            f"the parameters of the tool {tool.name}: this model writes calls {how}, which cannot keep to "
+            f"{min(unknown)} of the schema; expected properties and required; leave it out, or take tool_choice auto"
         )
-    properties, required = schema.get("properties", {}), frozenset(schema.get("required", ()))
-    if missing := required - properties.keys():
+    if missing := frozenset(schema.get("required", ())) - schema.get("properties", {}).keys():
         raise RequestError(
             f"the parameters of the tool {tool.name} require {min(missing)}, which is no property; add it"
         )
+    return schema
+
+
+def _keywords(rule: str, tool: Tool, checked: Callable[[Schema], Schema]) -> Iterator[tuple[str, str]]:
+    """The rules for name=value, …, in the schema's order: required ones always, the others perhaps."""
+    if tool.parameters is None:
+        raise RequestError(
+            f"the parameters of the tool {tool.name}: this model writes calls as name=value, which cannot keep to "
+            "arguments without a schema; give one"
+        )
+    schema = _listed(tool, "as name=value")
+    properties, required = schema.get("properties", {}), frozenset(schema.get("required", ()))
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     yield rule, f"{rule}_0_first"
     for number, (name, value) in enumerate(properties.items()):

@@ -12,7 +12,7 @@ class AnswerParser:
     """Parses one answer. However its text is split, the parts are the same.
 
     `tags` are those of reasoning, None where the model has none; `is_open`: the prompt has opened it. `form` is the
-    format of calls, None to find none, and `tools` are the names of those that may be called. `whole_calls` is as in
+    format of calls, None to find none, and `tools` are as in CallFinder. `whole_calls` is as in
     CallFinder. Calls inside the reasoning are reasoning. `calls_alone`: an answer is either calls or text, so no mark
     begins a call after text.
     """

@@ -8,7 +8,8 @@ from karat.text.tools.llama import LLAMA
 from karat.text.tools.mistral import MISTRAL, MISTRAL_ARGS
 from karat.text.tools.pythonic import PYTHONIC
 from karat.text.tools.smollm import SMOLLM
+from karat.text.tools.xml import QWEN_XML, SEED_XML
 
 FORMATS: Mapping[str, ToolFormat] = {
-    each.name: each for each in (PYTHONIC, HERMES, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA)
+    each.name: each for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA)
 }
