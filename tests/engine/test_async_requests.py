@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.children.connection import Connection
-from karat.engine import async_llm, verifying
-from karat.engine.async_messages import Abort, Add, News, Piece, Replayed, Stepped
+from karat.engine import async_llm, async_worker, verifying
+from karat.engine.async_messages import Abort, Add, Compare, News, Piece, Replayed, Stepped
 from karat.engine.async_worker import Worker, _Line
+from karat.engine.comparing import Compared
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
 from karat.receipts.verdict import Difference
 from karat.request import Request
@@ -135,6 +136,38 @@ def test_a_request_that_the_engine_refuses_is_told(llm: LLM) -> None:
     (message,) = served(llm, [add(0, length=5000)], [])
     (news,) = message.news
     assert news.ended and news.refused is not None and news.refused[0] == "CapacityError"
+
+
+def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a made up clock a step takes 15 ms. Alone, a comparison has all of it."""
+    engine, now, spent = llm.engine, [0.0], {True: [0.0], False: [0.0]}
+    step = engine.run
+
+    def timed(batch: Any) -> Any:
+        now[0] += 0.015
+        return step(batch)
+
+    def compared(beside: Any, asked: Any, rows: Any, grammar: Any, is_alone: Any) -> Any:
+        for _ in range(40):
+            took = 0.1 if is_alone() else 0.02
+            spent[is_alone()].append(took)
+            now[0] += took
+            yield
+
+    monkeypatch.setattr(engine, "run", timed)
+    monkeypatch.setattr(async_worker, "comparing", compared)
+    asked = Compare(Compared(add(9).request, 0, (1,), "int8", "int16"))
+    line = Line([[add(70, max_tokens=100), asked], *[[] for _ in range(200)]])
+    with suppress(EOFError):
+        Worker(line, llm, lambda: now[0]).serve()  # type: ignore[arg-type]
+    beside, alone = sum(spent[False]), sum(spent[True])
+    ended = next(place for place, message in enumerate(line.told) if message.news and message.news[-1].ended)
+    assert ended == 99, "the stream has a token in each step"
+    assert 0.2 * 1.5 <= beside <= (1.5 + beside) * 0.25 + 0.02
+    assert len(spent[True]) + len(spent[False]) - 2 == 40 and alone > 0
+    assert line.told[-1].replayed[0].request_id == "9"
 
 
 def test_one_message_a_step(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def test_who_waits_does_not_wait_for_pauses(
     monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)  # after the first piece, some months
     (folder := tmp_path / "other").mkdir()
     with LLM(write_model(folder, **SHAPE)) as llm:
+        llm._fingerprinting._pace.is_idle = lambda: False
         begun = llm._fingerprinting.begin()
         with pytest.raises(TimeoutError):
             begun.result(0.5)
@@ -113,10 +114,22 @@ def test_no_pause_is_made_for_the_texts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_end_does_not_wait_for_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "_PAUSE", 1e9)
     with LLM(write_model(tmp_path)) as llm:
+        llm._fingerprinting._pace.is_idle = lambda: False
         begun = llm._fingerprinting.begin()
-        llm._fingerprinting.end()
+        llm.close()
         with pytest.raises(UsageError, match="closed before its weights were hashed"):
             begun.result(60)
+
+
+def test_an_llm_is_hashed_without_pauses_while_nobody_asks(tmp_path: Path) -> None:
+    """As after an interrupted answer with a receipt."""
+    with LLM(write_model(tmp_path)) as llm:
+        is_idle, stream = llm._fingerprinting._pace.is_idle, llm.stream("a", GREEDY)
+        before = is_idle()
+        next(stream)
+        beside = is_idle()
+        list(stream)
+        assert (before, beside, is_idle()) == (True, False, True)
 
 
 def test_pauses_end_while_the_model_is_idle_and_come_back(

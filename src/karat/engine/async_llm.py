@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ from karat.engine.async_requests import OpenRequest
 from karat.engine.comparing import compared_from
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
-from karat.engine.llm import LLM
+from karat.engine.llm import LLM, idleness
 from karat.engine.loading import Preparation
 from karat.engine.options import Options
 from karat.engine.sampler import SAMPLER_VERSION
@@ -137,7 +136,7 @@ class AsyncLLM:
                 activations=self.activations,
                 kv_dtype=self.kv_dtype,
             ),
-            is_idle=_idleness(self._engine),
+            is_idle=idleness(self._engine),
         )
 
     @classmethod
@@ -598,17 +597,6 @@ def _name_of(model: object, path: Path) -> str:
     if isinstance(model, str) and not Path(model).exists():
         return model
     return path.stem if path.suffix == ".gguf" else path.name
-
-
-def _idleness(engine: AsyncEngine) -> Callable[[], bool]:
-    """Whether the engine has nothing to do, for a thread that must not keep it alive."""
-    there = weakref.ref(engine)
-
-    def is_idle() -> bool:
-        found = there()
-        return found is None or not found.has_work
-
-    return is_idle
 
 
 def _computes_nothing(*_: object) -> Any:

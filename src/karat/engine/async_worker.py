@@ -11,10 +11,11 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,7 +41,7 @@ from karat.engine.async_messages import (
 from karat.engine.comparing import Comparing, comparing
 from karat.engine.forms import Asked
 from karat.engine.llm import LLM
-from karat.engine.pace import PROMPT_STEP_S
+from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
 from karat.errors import BugError, packed
@@ -183,8 +184,9 @@ def _told(error: Exception) -> tuple[str, str]:
 class Worker:
     """The open requests of this process's engine."""
 
-    def __init__(self, line: _Line, llm: LLM) -> None:
+    def __init__(self, line: _Line, llm: LLM, clock: Callable[[], float] = perf_counter) -> None:
         self._line = line
+        self._clock = clock
         self._llm = llm
         self._engine = llm.engine
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
@@ -194,6 +196,7 @@ class Worker:
         self._replayed: list[Replayed | Parted] = []
         self._formed: dict[str, tuple[Add | Replay | Compare, Asked]] = {}  # in order; their forms are compiled
         self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
+        self._next_comparison = 0.0  # on the clock, while requests are computed
 
     def serve(self) -> None:
         """Serve until the connection ends. Errors of the engine pass through."""
@@ -258,7 +261,8 @@ class Worker:
                 replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
                 self._replays[request.request_id] = replay
             case Compare(asked):
-                steps = comparing(self._llm.engine_beside, asked, _REPLAYED_ROWS, grammar)
+                beside = self._llm.engine_beside
+                steps = comparing(beside, asked, _REPLAYED_ROWS, grammar, lambda: not self._engine.has_work)
                 self._comparisons[request.request_id] = steps
 
     def _refuse(self, command: Add | Replay | Compare, error: Exception) -> None:
@@ -287,7 +291,15 @@ class Worker:
             self._news.append(self._forgotten(update))
 
     def _compare(self) -> None:
-        """One step of the comparison that came first."""
+        """One step of the comparison that came first, if it is due: requests have most of the time."""
+        begun = self._clock()
+        if self._engine.has_work and begun < self._next_comparison:
+            return
+        self._step_comparison()
+        now = self._clock()
+        self._next_comparison = now + pause_after(now - begun)
+
+    def _step_comparison(self) -> None:
         request_id, steps = next(iter(self._comparisons.items()))
         try:
             next(steps)

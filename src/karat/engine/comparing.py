@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from karat.config import Activations
 from karat.engine.engine import Engine
+from karat.engine.pace import BESIDE_STEP_S
 from karat.engine.replay import Replay
 from karat.engine.verifying import Facts, examine
 from karat.errors import KaratError, ReceiptError, RequestError
@@ -21,7 +22,7 @@ from karat.request import Request, shown
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar
 
-STEP_S = 0.1  # about the longest step of a comparison
+STEP_S = 0.1  # about the longest step of a comparison where nobody waits
 OpenEngine = Callable[[Activations, int], Engine]  # of these activations, for one sequence of so many tokens
 Comparing = Generator[None, None, Parting | None]  # a step at a time, then what it found
 
@@ -69,22 +70,29 @@ def compared_from(
 
 
 def comparing(
-    open_engine: OpenEngine, asked: Compared, rows: int | None = None, grammar: "Grammar | None" = None
+    open_engine: OpenEngine,
+    asked: Compared,
+    rows: int | None = None,
+    grammar: "Grammar | None" = None,
+    is_alone: Callable[[], bool] = lambda: True,
 ) -> Comparing:
     """Compute a comparison; `rows` are the most tokens that a step chooses, grammar is as in `Engine.add_request`.
-    Raises ReceiptError if the receipt's own activations do not give its tokens, and errors of computing.
+
+    `is_alone` says before each step whether nobody waits for it: else it takes about BESIDE_STEP_S at most. Raises
+    ReceiptError if the receipt's own activations do not give its tokens, and errors of computing.
 
     The other activations choose all tokens after the receipt's. Where they part, the receipt's own are computed too, up
     to there, for their margin.
     """
-    there = yield from _replayed(open_engine, asked, asked.other, asked.token_ids, rows, grammar)
+    how = rows, grammar, is_alone
+    there = yield from _replayed(open_engine, asked, asked.other, asked.token_ids, *how)
     if there.difference is None:
         return None
     if (other := there.difference.replayed_token) is None or (index := there.difference.index) is None:
         raise _not_of_this_model(asked, there.difference.text)
     # With the other token as the stated one, the receipt's own activations differ at this token and no other.
     probe = (*asked.token_ids[:index], other)
-    here = yield from _replayed(open_engine, asked, asked.activations, probe, rows, grammar)
+    here = yield from _replayed(open_engine, asked, asked.activations, probe, *how)
     taken, difference = asked.token_ids[index], here.difference
     if difference is None or (difference.index, difference.replayed_token) != (index, taken):
         raise _not_of_this_model(asked, f"token {index + 1} is not what {asked.activations} chooses")
@@ -100,6 +108,7 @@ def _replayed(
     token_ids: tuple[int, ...],
     rows: int | None,
     grammar: "Grammar | None",
+    is_alone: Callable[[], bool],
 ) -> Generator[None, None, Replay]:
     num_tokens = len(asked.request.prompt_token_ids) + len(token_ids)
     params = replace(asked.request.params, max_tokens=len(token_ids))  # of more there is no room, and no need
@@ -107,7 +116,7 @@ def _replayed(
     request = replace(asked.request, params=params)
     replay = engine.replay(request, asked.choice, token_ids, rows=rows, grammar=grammar)
     while not replay.done:
-        engine.advance(prompt_step_s=STEP_S)
+        engine.advance(prompt_step_s=STEP_S if is_alone() else BESIDE_STEP_S)
         yield
     if replay.error is not None:
         raise replay.error

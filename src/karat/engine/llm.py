@@ -1,6 +1,7 @@
 """LLM: a model, its tokenizer and an engine in one object."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -36,6 +37,7 @@ from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
+    from karat.engine.async_engine import AsyncEngine
     from karat.engine.parallel import ParallelModel
     from karat.engine.verifying import Facts, ReceiptWish
     from karat.receipts.comparison import Comparison
@@ -199,7 +201,8 @@ class LLM:
                 dtype=self.dtype,
                 kv_dtype=self.kv_dtype,
                 activations=self.activations,
-            )
+            ),
+            is_idle=idleness(self.engine),
         )
 
     def generate(
@@ -369,7 +372,7 @@ class LLM:
         before = perf_counter()
         self._turns.require_open()
         asked = compared_from(receipt, activations, self.fingerprint(), self.plan.contracts, self._facts)
-        parting = self._turns.between(comparing(self.engine_beside, asked))
+        parting = self._turns.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
         return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, parting)
 
     @property
@@ -481,6 +484,7 @@ class LLM:
 
     def close(self) -> None:
         """End the ranks of tensor parallelism, if there are any; from now on every use raises UsageError."""
+        self._fingerprinting.end()
         self._turns.close(lambda: None if self._ranks is None else self._ranks.close())
 
     def __enter__(self) -> Self:
@@ -557,6 +561,17 @@ class LLM:
         again = replace(request, resume=Resume((), choice), shares=False)
         ((made,),) = (output.outputs for output in self._turns.run([again], show_progress=False))
         return made
+
+
+def idleness(engine: "Engine | AsyncEngine") -> Callable[[], bool]:
+    """Whether the engine has nothing to do, for a thread that must not keep it alive."""
+    there = weakref.ref(engine)
+
+    def is_idle() -> bool:
+        found = there()
+        return found is None or not found.has_work
+
+    return is_idle
 
 
 def _opened(model: str | Path | ModelCheckpoint | None, overrides: Overrides) -> ModelCheckpoint:

@@ -11,6 +11,7 @@ from statistics import median_high
 
 FIRST_WORK_PER_S = 80.0  # assumed before the first measured step: low, so that this step is short
 PREFILL_SHARE = 0.25  # of the time limit: prefills get this even if decoding alone takes the whole time
+BESIDE_STEP_S = 0.02  # about the longest step of other work (comparisons) while requests are computed
 PROMPT_STEP_S = 0.5  # the longest step while a caller follows its prompt's progress and no sequence decodes
 _NUM_KEPT = 5
 _LEAST_SHARE = 1 / 64  # of a step's time that counts for prefills, if the step is faster than decoding alone
@@ -45,6 +46,11 @@ class StepBudget:
 
 
 UNBOUNDED = StepBudget()
+
+
+def pause_after(seconds: float) -> float:
+    """The seconds that requests have for themselves after other work of so many: it gets PREFILL_SHARE of the time."""
+    return seconds * (1 / PREFILL_SHARE - 1)
 
 
 class Pace:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Generator, Iterator, Sequence
 from math import inf
 from threading import RLock
+from time import perf_counter, sleep
 from typing import TypeVar
 
 from karat.engine.engine import Engine
-from karat.engine.pace import PROMPT_STEP_S
+from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.readers import LogitsTarget
 from karat.engine.replay import Replay
 from karat.engine.request_bar import RequestBar
@@ -128,14 +129,20 @@ class Turns:
         return replay
 
     def between(self, steps: Generator[None, None, T]) -> T:
-        """The result of a computation that is none of the engine's, a step at a time and beside no step of it."""
+        """The result of a computation that is none of the engine's, a step at a time and beside no step of it.
+
+        Between its steps the requests of other threads have the time of `pause_after`.
+        """
         while True:
             self.require_open()
+            begun = perf_counter()
             try:
                 self._alone(lambda: next(steps))
             except StopIteration as end:
                 result: T = end.value
                 return result
+            if self._engine.has_work:
+                sleep(pause_after(perf_counter() - begun))
 
     def _add(self, request: Request) -> None:
         self._alone(lambda: self._engine.add_request(request))
