@@ -18,6 +18,7 @@ from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.children.connection import Connection
 from karat.engine import async_llm, async_worker, verifying
 from karat.engine.async_messages import Abort, Add, Compare, News, Piece, Replayed, Stepped
+from karat.engine.async_process import encoded
 from karat.engine.async_worker import Worker, _Line
 from karat.engine.comparing import Compared
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
@@ -65,16 +66,10 @@ class Line:
         self.commands = commands
         self.told: list[Stepped] = []
 
-    def has_come(self, wait_s: float | None) -> bool:
-        if self.commands[0]:
-            return True
-        self.commands.pop(0)
-        if not self.commands:
+    def take(self, wait_s: float | None) -> list[Any]:
+        if not self.commands[1:]:
             raise EOFError
-        return False
-
-    def receive(self) -> Any:
-        return self.commands[0].pop(0)
+        return self.commands.pop(0)
 
     def send(self, message: Stepped) -> None:
         self.told.append(message)
@@ -456,18 +451,37 @@ def test_a_request_that_cannot_be_added_is_refused_alone(
     assert not llm.engine.has_work and "0" not in llm.engine._entries
 
 
-def test_news_that_cannot_be_sent_end_their_request_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Line, Connection]]:
+    """A worker's line and the parent's end of it. What it changes of logging is put back."""
     logger = logging.getLogger("karat")
-    for name in ("handlers", "level", "propagate"):
-        monkeypatch.setattr(logger, name, getattr(logger, name))  # which the line changes
+    for name in ("level", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
     monkeypatch.setattr(logger, "handlers", [])
     ours, theirs = socket.socketpair()
-    line, there = _Line(Connection(ours)), Connection(theirs)
-    with theirs:
-        bad = News("bad", [Piece(0, "\ud800", (1,))], False)
-        good = News("good", [Piece(0, "a", (2,))], True)
-        line.send(Stepped([bad, good], llm.engine.stats(), [], [Replayed("r", Difference("\ud800"), None)]))
-        (message,) = there.take()
+    with ours, theirs:
+        yield _Line(Connection(ours)), Connection(theirs)
+
+
+def test_a_command_that_comes_in_part_is_not_waited_for(line: tuple[_Line, Connection]) -> None:
+    """No step waits for the rest of a command that is larger than what a socket holds."""
+    ours, theirs = line
+    small, large = encoded(Abort("1")), encoded(Abort("2" * 2_000_000))
+    assert not theirs.offer(small) or not theirs.offer(large)
+    assert ours.take(0.0) == [Abort("1")]
+    assert ours.take(0.0) == []
+    found: list[Any] = []
+    while not found:
+        theirs.offer()
+        found = ours.take(0.0)
+    assert found == [Abort("2" * 2_000_000)]
+
+
+def test_news_that_cannot_be_sent_end_their_request_alone(llm: LLM, line: tuple[_Line, Connection]) -> None:
+    bad = News("bad", [Piece(0, "\ud800", (1,))], False)
+    good = News("good", [Piece(0, "a", (2,))], True)
+    line[0].send(Stepped([bad, good], llm.engine.stats(), [], [Replayed("r", Difference("\ud800"), None)]))
+    (message,) = line[1].take()
     step = msgspec.msgpack.Decoder(Stepped).decode(message)
     assert step.news[1] == good and step.news[0].request_id == "bad" and not step.news[0].ended
     assert step.news[0].refused is not None and step.news[0].refused[0] == "BugError"

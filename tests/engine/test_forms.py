@@ -119,13 +119,13 @@ class Listening(Line):
         super().__init__([*commands, []])
         self._is_over = is_over
 
-    def has_come(self, wait_s: float | None) -> bool:
-        if len(self.commands) > 1 or self.commands[0]:
-            return super().has_come(wait_s)
+    def take(self, wait_s: float | None) -> list[Any]:
+        if len(self.commands) > 1:
+            return super().take(wait_s)
         if self._is_over(self.told):
             raise EOFError
         time.sleep(wait_s or 0)
-        return False
+        return []
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ class Connection:
     def offer(self, message: bytes | None = None) -> bool:
         """Send `message` after the unsent rest of earlier ones, without waiting. Returns whether all was sent.
 
-        Raises ConnectionEndedError. A connection must not use both `offer` and `send`.
+        Raises ConnectionEndedError. `send` must not be used after the first `offer`: its message would come in between.
         """
         if message is not None:
             self._unsent += _LENGTH.pack(len(message)) + message

@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from math import inf
 from pathlib import Path
@@ -134,9 +134,15 @@ class _Line:
         command: ToEngine = self._decoder.decode(self._connection.receive())
         return command
 
-    def has_come(self, wait_s: float | None) -> bool:
-        """Whether a message, or its beginning, has arrived. A timeout of None waits for one."""
-        return self._connection.has_more or bool(select.select([self._connection], [], [], wait_s)[0])
+    def take(self, wait_s: float | None) -> list[ToEngine]:
+        """The messages that have arrived whole; if there are none, waits once for more of them (None: without end).
+
+        The rest of a message that came in part is not waited for: a step comes before it.
+        """
+        found = self._connection.take()
+        if not found and wait_s != 0 and select.select([self._connection], [], [], wait_s)[0]:
+            found = self._connection.take()
+        return [self._decoder.decode(message) for message in found]
 
     def take_logs(self) -> list[Log]:
         logs, self._logs = self._logs, []
@@ -212,13 +218,11 @@ class Worker:
                 self._compare()
             self._tell()
 
-    def _commands(self) -> Iterator[ToEngine]:
-        """The commands that have arrived. Without work, waits for one, or until the ranks are to be checked."""
+    def _commands(self) -> list[ToEngine]:
+        """The commands that have arrived. Without work, waits for some, or until the ranks are to be checked."""
         idle_s = _IDLE_LOOK_S if self._llm.tensor_parallel_size > 1 else None
         wait_s = 0.0 if self._engine.has_work or self._comparisons else _FORM_LOOK_S if self._formed else idle_s
-        while self._line.has_come(wait_s):
-            yield self._line.receive()
-            wait_s = 0.0
+        return self._line.take(wait_s)
 
     def _receive(self, command: ToEngine) -> None:
         """Obey a command, or keep it until the form of its answer is compiled: no step waits for that."""
