@@ -18,7 +18,7 @@ def running() -> Iterator[FakeHub]:
 @pytest.fixture
 def client(running: FakeHub, tmp_path: Path) -> Client:
     running.models = {"org/fox": Model({"main": SINGLE}), "org/owl": Model({"main": SHARDED})}
-    running.status = None
+    running.status = running.page_for = None
     running.cut = {}
     running.on_request = None
     running.requests.clear()

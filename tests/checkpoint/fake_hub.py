@@ -46,6 +46,7 @@ class FakeHub:
 
     models: dict[str, Model] = field(default_factory=dict)
     status: int | None = None
+    page_for: str | None = None  # requests that begin so are answered with a web page, as a proxy or a login does
     cut: dict[str, list[int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     on_request: Callable[[str], None] | None = None
@@ -76,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(f"{self.command} {path}" + (f" from {start}" if start else ""))
         if self.hub.on_request:
             self.hub.on_request(f"{self.command} {path}")
+        if self.hub.page_for is not None and f"{self.command} {path}".startswith(self.hub.page_for):
+            return self.send(200, b"<!doctype html><title>Log in</title>", {"Content-Type": "text/html"})
         if self.hub.status:
             return self.fail(self.hub.status)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+?))?/?", path):

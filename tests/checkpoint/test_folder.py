@@ -290,24 +290,31 @@ class TestLinks:
 
     @pytest.mark.parametrize("name", [A, "config.json", "generation_config.json", "model.safetensors.index.json"])
     def test_out_of_the_folder(self, tmp_path: Path, name: str) -> None:
+        """A work folder links to where models lie; the name in an index is still one of the folder's own."""
         path = sharded(tmp_path / "model")
         (path / "generation_config.json").write_text("{}")
+        expected = open_folder(path)
         (path / name).rename(tmp_path / "elsewhere")
         (path / name).symlink_to("../elsewhere")
-        assert f"{name}: is a link out of the folder, to {tmp_path / 'elsewhere'}" in refused(path)
+        found = open_folder(path)
+        assert (found.config, found.weights.keys()) == (expected.config, expected.weights.keys())
 
-    def test_out_of_the_cache(self, tmp_path: Path) -> None:
-        cache = tmp_path / "hub"
-        snapshot = self.cached(cache, tmp_path / "other" / "blobs")
-        assert "is a link out of the folder" in refused(snapshot)
+    def test_a_folder_of_links(self, tmp_path: Path) -> None:
+        path = sharded(tmp_path / "store" / "model")
+        work = tmp_path / "work"
+        work.mkdir()
+        for file in path.iterdir():
+            (work / file.name).symlink_to(file)
+        assert open_folder(work).weights.keys() == TENSORS.keys()
 
-    def test_blobs_elsewhere(self, tmp_path: Path) -> None:
-        """What lies in a folder named blobs is no excuse where there is no cache."""
-        path = single(tmp_path / "a" / "b" / "model")
-        (tmp_path / "a" / "blobs").mkdir()
-        (path / "config.json").rename(tmp_path / "a" / "blobs" / "x")
-        (path / "config.json").symlink_to("../../blobs/x")
-        assert "is a link out of the folder" in refused(path)
+    def test_blobs_on_another_disk(self, tmp_path: Path) -> None:
+        snapshot = self.cached(tmp_path / "hub", tmp_path / "other" / "blobs")
+        assert open_folder(snapshot).weights.keys() == TENSORS.keys()
+
+    def test_to_what_is_no_file(self, tmp_path: Path) -> None:
+        path = single(tmp_path / "model")
+        (path / "generation_config.json").symlink_to("/dev/zero")
+        assert "generation_config.json: is no regular file" in refused(path, ConfigError)
 
     def test_dangling(self, tmp_path: Path) -> None:
         path = single(tmp_path)

@@ -53,6 +53,19 @@ class TestFetching:
         client.hub.status = 503
         assert client.folder("org/owl") == folder
 
+    def test_a_listing_that_names_optional_files(self, client: Client) -> None:
+        """A snapshot that somebody fetched in parts runs offline, and what may be missing is named."""
+        from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
+
+        folder = client.folder("org/fox")
+        entry = TreeCacheEntry(size=10, blob_id="b" * 40, lfs_sha256=None, lfs_size=None, xet_hash=None)
+        listed = dict.fromkeys(("config.json", "model.safetensors", "generation_config.json"), entry)
+        write_tree_cache(str(folder.parent.parent), folder.name, listed)
+        assert client.folder("org/fox", HF_HUB_OFFLINE="1") == folder
+        assert "used without them, if the model has them: generation_config.json" in client.stderr
+        (folder / "model.safetensors").unlink()
+        assert "does not have all of it" in client.refused("org/fox", HF_HUB_OFFLINE="1")
+
     def test_revisions(self, client: Client) -> None:
         changed = SINGLE | {"model.safetensors": official({"a": f32((5,))})}
         client.hub.models["org/fox"].revisions["v2"] = changed
@@ -157,6 +170,13 @@ class TestBrokenConnections:
     def test_status(self, client: Client, status: int, expected: str) -> None:
         client.hub.status = status
         assert f"{client.hub.endpoint} {expected}" in client.refused("org/fox")
+
+    @pytest.mark.parametrize("asked", ["GET /api/", "HEAD /org/fox/resolve"])
+    def test_a_web_page_instead_of_an_answer(self, client: Client, asked: str) -> None:
+        client.hub.page_for = asked
+        message = client.refused("org/fox")
+        assert "the web page of a proxy or of a login" in message
+        assert "check the network and HF_ENDPOINT" in message
 
 
 class TestRefusals:

@@ -46,6 +46,29 @@ class TestGguf:
         assert client.hub.requests == []
         assert "HF_HUB_OFFLINE is set" in client.refused("org/foxes:Q4_0", HF_HUB_OFFLINE="1")
 
+    def test_other_spellings(self, client: Client) -> None:
+        spellings = (
+            "hf.co/org/foxes:Q8_0",
+            "https://huggingface.co/org/foxes:Q8_0",
+            "https://hf.co/org/foxes/resolve/main/fox-Q8_0.gguf?download=true",
+        )
+        found = client.pull(*spellings)
+        assert [(kind, path.rpartition("/")[2]) for kind, path in found] == [("OK", "fox-Q8_0.gguf")] * 3
+
+    def test_a_listing_that_names_what_was_never_fetched(self, client: Client) -> None:
+        """snapshot_download keeps the listing of a repository, and offline it asks for all that is in it."""
+        from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
+
+        path = client.folder("org/foxes:Q8_0")
+        entry = TreeCacheEntry(size=10, blob_id="b" * 40, lfs_sha256=None, lfs_size=None, xet_hash=None)
+        snapshot = path.parent
+        listed = dict.fromkeys(("config.json", "fox-Q8_0.gguf", "fox-F16-00001-of-00002.gguf"), entry)
+        write_tree_cache(str(snapshot.parent.parent), snapshot.name, listed)
+        client.hub.requests.clear()
+        assert client.folder("org/foxes:Q8_0", HF_HUB_OFFLINE="1") == path
+        assert "does not have all of it" in client.refused("org/foxes:F16", HF_HUB_OFFLINE="1")
+        assert client.hub.requests == []
+
     def test_a_type_that_is_not_there(self, client: Client) -> None:
         message = client.refused("org/foxes:Q6_K")
         assert "no GGUF files have the type Q6_K; expected one; there are fox-F16, fox-Q4_0, fox-Q8_0" in message

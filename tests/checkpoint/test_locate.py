@@ -70,6 +70,28 @@ class TestNames:
             pull("org/fox@v1", revision="v2")
 
 
+class TestSpellings:
+    @pytest.mark.parametrize(
+        ("given", "plain"),
+        [
+            ("org/fox", "org/fox"),
+            ("hf.co/org/fox", "org/fox"),
+            ("hf.co/org/fox:Q4_K_M", "org/fox:Q4_K_M"),
+            ("https://huggingface.co/org/fox", "org/fox"),
+            ("https://huggingface.co/org/fox/", "org/fox"),
+            ("http://www.hf.co/org/fox@v1", "org/fox@v1"),
+            ("https://huggingface.co/org/fox/tree/v1", "org/fox@v1"),
+            ("https://huggingface.co/org/fox/tree/main", "org/fox"),
+            ("https://huggingface.co/org/fox/blob/main/a/fox-Q8_0-00001-of-00002.gguf", "org/fox:fox-Q8_0"),
+            ("hf://org/fox", "org/fox"),
+            ("https://elsewhere.org/org/fox", "https://elsewhere.org/org/fox"),
+            ("hf.company/fox", "hf.company/fox"),
+        ],
+    )
+    def test_plain_name(self, given: str, plain: str) -> None:
+        assert hub_module.plain_name(given) == plain
+
+
 class TestLocal:
     def test_everything_else_is_pulled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def pulled(model: str, **options: object) -> Path:

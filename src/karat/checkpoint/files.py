@@ -1,4 +1,4 @@
-"""Files: opening those that a model names (regular files of the model's own folder only), and writing whole ones."""
+"""Files: opening those of a model (regular files, or links to such), and writing whole ones."""
 
 import errno
 import mmap
@@ -55,25 +55,16 @@ def descriptor_limit() -> str:
 
 
 def member(folder: Path, name: str, error: type[KaratError] = CheckpointError) -> Path | None:
-    """The file `name` of `folder`; None if there is none. Raises `error` if a link leads out of the folder.
+    """The file `name` of `folder`, None if there is none. A link is followed, wherever it leads: its user made it.
 
-    Links within the folder are followed. In a hub cache (`<cache>/<repo>/snapshots/<commit>` and folders below it),
-    links to the cache's two stores of blobs are followed too. Raises OSError if the folder cannot be searched.
+    A name that a file of the model states must be checked before: it may have no folder. Raises `error` for a link to
+    nothing, OSError if the folder cannot be searched.
     """
     path = folder / name
     if not path.exists():
         if path.is_symlink():
             raise error(f"{path}: is a link to {path.readlink()}, which is not there; download it again")
         return None
-    home, target = folder.resolve(), path.resolve()
-    homes = [home]
-    if (snapshots := next((parent for parent in home.parents if parent.name == "snapshots"), None)) is not None:
-        homes += [(snapshots.parent / "blobs").resolve(), (snapshots.parent.parent / "blobs").resolve()]
-    if not any(target.is_relative_to(home) for home in homes):
-        raise error(
-            f"{path}: is a link out of the folder, to {target}; a model may only use its own files: copy or "
-            "hard-link it there"
-        )
     return path
 
 

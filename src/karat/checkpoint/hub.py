@@ -5,6 +5,8 @@ HF_HUB_OFFLINE. This file chooses the files to fetch and explains each failure.
 """
 
 import errno
+import json
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
+    FileMetadataError,
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -20,6 +23,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.tqdm import tqdm
 
 from karat.checkpoint.folder import INDEX, SINGLE, read_index, refusal
@@ -27,7 +31,14 @@ from karat.checkpoint.gguf.select import TAG, SelectionError, select
 from karat.checkpoint.wording import shown
 from karat.errors import HubError, UsageError
 
+_log = logging.getLogger(__name__)
+
 _PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
+_SITES = re.compile(r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)", re.ASCII)
+_PAGES = re.compile(
+    r"([^/]+/[^/]+)/(?:tree|blob|resolve|raw)/([^/]+)(?:/(?:[^/]+/)*([^/]+?)(?:-\d{5}-of-\d{5})?\.gguf)?/?(?:\?.*)?",
+    re.DOTALL,
+)
 HUB_NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.+/-]{{1,255}}))?(?::({TAG.pattern}))?", re.ASCII)
 
 # The files of a model besides its weights. Never code, never pickles.
@@ -49,6 +60,23 @@ _CLIENT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 _FAULTS = (_CLIENT_ERROR, OSError, RuntimeError, ValueError)
 
 
+def plain_name(model: str) -> str:
+    """`org/name`, perhaps with @revision and :TYPE, for other spellings of a model of the hub; else `model` itself.
+
+    These are hf.co/org/name:TYPE, as Ollama and llama.cpp have it, and addresses of a model's page, of a revision and
+    of a GGUF file there.
+    """
+    endpoint = constants.ENDPOINT.rstrip("/") + "/"
+    site = _SITES.match(model) or re.match(re.escape(endpoint), model)
+    if site is None:
+        return model
+    rest = model[site.end() :].removesuffix("/")
+    if (page := _PAGES.fullmatch(rest)) is None:
+        return rest
+    name, revision, file = page.groups()
+    return name + (f"@{revision}" if revision != constants.DEFAULT_REVISION else "") + (f":{file}" if file else "")
+
+
 class _Quiet(tqdm):
     """A progress bar that is never shown."""
 
@@ -63,7 +91,7 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
     (with bars, if `progress` and on a terminal). Without a network a complete snapshot in the cache is used. `force`
     fetches all files again and needs the hub. Raises HubError, and UsageError for two revisions.
     """
-    match = HUB_NAME.fullmatch(model)
+    match = HUB_NAME.fullmatch(plain_name(model))
     if match is None:
         raise HubError(f"{shown(model)}: is no name of the hub; expected org/name or org/name@revision")
     repo, named_revision, tag = match.groups()
@@ -81,7 +109,12 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
     try:
         if force:
             HfApi().model_info(repo, revision=revision)  # raises where snapshot_download would make do with the cache
-        folder = fetch(revision, _DESCRIPTION, _Quiet)
+        try:
+            folder = fetch(revision, _DESCRIPTION, _Quiet)
+        except LocalEntryNotFoundError:
+            if force or (whole := _whole_in_cache(repo, revision, tag)) is None:
+                raise
+            return whole
         index = folder / INDEX
         if tag is not None:
             wanted = _gguf_files(folder, repo, tag, force)
@@ -106,6 +139,33 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
         refusal(model, present)
         or f"{model}: its index names {missing[0]}, which the model lacks; tell its authors, or try another revision"
     )
+
+
+def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
+    """What `pull` returns, if the cache has all that is needed to run the model; None if it has not.
+
+    A cached listing of the repository also names files that nobody fetched and the model does without. What is missing
+    of its description is told.
+    """
+    home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    try:
+        commit = (home / "refs" / revision).read_text().strip()
+    except OSError:
+        commit = revision
+    folder = home / "snapshots" / commit
+    if tag is not None:
+        try:
+            names = select([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], tag)
+        except SelectionError:
+            return None
+        return folder / names[0] if all((folder / name).exists() for name in names) else None
+    index = folder / INDEX
+    wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
+    if not all((folder / name).exists() for name in ["config.json", "tokenizer.json", *wanted]):
+        return None
+    absent = [name for name in _DESCRIPTION if "*" not in name and not (folder / name).exists() and name != INDEX]
+    _log.warning("%s: not in the cache, and used without them, if the model has them: %s", repo, ", ".join(absent))
+    return folder
 
 
 def _gguf_files(folder: Path, repo: str, tag: str, force: bool) -> list[str]:
@@ -148,6 +208,16 @@ def _explain(fault: BaseException, model: str, repo: str, revision: str) -> str:
             )
         case PermissionError() | OSError(errno=errno.EROFS):
             return f"{constants.HF_HUB_CACHE} cannot be written to: set HF_HOME to a folder of yours"
+        case ValueError() if isinstance(fault, json.JSONDecodeError):
+            return (
+                f"{hub} answered with what is no JSON, such as the web page of a proxy or of a login{uncached}: open "
+                "it in a browser, and check the network and HF_ENDPOINT"
+            )
+        case FileMetadataError():
+            return (
+                f"{hub} answered as no hub does, as with the web page of a proxy or of a login{uncached}: open it in a "
+                "browser, and check the network and HF_ENDPOINT"
+            )
         case _ if isinstance(fault, _CLIENT_ERROR):
             return f"the connection to {hub} failed ({fault}){uncached}: check the network and HF_ENDPOINT"
     return f"could not be fetched ({type(fault).__name__}: {fault}){uncached}: try again"

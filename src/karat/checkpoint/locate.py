@@ -38,9 +38,9 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
             f"{model}: does not exist; expected a folder with config.json and the weights, or a GGUF file"
         )
     # This import takes half a second and 10 MB, which local models do without.
-    from karat.checkpoint.hub import HUB_NAME, pull
+    from karat.checkpoint.hub import HUB_NAME, plain_name, pull
 
-    if not HUB_NAME.fullmatch(model):
+    if not HUB_NAME.fullmatch(plain_name(model)):
         if (fault := absent(model)) is not None:
             raise fault
         raise HubError(

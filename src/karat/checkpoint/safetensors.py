@@ -125,7 +125,8 @@ def _read_header(path: Path, file: BinaryIO, size: int) -> Header:
     header_len = int.from_bytes(prefix, "little")
     limit = min(size - 8, MAX_HEADER_BYTES)
     if not 2 <= header_len <= limit:
-        reasons = [reason for magic, reason in _FOREIGN.items() if prefix.startswith(magic)]
+        bare = prefix.removeprefix(b"\xef\xbb\xbf").lstrip()
+        reasons = [reason for magic, reason in _FOREIGN.items() if prefix.startswith(magic) or bare[:1] == magic]
         raise CheckpointError(
             f"{path}: states a header of {header_len} bytes; a file of {size} bytes can have 2 to {limit}: "
             + (reasons[0] if reasons else "it is truncated or no safetensors file; download it again")

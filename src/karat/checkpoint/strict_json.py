@@ -72,7 +72,10 @@ def read_json(path: Path, error: type[KaratError] = ConfigError) -> dict[str, An
             value = stream.value()
             stream.finish()
         except JsonError as fault:
-            raise error(f"{path}: {fault}; correct it or download it again") from fault
+            file.seek(0)
+            is_page = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+            what = "it looks like a web page: the download failed or needs a login" if is_page else "correct it or"
+            raise error(f"{path}: {fault}; {what}{';' * is_page} download it again") from fault
     if not isinstance(value, dict):
         raise error(f"{path}: holds {shown(value)}; expected a JSON object {{…}}; download it again")
     return value

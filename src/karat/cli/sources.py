@@ -10,7 +10,11 @@ from karat.cli.terminal import is_terminal
 from karat.errors import CapacityError, RequestError, UsageError
 
 # org/name, also with @revision and :TYPE. Only the form is judged here; the hub knows whether there is such a model.
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?(:[\w.-]+)?", re.ASCII)
+_HUB_NAME = re.compile(
+    r"((https?://)?(www\.)?(huggingface\.co|hf\.co)/|hf://)?[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+    r"((@|/(tree|blob|resolve|raw)/)[\w./-]+)?(:[\w.-]+)?/?",
+    re.ASCII,
+)
 MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has about 4 MiB
 
 

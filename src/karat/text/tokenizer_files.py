@@ -201,7 +201,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _has(folder: Path, name: str) -> bool:
-    """Whether the folder has this file. TokenizerError if it is a link out of the folder, as for weights."""
+    """Whether the folder has this file. TokenizerError if it is a link to nothing, as for weights."""
     path = member(folder, name, TokenizerError)
     return path is not None and path.is_file()
 

@@ -92,7 +92,7 @@ def _read_parts(path: Path) -> list[Header]:
     files = []
     for part in range(2, count + 1):
         name = f"{match[1]}-{part:05}-of-{count:05}.gguf"
-        if (file := member(path.parent, name)) is None:
+        if (file := member(path.parent, name) or _beside_target(path, name)) is None:
             raise CheckpointError(
                 f"{path}: is the first of {count} parts; expected {shown(name)} beside it: fetch it too"
             )
@@ -105,6 +105,12 @@ def _read_parts(path: Path) -> list[Header]:
         if num_tensors > MAX_TENSORS:
             raise CheckpointError(f"{file}: brings the tensors of all parts to more than {MAX_TENSORS}; expected fewer")
     return headers
+
+
+def _beside_target(path: Path, name: str) -> Path | None:
+    """The part `name` beside the file that the link `path` leads to, which must have the same name."""
+    target = path.resolve()
+    return member(target.parent, name) if path.is_symlink() and target.name == path.name else None
 
 
 def _read_further_part(file: Path, part: int, first: Header) -> Header:

@@ -111,7 +111,8 @@ def read_header(path: Path) -> Header:
     with file:
         start = file.read(8)
         if start[:4] != b"GGUF" or len(start) < 8:
-            reasons = [reason for magic, reason in _FOREIGN.items() if start.startswith(magic)]
+            bare = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+            reasons = [reason for magic, reason in _FOREIGN.items() if start.startswith(magic) or bare[:1] == magic]
             raise CheckpointError(
                 f"{path}: begins with {shown(start[:4])} and has {size} bytes; expected GGUF and a header: "
                 + (reasons[0] if reasons else "it is truncated or no GGUF file; download it again")
