@@ -74,6 +74,8 @@ def test_settings_are_checked_when_they_are_set() -> None:
         ("ignore_eos", "true", True),
         ("stop", "The end", "The end"),
         ("stop", "5", "5"),
+        ("bad_words", "5", "5"),
+        ("bad_words_ids", "[[5, 6]]", [[5, 6]]),
         ("stop", '["a", "b"]', ["a", "b"]),
         ("logit_bias", '{"7": -1}', {7: -1}),
         ("allowed_token_ids", "[65, 66]", [65, 66]),
@@ -96,7 +98,7 @@ def test_settings_are_checked_when_they_are_set() -> None:
     for name in ("n", "logprobs", "nonsense", "__class__"):
         with pytest.raises(UsageError, match="no such parameter; there are temperature, "):
             talk.set(name, "1")
-    assert talk.settings == before and len(SETTINGS) == 18
+    assert talk.settings == before and len(SETTINGS) == 31
 
 
 def prompt_tokens(*messages: tuple[str, str]) -> int:

@@ -124,6 +124,7 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["inspect", "a", "b"], "see `karat inspect --help`\n"),
         (["pull"], "karat: error: Missing argument 'ORG/NAME[@REVISION][:TYPE]'; see `karat pull --help`\n"),
         (["run", "x", "--top-k", "many"], "see `karat run --help`\n"),
+        (["run", "x", "--bad-words-ids", "5,a"], "--bad-words-ids '5,a': expected token ids"),
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
         (
             ["help", "nope"],

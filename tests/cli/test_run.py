@@ -86,6 +86,19 @@ EVERY_OPTION = {
     "top_k": 7,
     "top_p": 0.75,
     "min_p": 0.125,
+    "typical_p": 0.9375,
+    "top_n_sigma": 9.5,
+    "xtc_probability": 0.25,
+    "xtc_threshold": 0.375,
+    "repeat_last_n": 30,
+    "dry_multiplier": 0.125,
+    "dry_base": 1.5,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": 40,
+    "dry_sequence_breakers": ["\n", "B"],
+    "no_repeat_ngram_size": 8,
+    "bad_words": ["never", "nor"],
+    "bad_words_ids": [[70, 71], [72]],
     "repetition_penalty": 1.125,
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -112,6 +125,7 @@ def test_every_sampling_parameter_has_an_option_that_is_obeyed(alphabet: Path, k
     args = []
     for name, value in EVERY_OPTION.items():
         for item in value.items() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            item = ",".join(map(str, item)) if isinstance(item, list) else item
             args += [f"--{name.replace('_', '-')}", "=".join(map(str, item)) if isinstance(item, tuple) else str(item)]
     args += ["--include-stop-str-in-output", "--ignore-eos", "--no-skip-special-tokens", "--explain"]
     done = karat_here("run", str(alphabet), "A", "--json", *args)

@@ -93,7 +93,7 @@ def _value(name: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         value = text
-    if name == "stop" and not isinstance(value, str | list):
+    if name in ("stop", "bad_words", "dry_sequence_breakers") and not isinstance(value, str | list):
         value = text
     return _plain(name, value)
 

@@ -204,7 +204,7 @@ class SamplingOptions:
     dry_penalty_last_n: Annotated[
         int | None, _option("Sampling", "N", "DRY looks at the last N tokens; -1: all (default), 0: none.")
     ] = None
-    dry_sequence_breaker: Annotated[
+    dry_sequence_breakers: Annotated[
         list[str] | None,
         _option("Sampling", "TEXT", "DRY finds no repetition across TEXT; repeatable, 'none' for none."),
     ] = None
@@ -212,6 +212,9 @@ class SamplingOptions:
         int | None, _option("Sampling", "N", "No N tokens in a row come twice in prompt and answer.")
     ] = None
     bad_words: Annotated[list[str] | None, _option("Sampling", "TEXT", "Never write TEXT; repeatable.")] = None
+    bad_words_ids: Annotated[
+        list[str] | None, _option("Sampling", "ID,ID", "Never come to these tokens in a row; repeatable.")
+    ] = None
     logit_bias: Annotated[
         list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
     ] = None
@@ -245,8 +248,10 @@ class SamplingOptions:
             arguments["skip_special_tokens"] = False
         if self.json_schema is not None:
             arguments["structured_outputs"] = {"json": _text_of(arguments.pop("json_schema"))}
-        if breakers := arguments.pop("dry_sequence_breaker", None):
-            arguments["dry_sequence_breakers"] = [] if breakers == ["none"] else breakers
+        if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp
+            arguments["dry_sequence_breakers"] = []
+        if self.bad_words_ids:
+            arguments["bad_words_ids"] = [_ids(text) for text in self.bad_words_ids]
         if self.logit_bias:
             arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
         return arguments
@@ -382,6 +387,13 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token_id), float(bias)
     except ValueError:
         raise UsageError(f"--logit-bias {text!r}: expected a token id and a number, such as 42=-5") from None
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--bad-words-ids {text!r}: expected token ids, such as 42 or 42,7") from None
 
 
 def unfolded(command: Callable[..., None]) -> Callable[..., None]:
