@@ -119,6 +119,7 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
         "default_max_tokens": given.default_max_tokens,
         "ping_s": given.ping_s,
         "drain_s": given.drain_s,
+        "queue_timeout_s": given.queue_timeout_s,
         "signer": signer_from(given.receipt_key),
         "tls_cert": given.tls_cert,
         "tls_key": given.tls_key,

@@ -51,7 +51,7 @@ class Answering:
 
     async def chat(self, request: Request) -> ASGIApp:
         body, asked = await read_with(request, self._settings.limits, _read_chat)
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         subject = await until_left(request, self._chat_subject(request, asked, llm, "chatcmpl"))
         headers = _headers(body.without_effect, subject)
         if asked.form.stream:
@@ -61,7 +61,7 @@ class Answering:
 
     async def text(self, request: Request) -> ASGIApp:
         body, asked = await read_with(request, self._settings.limits, _read_text)
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         subject = await until_left(request, self._text_subject(request, asked, llm))
         headers = _headers(body.without_effect, subject)
         if asked.form.stream:
@@ -72,7 +72,7 @@ class Answering:
     async def message(self, request: Request) -> ASGIApp:
         """Anthropic's: one answer to a conversation."""
         asked = await read_with(request, self._settings.limits, lambda content: read_message(content, MESSAGES))
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "msg"))
         headers = _headers(asked.without_effect, subject)
         if asked.chat.form.stream:
@@ -83,7 +83,7 @@ class Answering:
     async def count(self, request: Request) -> ASGIApp:
         """Anthropic's: the number of tokens of the prompt that `message` would make."""
         asked = await read_with(request, self._settings.limits, lambda content: read_message(content, COUNT))
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         self.model_name(asked.chat.form.model)
         made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)
@@ -92,7 +92,7 @@ class Answering:
     async def response(self, request: Request) -> ASGIApp:
         """OpenAI's newer form of `chat`, of which nothing is kept."""
         asked = await read_with(request, self._settings.limits, lambda content: read_response(content, RESPONSES))
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "resp"))
         headers = _headers(asked.without_effect, subject)
         if asked.chat.form.stream:
@@ -104,7 +104,7 @@ class Answering:
     async def input_tokens(self, request: Request) -> ASGIApp:
         """The number of tokens of the prompt that `response` would make."""
         asked = await read_with(request, self._settings.limits, lambda content: read_response(content, INPUT_TOKENS))
-        llm = self._keeper.llm
+        llm = await self._keeper.loaded(request)
         self.model_name(asked.chat.form.model)
         made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)

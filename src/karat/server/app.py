@@ -117,6 +117,7 @@ class _Tools:
 
     async def _read(self, request: Request, route: str) -> Mapping[str, Any]:
         body = await read_with(request, self._settings.limits, partial(read_body, fields=fields_of(route)))
+        await self._keeper.loaded(request)
         return body.values
 
     async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
@@ -143,22 +144,26 @@ class _Facts:
         self._begun = int(time())
 
     async def models(self, request: Request) -> ASGIApp:
+        await self._keeper.loaded(request)
         return _json(schema.Models([self._model(name) for name in self._settings.model_names]))
 
     async def model(self, request: Request) -> ASGIApp:
         name = request.path_params["name"]
         if name not in self._settings.model_names:
             raise ApiError(404, f"there is no model {name[:80]!r} here", param="model", code="model_not_found")
+        await self._keeper.loaded(request)
         return _json(self._model(name))
 
     async def health(self, request: Request) -> ASGIApp:
-        """200 while the server works, also while it loads the model or drains requests; 503 after the engine died."""
+        """200 while the server works, also while it loads the model (requests that come then wait for it) or drains
+        requests; 503 after the engine died.
+        """
         if self._keeper.has_died:
             return _json(schema.Health("the engine died and is started again"), 503)
         return _json(schema.Health("ok"))
 
     async def ready(self, request: Request) -> ASGIApp:
-        """Whether a request would be accepted now."""
+        """Whether a request would be computed now, and not wait for the model."""
         if self._state.draining:
             return _json(schema.Health("ending"), 503)
         with suppress(ApiError):

@@ -50,6 +50,7 @@ class Receipts:
 
     async def _read(self, request: Request, route: str) -> Mapping[str, Any]:
         body = await read_with(request, self._settings.limits, partial(read_body, fields=fields_of(route)))
+        await self._keeper.loaded(request)
         return body.values
 
     async def _verified(self, receipt: Receipt, asked: dict[str, Any] | None) -> ASGIApp:

@@ -89,7 +89,7 @@ class Serving:
         num_lost_lines: Callable[[], int] = int,
     ) -> None:
         self._settings = settings
-        self._keeper = Keeper(open_llm)
+        self._keeper = Keeper(open_llm, settings.queue_timeout_s)
         self._opened = opened
         self._num_lost_lines = num_lost_lines
         self._signals: list[int] = []

@@ -36,6 +36,7 @@ class Settings:
     default_max_tokens: int = 4096
     ping_s: float = 10
     drain_s: float = 30
+    queue_timeout_s: float | None = None  # for which requests wait while the model is loading, too
     signer: Signer | None = None  # of receipts
     limits: Limits = Limits()
 
