@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from karat import LLM, SamplingParams
+from karat.engine.defaults import GenerationDefaults
+from karat.engine.intake import Intake
 from karat.errors import CapacityError, RequestError, UsageError
 from tests.engine.tiny import GREEDY, IM_END, tokens
+from tests.text.tools.models import byte_tokenizer
 
 
 def test_a_prompt_may_be_a_mapping(llm: LLM) -> None:
@@ -72,9 +75,24 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
         llm.stream_chat(messages, GREEDY)
 
 
+def test_a_template_that_reads_parts_gets_them() -> None:
+    """As in transformers; roles of which it does not get them joined."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' and m.content is not string %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    tokenizer = byte_tokenizer(template)
+    intake = Intake(tokenizer, GenerationDefaults(GREEDY, frozenset(), None), max_model_len=500, seed=0)
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there", "cache_control": None}]
+    messages = [{"role": role, "content": parts} for role in ("system", "user", "assistant")]
+    expected = "[system]Hi\nthere[user]<Hi><there>[assistant]Hi\nthere"
+    assert intake.chat_prompt(messages, {}).text == expected
+    assert intake.chat_prompt([*messages, {"role": "user", "content": []}], {}).text == f"{expected}[user]"
+
+
 def test_parts_of_a_content_are_joined(llm: LLM) -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]
-    joined = llm.chat([{"role": "user", "content": "Hi\nthere"}], GREEDY)
+    joined = llm.chat([{"role": "user", "content": "Hi\nthere"}], GREEDY)  # the template does not read lists
     assert llm.chat([{"role": "user", "content": parts}], GREEDY)[0].prompt == joined[0].prompt
     assert llm.chat([{"role": "user", "content": ["Hi", parts[1]]}], GREEDY)[0].prompt == joined[0].prompt
 

@@ -53,6 +53,13 @@ class Intake:
 
         return dialect_of(self._tokenizer)
 
+    @cached_property
+    def _part_roles(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The roles whose contents the chat template reads part by part: without tools, and with them."""
+        from karat.text.content_parts import roles_with_parts
+
+        return roles_with_parts(self._tokenizer, tools=False), roles_with_parts(self._tokenizer, tools=True)
+
     def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
         """The default sampling after a prompt, as `karat.engine.lengths.params_after`."""
         return params_after(prompt_len, self._max_model_len, self._defaults.params, given)
@@ -105,6 +112,10 @@ class Intake:
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
         plain = plain_messages(messages)
+        if any(isinstance(message.get("content"), list) for message in plain):
+            from karat.text.content_parts import joined  # most conversations have texts alone
+
+            plain = joined(plain, self._part_roles[variables.get("tools") is not None])
         if any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
             plain = self.dialect.shown(plain)
         return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
@@ -179,9 +190,9 @@ def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) 
 
 
 def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages with each content as one text: parts {"type": "text", "text": …} are joined by line breaks.
+    """The messages with each content as a text, or as a list of parts {"type": "text", "text": …}.
 
-    vLLM does the same. Raises RequestError for anything but a conversation, and for parts other than text.
+    Raises RequestError for anything but a conversation, and for parts other than text.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise _no_conversation(messages)
@@ -191,7 +202,8 @@ def plain_messages(messages: Sequence[Message]) -> list[Message]:
             raise _no_conversation(messages)
         content = message.get("content")
         if isinstance(content, list | tuple):
-            message = {**message, "content": "\n".join(map(_part_text, content))}
+            parts = [{"type": "text", "text": _part_text(part)} for part in content]
+            message = {**message, "content": parts or ""}
         plain.append(message)
     return plain
 

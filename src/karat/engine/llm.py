@@ -253,11 +253,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
 
-        A content is a text, or a list of parts {"type": "text", "text": …}, which are joined by line breaks. The
-        model's chat template makes the prompt; it also receives `tools`, the time `now` (None: the clock) and
-        `chat_template_kwargs`. A control token such as <|im_end|> that a message spells becomes that token, as in
-        transformers. With sanitize_control_tokens, for untrusted text, it stays text (the output's prompt shows both
-        alike, its prompt_token_ids do not). sampling_params, use_tqdm, priority and receipt are as in `generate`.
+        A content is a text, or a list of parts {"type": "text", "text": …}: the chat template gets the list where it
+        loops over it, else one text, joined by line breaks. It makes the prompt; it also receives `tools`, the time
+        `now` (None: the clock) and `chat_template_kwargs`. A control token such as <|im_end|> that a message spells
+        becomes that token, as in transformers. With sanitize_control_tokens, for untrusted text, it stays text (the
+        output's prompt shows both alike, its prompt_token_ids do not). sampling_params, use_tqdm, priority and receipt
+        are as in `generate`.
 
         Raises RequestError for anything but conversations of text, TemplateError if there is no template or if it
         refuses the conversation, and the errors of `generate`.

@@ -34,14 +34,16 @@ def test_the_conversation_becomes_that_of_templates() -> None:
             {"role": "user", "content": [{"type": "text", "text": "b"}]},
             # what the anthropic package makes of an answer, sent back
             {"role": "assistant", "content": [{"type": "text", "text": "c", "citations": None}]},
-            {"role": "user", "content": "d"},
+            {"role": "user", "content": [{"type": "text", "text": "d"}, {"type": "text", "text": "e"}]},
+            {"role": "user", "content": [{"type": "text", "text": "f"}, {"type": "text", "text": "g"}]},
         ],
     )
     assert asked.chat.messages == [
-        {"role": "system", "content": "be\nkind"},
+        {"role": "system", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "d"},
+        # blocks are parts, which the template reads or gets joined; a line break parts messages
+        {"role": "user", "content": [{"type": "text", "text": text} for text in ("d", "e\nf", "g")]},
     ]
     assert asked.without_effect == ("cache_control",)
 

@@ -47,7 +47,7 @@ def test_roles_and_contents_become_those_of_templates() -> None:
     )
     assert asked.messages == [
         {"role": "system", "content": "be kind", "name": "PLACEHOLDER"},
-        {"role": "user", "content": "a\nb"},
+        {"role": "user", "content": parts},  # the template reads them, or gets them joined
         {"role": "assistant", "content": "c"},
     ]
 

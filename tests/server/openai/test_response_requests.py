@@ -48,7 +48,7 @@ def test_the_conversation_becomes_that_of_templates() -> None:
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
         {"role": "assistant", "content": "c"},
-        {"role": "user", "content": "d\ne"},
+        {"role": "user", "content": [{"type": "text", "text": "d"}, {"type": "text", "text": "e"}]},
     ]
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.server.openai.messages import UNUSED, called, linked, unknown
+from karat.server.openai.messages import UNUSED, Content, called, content_of, linked, texts_of, unknown
 
 _ROLES = ("user", "assistant", "system")
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -54,9 +54,9 @@ class Contents:
             )
         return linked(_joined(read))
 
-    def text(self, content: object, where: str) -> str:
-        """The content as one text. Blocks are joined by line breaks, as in chat completions."""
-        return "\n".join(block["text"] for block in self._blocks(content, where, ("text",)))
+    def text(self, content: object, where: str) -> Content:
+        """The content as a text or as parts of text, as in chat completions."""
+        return content_of([block["text"] for block in self._blocks(content, where, ("text",))])
 
     def _message(self, message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         role = message.get("role")
@@ -73,11 +73,14 @@ class Contents:
         read: list[dict[str, Any]] = []
         for index, block in enumerate(blocks):
             if block["type"] == "text":
-                read.append({"role": role, "content": block["text"]})
+                texts = texts_of(read.pop()["content"]) if read and read[-1]["role"] == role else []
+                read.append({"role": role, "content": content_of([*texts, block["text"]])})
                 continue
             inner = f"{where}.content[{index}].content"
-            text = self.text(block["content"], inner) if block.get("content") else ""
-            told = f"Error: {text}" if block.get("is_error") else text
+            told = self.text(block["content"], inner) if block.get("content") else ""
+            if block.get("is_error"):
+                first, *rest = texts_of(told) or [""]
+                told = content_of([f"Error: {first}", *rest])
             read.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": told})
         return read
 
@@ -138,7 +141,7 @@ def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """An earlier answer."""
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": "\n".join(block["text"] for block in blocks if block["type"] == "text"),
+        "content": content_of([block["text"] for block in blocks if block["type"] == "text"]),
     }
     if thoughts := [block["thinking"] for block in blocks if block["type"] == "thinking"]:
         message["reasoning_content"] = "\n".join(thoughts)
@@ -157,9 +160,12 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             joined.append(message)
             continue
         last = joined[-1]
-        for name in ("content", "reasoning_content"):
-            if texts := [each[name] for each in (last, message) if each.get(name)]:
-                last[name] = "\n".join(texts)
+        if thoughts := [each["reasoning_content"] for each in (last, message) if each.get("reasoning_content")]:
+            last["reasoning_content"] = "\n".join(thoughts)
+        before, after = texts_of(last["content"]), texts_of(message["content"])
+        if before and after:  # a line break parts messages; what parts blocks of one message is the template's
+            before, after = [*before[:-1], f"{before[-1]}\n{after[0]}"], after[1:]
+        last["content"] = content_of([*before, *after])
         if calls := [*last.get("tool_calls", ()), *message.get("tool_calls", ())]:
             last["tool_calls"] = calls
     return joined

@@ -8,6 +8,7 @@ import msgspec
 from karat.request import shown
 from karat.server.errors import ApiError, invalid
 
+Content = str | list[dict[str, str]]  # a text, or parts of type text
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _REASONING = ("reasoning_content", "reasoning")
 _EMPTY: tuple[Any, ...] = ([], "", {})
@@ -130,8 +131,8 @@ def unknown(param: str, where: str, name: str, value: object, expected: str) -> 
     return invalid(param[:200], f"{where} has {shown(name)}={shown(value)}; expected {expected}", "unknown_field")
 
 
-def read_content(content: object, where: str) -> str:
-    """The content as one text. Parts are joined by line breaks, as in vLLM."""
+def read_content(content: object, where: str) -> Content:
+    """The content as a text or as parts of text, which the template reads or gets joined (`engine.intake`)."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -145,4 +146,16 @@ def read_content(content: object, where: str) -> str:
         if not isinstance(text, str) or (isinstance(part, dict) and part.keys() - {"type", "text", "cache_control"}):
             raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
         texts.append(text)
-    return "\n".join(texts)
+    return content_of(texts)
+
+
+def content_of(texts: Sequence[str]) -> Content:
+    """A content of these texts. One alone is no part: all protocols have it as another way to write the same."""
+    return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
+
+
+def texts_of(content: Content) -> list[str]:
+    """The texts of a content; none where it is empty."""
+    if isinstance(content, str):
+        return [content] if content else []
+    return [part["text"] for part in content]

@@ -9,7 +9,7 @@ from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
 from karat.server.openai.formats import structure_field, text_structure
-from karat.server.openai.messages import UNUSED, called, linked, read_messages, unknown, unused_of
+from karat.server.openai.messages import UNUSED, Content, called, content_of, linked, read_messages, unknown, unused_of
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables, require_length, switched
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool, TextConfig, TextFormat
 from karat.server.openai.tools import read_response_tools
@@ -204,8 +204,8 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     return message
 
 
-def _content(content: object, where: str) -> str:
-    """The content as one text. Parts are joined by line breaks, as in chat completions."""
+def _content(content: object, where: str) -> Content:
+    """The content as a text or as parts of text, as in chat completions."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
@@ -224,4 +224,4 @@ def _content(content: object, where: str) -> str:
                 said = f"{place} has {shown(name)}={shown(part[name])}; expected type and text"
                 raise invalid(f"{place}.{name}"[:200], said, "unknown_field")
         texts.append(text)
-    return "\n".join(texts)
+    return content_of(texts)

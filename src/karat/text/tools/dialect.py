@@ -82,6 +82,8 @@ class Dialect:
                 )
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             text = written(self.form, [(name, arguments) for _, name, arguments in calls])
+            if isinstance(content, list):
+                return {**rest, "content": [*content, {"type": "text", "text": f"\n{text}"}]}
             return {**rest, "content": f"{content}\n{text}" if content else text}
         told = []
         for call_id, name, arguments in calls:
