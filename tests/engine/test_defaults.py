@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import tokenizers
 
-from karat.engine.defaults import GenerationDefaults, read_defaults, turn_end_ids
+from karat.engine.defaults import GenerationDefaults, end_hint, read_defaults, turn_end_ids
 from karat.errors import ConfigError
 from karat.models.registry import read_config
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from tests.engine.tiny import CONFIG, ENDOFTEXT, IM_END, OTHER_END, VOCAB, write_model
+from tests.text.tools.models import byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +224,17 @@ def test_of_released_templates(data_dir: Path, tmp_path: Path, template: str, en
     backend.add_special_tokens([end])
     backend.save(str(folder / "tokenizer.json"))
     assert turn_end_ids(Tokenizer.from_folder(folder)) == {backend.token_to_id(end)}
+
+
+def test_a_hint_where_the_token_that_closes_a_turn_ends_no_text(tokenizer: Tokenizer) -> None:
+    chatml = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    with_template = byte_tokenizer(chatml, special=["<|im_start|>", "<|im_end|>"])
+    end = with_template.token_to_id("<|im_end|>")
+    assert end is not None
+    hint = end_hint(with_template, frozenset({0}))
+    assert hint is not None and hint.startswith("<|im_end|> ends a turn") and f"stop_token_ids=[{end}]" in hint
+    assert end_hint(with_template, frozenset({end})) is None
+    assert end_hint(byte_tokenizer(), frozenset()) is None
 
 
 def test_a_turn_may_end_with_an_added_token_that_is_not_special(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What callers give: prompts and conversations in every shape, and shapes that are refused by a typed error."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from karat import LLM, SamplingParams
 from karat.engine.defaults import GenerationDefaults
 from karat.engine.intake import Intake
 from karat.errors import CapacityError, RequestError, UsageError
+from karat.text import Tokenizer
 from tests.engine.tiny import GREEDY, IM_END, tokens
 from tests.text.tools.models import byte_tokenizer
 
@@ -73,6 +75,17 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
         llm.chat(messages, GREEDY)
     with pytest.raises(RequestError, match=r"^messages=.*: expected a list of"):
         llm.stream_chat(messages, GREEDY)
+
+
+def test_two_bos_are_named_once(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer.from_folder(data_dir / "stories260k")
+    intake = Intake(tokenizer, GenerationDefaults(GREEDY, frozenset(), None), max_model_len=500, seed=0)
+    intake.request("Once <s>", GREEDY)
+    assert not caplog.records
+    for _ in range(2):
+        assert intake.request("<s>Once", GREEDY).prompt_token_ids[:2] == (1, 1)  # what the caller wrote
+    (record,) = caplog.records
+    assert "begins with <s> twice" in record.getMessage()
 
 
 def test_a_template_that_reads_parts_gets_them() -> None:

@@ -184,13 +184,27 @@ def test_merges_are_never_left_out_at_random(byte_level: dict[str, Any], tmp_pat
     assert [dropping.encode(text).ids for _ in range(4)] == [plain] * 4
 
 
-def test_a_processors_template_is_the_last_resort(byte_level: dict[str, Any], tmp_path: Path) -> None:
+def test_a_processors_template_is_not_the_tokenizers(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    """As in transformers' tokenizers; a note says what to do."""
     write(tmp_path, byte_level, chat_template__json={"chat_template": "processor"})
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "processor"
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.template_source is None
+    assert tokenizer.notes == (
+        "chat_template.json is not read: it is for processors of images; give it with --chat-template",
+    )
     write(tmp_path, byte_level, tokenizer_config__json={"chat_template": "config"})
     assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "config"
     write(tmp_path, byte_level, chat_template__jinja="file")
-    assert Tokenizer.from_folder(tmp_path).render_chat(HELLO) == "file"
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.render_chat(HELLO) == "file" and tokenizer.notes == ()
+
+
+def test_a_space_before_a_text_that_nothing_puts_is_named(byte_level: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, byte_level, tokenizer_config__json={"add_prefix_space": True})
+    (note,) = Tokenizer.from_folder(tmp_path).notes
+    assert note.startswith("add_prefix_space=true of tokenizer_config.json has no effect")
+    write(tmp_path, byte_level, tokenizer_config__json={"add_prefix_space": False})
+    assert Tokenizer.from_folder(tmp_path).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +274,6 @@ CORRUPT: list[tuple[str, Any, str]] = [
     ("special_tokens_map", '{"eos_token": "a", "eos_token": "b"}', r"_map\.json: the key 'eos_token' comes twice"),
     ("added_tokens", {"<new>": "1"}, "<new> is a str, expected int"),
     ("added_tokens", '{"<new>": 4096, "<new>": 4097}', r"added_tokens\.json: the key '<new>' comes twice"),
-    ("chat_template", "{]", r"chat_template\.json: expecting property name"),
 ]
 
 
@@ -281,7 +294,6 @@ def test_corrupt_files_are_named(
         "special_tokens_map.json",
         "added_tokens.json",
         "chat_template.jinja",
-        "chat_template.json",
         "additional_chat_templates/rag.jinja",
     ],
 )
@@ -296,7 +308,7 @@ def test_links_out_of_the_folder_are_followed(name: str, byte_level: dict[str, A
         (folder / name).rename(outside)
     else:
         (folder / name).unlink(missing_ok=True)
-        outside.write_text('{"chat_template": "{{ 1 }}"}' if name == "chat_template.json" else "{}")
+        outside.write_text("{}")
     (folder / name).symlink_to(outside)
     assert Tokenizer.from_folder(folder).encode("Once")
     (folder / name).unlink()

@@ -131,6 +131,25 @@ def read_defaults(
     return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
 
 
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+
+
+def end_hint(tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> str | None:
+    """A line for models whose chat template ends turns with a token that ends no text; None for others.
+
+    A chat written as a text to be continued runs on past it.
+    """
+    source = tokenizer.template_source or ""
+    for token in _TURN_ENDS:
+        token_id = tokenizer.token_to_id(token) if token in source else None
+        if token_id is not None and token_id not in end_token_ids:
+            return (
+                f"{token} ends a turn of the chat template, and no text: completions run on past it, chats do not; "
+                f"give stop_token_ids=[{token_id}] with a chat that is written as a text"
+            )
+    return None
+
+
 def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """The special token that the chat template writes after an answer; empty if it writes none.
 

@@ -40,6 +40,7 @@ class Intake:
         self._seed = seed
         self._numbers = count()
         self._notice_is_due = defaults.notice is not None
+        self._told_of_bos = False
 
     @cached_property
     def chat_end_token_ids(self) -> frozenset[int]:
@@ -103,6 +104,7 @@ class Intake:
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
+            self._warn_of_two_bos(ids)
             return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
         text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
         if text is not None and not _is_unicode(text):
@@ -119,6 +121,18 @@ class Intake:
         if any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
             plain = self.dialect.shown(plain)
         return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
+
+    def _warn_of_two_bos(self, ids: Sequence[int]) -> None:
+        """Say once that a text spells the BOS that the tokenizer puts before it. It stays: the caller wrote it."""
+        bos = self._tokenizer.bos_token_id
+        if bos is None or self._told_of_bos or list(ids[:2]) != [bos, bos]:
+            return
+        self._told_of_bos = True
+        _log.warning(
+            "a prompt begins with %s twice: the text has it, and the tokenizer puts it before every text; "
+            "leave it out of the text, or give token ids",
+            self._tokenizer.id_to_token(bos),
+        )
 
     def _request(
         self,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, FloatName, embedded_model_path
+from karat.engine.defaults import end_hint
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
 from karat.engine.loading import Preparation
@@ -181,6 +182,8 @@ class LLM:
         self.tokenizer, defaults = text_side.result()
         for note in self.tokenizer.notes:
             _log.warning("%s: %s", checkpoint.path.name, note)
+        if (hint := end_hint(self.tokenizer, defaults.end_token_ids)) is not None:
+            _log.info("%s", hint)
         for name in self.tokenizer.unread_variables():
             _log.warning("%s: the chat template does not mention %s, which has no effect", checkpoint.path.name, name)
         self.end_token_ids = defaults.end_token_ids

@@ -7,7 +7,7 @@ tokens differently from the file.) The other files add the names of special toke
 template.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
 from karat.text.piece_merging import PieceMerging
+from karat.text.token_length import steps
 from karat.text.tokenizer_limits import check_added, check_limits, check_nothing_vanishes, check_text, panics_as_errors
 
 MAX_TOKENIZER_BYTES = 256 * 1024**2  # the largest in use have 35 MB
@@ -77,9 +78,20 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
             special_tokens,
             _read_templates(folder, config),
             None if control_tokens is None else frozenset(_expect(list, control_tokens, "chat_control_tokens")),
+            notes=tuple(_notes(folder, config, backend)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TokenizerError(f"{config_file} is malformed: {_cut(error)}; fetch it again") from error
+
+
+def _notes(folder: Path, config: Mapping[str, Any], backend: Backend) -> Iterator[str]:
+    """What the files say beside tokenizer.json and has no effect."""
+    prefixed = [step["add_prefix_space"] for step in steps(backend.pre_tokenizer) if "add_prefix_space" in step]
+    if config.get("add_prefix_space") is True and prefixed and not any(prefixed):
+        yield "add_prefix_space=true of tokenizer_config.json has no effect: tokenizer.json puts no space before a text"
+    has_template = config.get("chat_template") is not None or (folder / "chat_template.jinja").is_file()
+    if not has_template and (folder / "chat_template.json").is_file():
+        yield "chat_template.json is not read: it is for processors of images; give it with --chat-template"
 
 
 def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
@@ -181,7 +193,10 @@ def _token(value: object, what: str) -> AddedToken:
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name: from .jinja files, else from tokenizer_config.json, else from chat_template.json."""
+    """Templates by name: from .jinja files, else from tokenizer_config.json.
+
+    As in transformers' tokenizers: chat_template.json is for processors of images and sound.
+    """
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     files = {path.stem: path for path in more if _has(folder, f"additional_chat_templates/{path.name}")}
     if _has(folder, "chat_template.jinja"):
@@ -189,8 +204,6 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if files:
         return {name: _text(_read_bytes(path, MAX_TEMPLATE_BYTES), path) for name, path in files.items()}
     found = config.get("chat_template")
-    if found is None and _has(folder, "chat_template.json"):
-        found = read_json(folder / "chat_template.json", TokenizerError).get("chat_template")
     if found is None:
         return {}
     if isinstance(found, list):
