@@ -465,3 +465,9 @@ def test_a_step_with_every_sampler_has_no_loop_over_the_vocabulary() -> None:
     for choice in range(16):
         choose(row, params, tokens, words=words, choice=choice)
     assert process_time() - before < 3, "it takes some tenths of a second"
+
+
+def test_tokens_of_words_that_the_model_does_not_have_bar_nothing() -> None:
+    """A tokenizer may have more tokens than the model has logits."""
+    words = Words(unwritten=((2,), (900,)), unseen=((1, 901),))
+    assert choose([1.0, 2.0, 3.0], SamplingParams(temperature=0), [0, 1], words=words) == 1

@@ -3,7 +3,7 @@
 from karat.engine.lengths import require_a_choice, resolve_max_tokens
 from karat.engine.sizes import EngineConfig
 from karat.errors import RequestError
-from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, is_int, shown
+from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams, is_int, shown
 
 
 def check_limits(request: Request, config: EngineConfig) -> int:
@@ -14,10 +14,7 @@ def check_limits(request: Request, config: EngineConfig) -> int:
     """
     params, size = request.params, config.vocab_size
     check_tokens("the prompt", request.prompt_token_ids, size)
-    check_tokens("stop_token_ids", params.stop_token_ids, size, may_be_empty=True)
-    check_tokens("allowed_token_ids", params.allowed_token_ids or (), size, may_be_empty=True)
-    check_tokens("bad_words_ids", tuple(i for word in params.bad_words_ids for i in word), size, may_be_empty=True)
-    check_tokens("logit_bias", tuple(params.logit_bias), size, may_be_empty=True)
+    check_params(params, size)
     if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
         raise RequestError(f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}")
     max_tokens = resolve_max_tokens(params, len(request.prompt_token_ids), config.max_model_len)
@@ -25,6 +22,18 @@ def check_limits(request: Request, config: EngineConfig) -> int:
     if request.resume is not None:
         _check_resume(request, request.resume, max_tokens, size)
     return max_tokens
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """RequestError, which begins with the field's name, for token ids that the model does not have."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "bad_words_ids": tuple(token_id for word in params.bad_words_ids for token_id in word),
+        "logit_bias": tuple(params.logit_bias),
+    }
+    for name, token_ids in named.items():
+        check_tokens(name, token_ids, vocab_size, may_be_empty=True)
 
 
 def check_tokens(what: str, token_ids: tuple[int, ...], vocab_size: int, *, may_be_empty: bool = False) -> None:

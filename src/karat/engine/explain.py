@@ -44,7 +44,7 @@ def explained(
             if not left[other]:
                 cuts.setdefault(other, step)
 
-    bars = barring(params, token_ids=token_ids, prompt_len=prompt_len, barred=barred, words=words)
+    bars = barring(params, len(logits), token_ids=token_ids, prompt_len=prompt_len, barred=barred, words=words)
     for step, left in _masks(len(logits), bars, fitting):
         cut(step, left)
         scores[~left] = -np.inf

@@ -61,7 +61,7 @@ def choose(
     every token is barred.
     """
     scores, top = logits, finite_argmax(logits, len(token_ids) - 1)
-    bars = barring(params, token_ids=token_ids, prompt_len=prompt_len, barred=barred, words=words)
+    bars = barring(params, len(logits), token_ids=token_ids, prompt_len=prompt_len, barred=barred, words=words)
     if bars or _adjusts(params):
         scores = adjusted(logits, params, token_ids=token_ids, prompt_len=prompt_len, bars=bars, words=words)
     position = len(token_ids)
@@ -120,18 +120,25 @@ def _adjusts(params: SamplingParams) -> bool:
 
 
 def barring(
-    params: SamplingParams, *, token_ids: Sequence[int], prompt_len: int, barred: Collection[int], words: Words
+    params: SamplingParams,
+    vocab_size: int,
+    *,
+    token_ids: Sequence[int],
+    prompt_len: int,
+    barred: Collection[int],
+    words: Words,
 ) -> Mapping[Bar, Ids]:
     """The tokens that each rule bars after `token_ids`, in the order of the rules; those that bar none are left out.
 
-    `barred` are those of min_tokens. Of allowed_token_ids the value is the tokens that it does not bar.
+    `barred` are those of min_tokens. Of allowed_token_ids the value is the tokens that it does not bar. Words may have
+    tokens that the tokenizer has and the model, of `vocab_size`, has not.
     """
     found: dict[Bar, Ids] = {}
     if barred:
         found["min_tokens"] = np.array(list(barred), np.int64)
     if params.allowed_token_ids is not None:
         found["allowed_token_ids"] = np.array(params.allowed_token_ids, np.int64)
-    if bad := words.barred(token_ids, prompt_len):
+    if bad := [token_id for token_id in words.barred(token_ids, prompt_len) if token_id < vocab_size]:
         found["bad_words"] = np.array(bad, np.int64)
     if params.no_repeat_ngram_size:
         repeating = completing(np.array(token_ids, np.int64), params.no_repeat_ngram_size)

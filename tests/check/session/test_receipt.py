@@ -15,7 +15,9 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record.layer_logits import layer_logits
+from karat.check.session import receipt as receipt_module
 from karat.check.session.receipt import verify_by_reference
+from karat.engine.sampler import choose
 from karat.errors import OtherContractError, ReceiptError
 from karat.ops.registry import create
 from karat.receipts import Receipt
@@ -28,6 +30,22 @@ PARAMS = [
     SamplingParams(seed=2, max_tokens=25, temperature=1.5, top_k=30, repetition_penalty=1.2, frequency_penalty=0.3),
     SamplingParams(seed=3, max_tokens=30, structured_outputs={"regex": "[a-f]{3,20}"}),  # type: ignore[arg-type]
     SamplingParams(seed=4, max_tokens=20, stop=("e",), min_tokens=3),
+    SamplingParams(
+        seed=5,
+        max_tokens=25,
+        temperature=0.7,
+        top_n_sigma=2.5,
+        typical_p=0.9,
+        xtc_probability=0.5,
+        xtc_threshold=0.02,
+        dry_multiplier=3.0,
+        dry_allowed_length=0,
+        presence_penalty=1.0,
+        repeat_last_n=9,
+        no_repeat_ngram_size=2,
+        bad_words=("e", "th"),
+        bad_words_ids=((70,), (80, 81)),
+    ),
 ]
 
 
@@ -56,7 +74,43 @@ def forged(receipt: Receipt, **parts: Any) -> Receipt:
 
 def test_honest_receipts_never_differ(model: CheckedModel, receipts: list[Receipt]) -> None:
     kinds = [verify_by_reference(model, receipt).kind for receipt in receipts]
-    assert len(kinds) == 14 and set(kinds) <= {"agrees", "undecided"} and kinds.count("agrees") >= 12
+    assert len(kinds) == 16 and set(kinds) <= {"agrees", "undecided"} and kinds.count("agrees") >= 14
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "bad_words_ids", "stop_token_ids", "allowed_token_ids"])
+def test_token_ids_beyond_the_vocabulary_are_a_finding(model: CheckedModel, receipts: list[Receipt], name: str) -> None:
+    """A forger's receipt is judged: it does not end the program."""
+    value = {"logit_bias": {"999999": 1.0}, "bad_words_ids": [[5, 999999]]}.get(name, [999999])
+    verdict = verify_by_reference(model, forged(receipts[1], sampling={name: value}))
+    assert str(verdict.finding).startswith(f"sampling: {name}: 999999 is no token id; expected")
+
+
+def test_where_rounding_decides_what_is_too_likely_nothing_is_accused() -> None:
+    """Logits within the floor of each other on both sides of a threshold: whichever token one draws, the other's row
+    may have drawn it."""
+    rng = np.random.default_rng(5)
+    floor, differing, plain = 1e-3, 0, 0
+    for number in range(400):
+        params = SamplingParams(
+            xtc_probability=1.0,
+            xtc_threshold=float(rng.choice([0.05, 0.1, 0.3])),
+            typical_p=float(rng.choice([0.7, 1])),
+        )
+        scores = rng.standard_normal(12) * 2
+        p = np.exp(scores) / np.exp(scores).sum()
+        edge = int(np.argmin(np.abs(p - params.xtc_threshold)))
+        others = np.exp(np.delete(scores, edge)).sum()
+        scores[edge] = np.log(params.xtc_threshold / (1 - params.xtc_threshold) * others)
+
+        def chosen(row: np.ndarray, params: SamplingParams = params, number: int = number) -> int:
+            return choose(row, params, token_ids=(0,), prompt_len=1, seed=number, choice=0)
+
+        theirs = chosen(scores + rng.uniform(-floor, floor, 12))
+        if chosen(scores) != theirs:
+            differing += 1
+            assert receipt_module._may_be(chosen, scores, theirs, floor, num_turned=16)
+            plain += receipt_module._may_be(chosen, scores, theirs, floor)
+    assert plain < differing > 20, "some need it"
 
 
 def test_its_logits_are_those_of_a_whole_run(model: CheckedModel) -> None:
@@ -68,7 +122,7 @@ def test_its_logits_are_those_of_a_whole_run(model: CheckedModel) -> None:
     assert rows.shape == whole[5:].shape and np.abs(rows - whole[5:]).max() < 1e-12 * np.abs(whole).max()
 
 
-@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("number", range(16))
 def test_a_token_that_was_not_drawn_differs(model: CheckedModel, receipts: list[Receipt], number: int) -> None:
     receipt = receipts[number]
     ids = list(receipt.output.token_ids)

@@ -18,6 +18,7 @@ from karat.check.model.checked import CheckedModel
 from karat.check.record.layer_logits import layer_logits
 from karat.check.trace.format import Array
 from karat.config import Activations, FloatName
+from karat.engine.admission import check_params
 from karat.engine.choice import Choice
 from karat.engine.defaults import turn_end_ids
 from karat.engine.lengths import resolve_max_tokens
@@ -32,10 +33,11 @@ from karat.receipts.fingerprint import Computing, Stored, fingerprint
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
-from karat.request import Request
+from karat.request import Request, SamplingParams
 from karat.text import Tokenizer
 
 _MARGIN = 4.0  # of a row's floor: either side strays by chance
+_MOST_TURNED = 16  # tokens that may be too likely to stay; more than two thirds of a draw are hardly ever over more
 
 
 def verify_by_reference(model: CheckedModel, receipt: Receipt, quantize: str | None = None) -> Verdict:
@@ -120,7 +122,7 @@ def _judged(
             here = choice.chosen(row)
             floor = _MARGIN * float(np.abs(row - rough).max())
             if here != token_id:
-                if not _may_be(choice.chosen, row, token_id, floor):
+                if not _may_be(choice.chosen, row, token_id, floor, num_turned=_num_turned(choice.request.params)):
                     return _other_token(tokenizer, number, len(prompt), ids, here, row, floor), num_undecided
                 num_undecided += 1
             choice.take(token_id)
@@ -136,24 +138,37 @@ def _choice(model: CheckedModel, receipt: Receipt, tokenizer: Tokenizer, request
 
         grammar = GrammarCompiler(tokenizer, model.config.vocab_size).compile(request.params.structured_outputs)
     num_prompt = len(request.prompt_token_ids)
+    check_params(request.params, model.config.vocab_size)
     max_tokens = resolve_max_tokens(request.params, num_prompt, model.config.max_position_embeddings)
     sequence = Sequence(0, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
     return Choice(request, receipt.choice, sequence, tokenizer, max_tokens, grammar)
 
 
-def _may_be(chosen: Callable[[Array], int], row: Array, token_id: int, floor: float) -> bool:
+def _num_turned(params: SamplingParams) -> int:
+    """How many of the likeliest tokens may be taken out for being too likely: by typical-p and XTC."""
+    return _MOST_TURNED if params.typical_p < 1 or params.xtc_probability > 0 else 0
+
+
+def _may_be(chosen: Callable[[Array], int], row: Array, token_id: int, floor: float, *, num_turned: int = 0) -> bool:
     """Whether logits within `floor` of a row would choose this token.
 
     The draw lands in the intervals of tokens in order of ids, so the token's interval is farthest down if smaller ids
     lose and larger ones gain, and farthest up the other way round. Between the two it passes over every place.
+
+    A token that typical-p or XTC takes out as too likely stays in where it is less likely. So where there are such
+    steps, the same is tried with the likeliest 1, 2 … num_turned tokens moved the other way.
     """
     ids = np.arange(len(row))
-    raised = np.where(ids == token_id, floor, -floor)
-    if chosen(row + raised) == token_id:
-        return True
-    down = chosen(row + np.where(ids < token_id, -floor, floor))
-    up = chosen(row + np.where(ids > token_id, -floor, floor))
-    return down >= token_id >= up
+    likeliest = np.argsort(-row, kind="stable")
+    downs, ups = [], []
+    for num in range(min(num_turned, len(row)) + 1):
+        turned = np.full(len(row), floor)
+        turned[likeliest[:num]] = -floor
+        if chosen(row + np.where(ids == token_id, turned, -turned)) == token_id:
+            return True
+        downs.append(chosen(row + np.where(ids < token_id, -turned, turned)))
+        ups.append(chosen(row + np.where(ids > token_id, -turned, turned)))
+    return max(downs) >= token_id >= min(ups)
 
 
 def _other_token(
