@@ -351,6 +351,7 @@ class AsyncLLM:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
@@ -364,6 +365,7 @@ class AsyncLLM:
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             now=now,
             chat_template_kwargs=chat_template_kwargs,
             sanitize_control_tokens=sanitize_control_tokens,
@@ -376,13 +378,16 @@ class AsyncLLM:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
     ) -> ChatPrompt:
         """One conversation as `LLM.chat_prompt` renders it: text and token ids, which `stream` and `generate` take."""
         self._engine.attach()
-        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(
+            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+        )
         return await self._in_thread(self._intake.chat_prompt, messages, options)
 
     async def dialect(self) -> Dialect:

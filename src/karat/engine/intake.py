@@ -188,10 +188,16 @@ def chat_options(
     now: datetime | None,
     variables: Mapping[str, Any] | None,
     sanitize_control_tokens: bool,
+    continue_final_message: bool,
 ) -> dict[str, Any]:
     """The `variables` of `Intake.chat_prompt`. A `now` of None is the clock."""
-    options = {"tools": tools, "add_generation_prompt": add_generation_prompt} | ({} if now is None else {"now": now})
-    return {**(variables or {}), **options, "sanitize_control_tokens": sanitize_control_tokens}
+    options = {
+        "tools": tools,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "sanitize_control_tokens": sanitize_control_tokens,
+    }
+    return {**(variables or {}), **options, **({} if now is None else {"now": now})}
 
 
 def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -247,6 +247,7 @@ class LLM:
         use_tqdm: bool = False,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
@@ -258,10 +259,11 @@ class LLM:
 
         A content is a text, or a list of parts {"type": "text", "text": …}: the chat template gets the list where it
         loops over it, else one text, joined by line breaks. It makes the prompt; it also receives `tools`, the time
-        `now` (None: the clock) and `chat_template_kwargs`. A control token such as <|im_end|> that a message spells
-        becomes that token, as in transformers. With sanitize_control_tokens, for untrusted text, it stays text (the
-        output's prompt shows both alike, its prompt_token_ids do not). sampling_params, use_tqdm, priority and receipt
-        are as in `generate`.
+        `now` (None: the clock) and `chat_template_kwargs`. With continue_final_message (and
+        add_generation_prompt=False, as in vLLM) the model goes on with the last message. A control token such as
+        <|im_end|> that a message spells becomes that token, as in transformers. With sanitize_control_tokens, for
+        untrusted text, it stays text (the output's prompt shows both alike, its prompt_token_ids do not).
+        sampling_params, use_tqdm, priority and receipt are as in `generate`.
 
         Raises RequestError for anything but conversations of text, TemplateError if there is no template or if it
         refuses the conversation, and the errors of `generate`.
@@ -270,7 +272,9 @@ class LLM:
         self._turns.require_open()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
-        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(
+            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+        )
         priorities = self._intake.priorities_for(len(conversations), priority)
         requests = [
             self._request(self._intake.chat_prompt(conversation, options), params, rank)
@@ -307,6 +311,7 @@ class LLM:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
@@ -318,7 +323,9 @@ class LLM:
         refuse("stream_chat", others, LLM.stream_chat)
         self._turns.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
-        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(
+            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+        )
         request = self._request(self._intake.chat_prompt(messages, options), params, priority)
         return self._turns.stream(request, on_prompt)
 
@@ -400,6 +407,7 @@ class LLM:
         *,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: datetime | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
@@ -410,7 +418,9 @@ class LLM:
         `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again.
         """
         refuse("chat_prompt", others, LLM.chat_prompt)
-        options = chat_options(tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens)
+        options = chat_options(
+            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+        )
         return self._intake.chat_prompt(messages, options)
 
     def tool_params(

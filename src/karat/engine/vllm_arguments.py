@@ -59,7 +59,6 @@ _OF_CALLS = {
     "template_variables": "use chat_template_kwargs=",
     "chat_template": "give it to the constructor, as chat_template=",
     "chat_template_content_format": "text parts are always joined; leave it out",
-    "continue_final_message": "end the prompt yourself: render with get_tokenizer().render_chat and use generate",
     "mm_processor_kwargs": "there are no images yet",
 }
 

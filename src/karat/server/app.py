@@ -34,7 +34,7 @@ from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.openai.messages import read_messages
-from karat.server.openai.requests import read_variables
+from karat.server.openai.requests import continues_last, read_variables
 from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
 from karat.server.page.files import DOCS, PREFIX, ROOT, Page
@@ -121,13 +121,15 @@ class _Tools:
         return body.values
 
     async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
-        llm, variables, tools = self._keeper.llm, read_variables(values), read_tools(values)
+        llm, tools, continues = self._keeper.llm, read_tools(values), continues_last(values)
+        variables = read_variables(values, continues=continues)
         tools.check(await until_left(request, llm.dialect()))
         asking = llm.render(
             read_messages(values["messages"]),
             tools=tools.rendered(),
             sanitize_control_tokens=True,
             add_generation_prompt=variables.pop("add_generation_prompt"),
+            continue_final_message=continues,
             chat_template_kwargs=variables or None,
         )
         return await until_left(request, asking)

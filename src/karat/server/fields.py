@@ -153,8 +153,8 @@ TABLE: tuple[Field, ...] = (
         "messages",
         ANTHROPIC,
         Messages,
-        "The conversation. Roles: user, assistant, system; the last is not the assistant's. Contents are text, or text "
-        "blocks. Messages of one role in a row are one.",
+        "The conversation. Roles: user, assistant, system. Contents are text, or text blocks. Messages of one role in "
+        "a row are one. With a last message of the assistant's the answer goes on with it.",
         required=True,
     ),
     _honoured("system", ANTHROPIC, str | list[dict[str, Any]], "A first message of role system: text, or text blocks."),
@@ -162,7 +162,8 @@ TABLE: tuple[Field, ...] = (
         "input",
         STATELESS,
         str | list[dict[str, Any]],
-        "The conversation: a text, or messages. Roles: system, developer (the same), user, assistant.",
+        "The conversation: a text, or messages. Roles: system, developer (the same), user, assistant. With a last "
+        "message of the assistant's whose status is incomplete or in_progress the answer goes on with it.",
         required=True,
     ),
     _honoured("instructions", STATELESS, str, "A first message of role system."),
@@ -389,6 +390,13 @@ TABLE: tuple[Field, ...] = (
         "Variables of the chat template, enable_thinking say.",
     ),
     _honoured("add_generation_prompt", (CHAT, RENDER, TOKENIZE), Flag, "The template opens an answer (default)."),
+    _honoured(
+        "continue_final_message",
+        (CHAT, RENDER, TOKENIZE),
+        Flag,
+        "The answer goes on with the last message, which is the assistant's, and has what follows alone; "
+        "add_generation_prompt is then false.",
+    ),
     _honoured("add_special_tokens", (TEXT, TOKENIZE), Flag, "Whether the tokenizer adds BOS and the like (default)."),
     _honoured(
         "priority", GENERATING, Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)], "Smaller is sooner; 0 if left out."
@@ -486,7 +494,6 @@ TABLE: tuple[Field, ...] = (
     _refused("truncate_prompt_tokens", BOTH, "shorten the prompt; /tokenize counts its tokens"),
     _refused("chat_template", (CHAT,), "templates come from the operator alone; chat_template_kwargs sets variables"),
     _refused("documents", (CHAT,), "put the documents into a message", []),
-    _refused("continue_final_message", (CHAT, TOKENIZE), "use /render and /v1/completions to go on with a text", False),
     # vllm-router puts these into every request that it passes on
     _refused("no_stop_trim", BOTH, "use include_stop_str_in_output", False),
     _refused("return_hidden_states", BOTH, "there are none in answers; leave it out", False),

@@ -36,6 +36,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         asked.messages,
         tools=tools.rendered(),
         add_generation_prompt=variables.pop("add_generation_prompt"),
+        continue_final_message=asked.continues,
         chat_template_kwargs=variables or None,
         sanitize_control_tokens=True,
     )
@@ -47,10 +48,11 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     else:
         if answer is not None and calling.must_call:
             unused, answer = (asked.form.structure_field,), None  # no call has the form
-        given["structured_outputs"] = tools.structured(dialect, prompt.text, answer)
+        end = _ending(prompt.text, asked, dialect)
+        given["structured_outputs"] = tools.structured(dialect, end, answer)
         talk = Talk(
             dialect.tags,
-            dialect.opens_reasoning(prompt.text),
+            dialect.opens_reasoning(end),
             dialect.form if calling.offers else None,
             calling.schemas,
             shows_special=calling.shows_marks(dialect),
@@ -59,6 +61,16 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         if talk.shows_special:
             given["skip_special_tokens"] = False
     return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *tools.dropped))
+
+
+def _ending(prompt: str, asked: ChatRequest, dialect: Dialect) -> str:
+    """A prompt that shows by its end whether it ends inside the reasoning: a message that goes on may be there."""
+    if not asked.continues or dialect.tags is None:
+        return prompt
+    opening, closing = dialect.tags
+    content = asked.messages[-1]["content"]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    return prompt + opening if texts and texts[-1].rfind(opening) > texts[-1].rfind(closing) else prompt
 
 
 def with_efforts(

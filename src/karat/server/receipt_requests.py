@@ -54,6 +54,7 @@ def chats_of(
                 {
                     "tools": chat.tools.rendered(),
                     "add_generation_prompt": generation,
+                    "continue_final_message": chat.continues,
                     "chat_template_kwargs": variables or None,
                     "sanitize_control_tokens": sanitize,
                 },

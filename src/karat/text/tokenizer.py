@@ -15,6 +15,7 @@ from karat.checkpoint.overrides import Overrides
 from karat.checkpoint.wording import shown
 from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
 from karat.text.chat_prompt import ChatPrompt
+from karat.text.continuing import cut, tagged
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import max_token_chars, steps
@@ -252,21 +253,29 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: Callable[[], datetime] | datetime = datetime.now,
         **extra: Any,
     ) -> str:
         """The prompt for `messages` (see `ChatTemplate.render`). With `tools`, the template `tool_use` is used if any.
 
+        With `continue_final_message` it ends where the last message's content does, for the model to go on with it, as
+        in transformers; TemplateError with add_generation_prompt, and where the template does not write that content.
         It is to be encoded with `add_special_tokens=False`, as `chat_prompt` does.
         """
-        return self._template_for(tools).render(
-            messages,
+        if continue_final_message and add_generation_prompt:
+            raise TemplateError(
+                "continue_final_message with add_generation_prompt: a message that goes on opens no answer; give one"
+            )
+        rendered = self._template_for(tools).render(
+            tagged(messages) if continue_final_message else messages,
             tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             now=now,
             **{**self._variables, **extra},
         )
+        return cut(rendered, messages) if continue_final_message else rendered
 
     def chat_prompt(
         self,
@@ -275,6 +284,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         now: Callable[[], datetime] | datetime = datetime.now,
         sanitize_control_tokens: bool = False,
         max_tokens: int | None = None,
@@ -292,7 +302,11 @@ class Tokenizer:
         conversation |= {**self._variables, **extra}
         if max_tokens is not None:
             self._refuse_conversation(max_tokens, conversation)
-        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "now": now}
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "now": now,
+        }
         if not sanitize_control_tokens:
             prompt = self.render_chat(**conversation, **options)
             return ChatPrompt(prompt, tuple(self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)))

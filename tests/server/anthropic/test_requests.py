@@ -60,7 +60,6 @@ def test_what_is_sampled() -> None:
         ({"content": "a"}, "messages[0].role"),
         ({"role": "developer", "content": "a"}, "messages[0].role"),
         ({"role": ["user"], "content": "a"}, "messages[0].role"),
-        ({"role": "assistant", "content": "a"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
         ({"role": "user", "content": "a", "name": "b"}, "messages[0].name"),

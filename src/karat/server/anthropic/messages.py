@@ -7,7 +7,16 @@ import msgspec
 
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.server.openai.messages import UNUSED, Content, called, content_of, linked, texts_of, unknown
+from karat.server.openai.messages import (
+    UNUSED,
+    Content,
+    called,
+    content_of,
+    linked,
+    require_continuable,
+    texts_of,
+    unknown,
+)
 
 _ROLES = ("user", "assistant", "system")
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -42,17 +51,13 @@ class Contents:
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation for the template. Messages of one role in a row are one, as the protocol has it.
 
-        Results of tools are messages of their own. The last message must not be the assistant's.
+        Results of tools are messages of their own. With a last message of the assistant's the answer goes on with it.
         """
         read = [part for index, message in enumerate(messages) for part in self._message(message, f"messages[{index}]")]
-        if messages[-1]["role"] == "assistant":
-            where = f"messages[{len(messages) - 1}].role"
-            raise invalid(
-                where,
-                f"{where}='assistant' in the last message: Karat goes on with no begun answer here; "
-                "use /render and /v1/completions",
-            )
-        return linked(_joined(read))
+        made = linked(_joined(read))
+        if made[-1]["role"] == "assistant":
+            require_continuable(made[-1], f"messages[{len(messages) - 1}]")
+        return made
 
     def text(self, content: object, where: str) -> Content:
         """The content as a text or as parts of text, as in chat completions."""

@@ -32,6 +32,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
     body = judge(read_json(content), _FIELDS[route])
     values, contents = body.values, Contents()
     messages = contents.messages(values["messages"])
+    continues = messages[-1]["role"] == "assistant"
     if system := contents.text(values["system"], "system") if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
@@ -43,7 +44,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
     efforts, unheeded = thought(values.get("thinking"))
     chat = ChatRequest(
         messages,
-        read_variables(values),
+        read_variables(values, continues=continues),
         sampling,
         Form(  # progress: the first event has the cached tokens
             values.get("model"), stream, progress=stream, structure_field=structure_field(values)
@@ -53,6 +54,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         read_wishes(values),
         _tools(values),
         (*efforts, *level, *switched(values)),
+        continues=continues,
     )
     names = (*body.without_effect, *unheeded, *unused, *contents.unused, *unused_in_tools(values.get("tools", ())))
     has_marks = contents.has_marks or any(tool.get("cache_control") for tool in values.get("tools", ()))

@@ -19,6 +19,7 @@ UNUSED = frozenset(
     "reasoning_details reasoning_opaque refusal stop_reason thinking_blocks thought_signature timestamp "
     "token_ids usage".split()
 )
+CONTINUING = ("prefix", "partial")  # keys of a last message that an answer goes on with
 _CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
 
@@ -40,6 +41,16 @@ def unused_of(messages: Sequence[Mapping[str, Any]], where: str = "messages") ->
                 if name in UNUSED - {"id", *known} and value is not None and value not in _EMPTY and not is_content:
                     found[f"{where}.{name}"] = None
     return tuple(found)
+
+
+def require_continuable(message: Mapping[str, Any], where: str) -> None:
+    """400 for a message that no answer can go on with."""
+    if message.get("role") != "assistant":
+        said = f"{where}.role={shown(message.get('role'))}: an answer goes on with a message of the assistant's alone"
+        raise invalid(f"{where}.role", f"{said}; leave continue_final_message out")
+    if message.get("tool_calls"):
+        text = f"{where} has calls, after which no text goes on; send their results, or take them out"
+        raise invalid(f"{where}.tool_calls", text)
 
 
 def linked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,6 +91,8 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name, value in message.items():
         if name in ("role", "content") or value is None or (role == "tool" and name == "tool_call_id"):
             continue
+        if name in CONTINUING and isinstance(value, bool):
+            continue  # of the last message: continues_last
         if name == "name" or (name in _REASONING and role == "assistant"):
             plain[name if name == "name" else "reasoning_content"] = _text(message, name, where)
         elif name == "tool_calls" and calls:

@@ -9,7 +9,7 @@ from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text
 from karat.server.openai.formats import structure, structure_field
-from karat.server.openai.messages import read_messages, unused_of
+from karat.server.openai.messages import CONTINUING, read_messages, require_continuable, unused_of
 from karat.server.openai.tools import read_tools
 from karat.server.tools import NO_TOOLS, Tools, unused_in_tools
 from karat.server.wishes import NO_WISHES, Wishes, read_wishes
@@ -75,7 +75,7 @@ class Effort:
 class ChatRequest:
     """A conversation. `given` are fields of SamplingParams, `variables` those of the template.
 
-    `unused` names keys of the messages that have no effect.
+    `unused` names keys of the messages that have no effect. `continues`: the answer goes on with the last message.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -88,6 +88,7 @@ class ChatRequest:
     tools: Tools = NO_TOOLS
     efforts: tuple[Effort, ...] = ()
     unused: tuple[str, ...] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,10 @@ def read_chat(body: Body) -> ChatRequest:
         given["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
-    efforts, unheeded = _efforts(values)
+    (efforts, unheeded), continues = _efforts(values), continues_last(values)
     return ChatRequest(
         read_messages(values["messages"]),
-        read_variables(values),
+        read_variables(values, continues=continues),
         given,
         _form(values),
         values.get("priority", 0),
@@ -128,6 +129,7 @@ def read_chat(body: Body) -> ChatRequest:
         read_tools(values),
         efforts,
         (*unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
+        continues,
     )
 
 
@@ -202,7 +204,22 @@ def _efforts(values: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, 
     return (*efforts, *by_thinking, *switched(values)), unheeded
 
 
-def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
+def continues_last(values: Mapping[str, Any]) -> bool:
+    """Whether a chat is to go on with its last message: by its field, or by the key that Mistral's and Qwen's have.
+
+    400 where it cannot.
+    """
+    messages = values["messages"]
+    asked = values.get("continue_final_message", False) or any(messages[-1].get(key) is True for key in CONTINUING)
+    if asked and values.get("add_generation_prompt"):
+        text = "add_generation_prompt=True with continue_final_message: an answer that goes on opens no other"
+        raise invalid("add_generation_prompt", f"{text}; leave it out")
+    if asked:
+        require_continuable(messages[-1], f"messages[{len(messages) - 1}]")
+    return bool(asked)
+
+
+def read_variables(values: Mapping[str, Any], *, continues: bool = False) -> dict[str, Any]:
     """The variables of the chat template besides the messages."""
     variables = dict(values.get("chat_template_kwargs", {}))
     for name in variables:
@@ -211,7 +228,8 @@ def read_variables(values: Mapping[str, Any]) -> dict[str, Any]:
                 "chat_template_kwargs",
                 f"chat_template_kwargs has {shown(name)}, which is no variable to set; take it out",
             )
-    return variables | {"add_generation_prompt": values.get("add_generation_prompt", True)}
+    opens = values.get("add_generation_prompt", not continues)
+    return variables | {"add_generation_prompt": opens}
 
 
 def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:

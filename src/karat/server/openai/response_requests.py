@@ -9,7 +9,17 @@ from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
 from karat.server.openai.formats import structure_field, text_structure
-from karat.server.openai.messages import UNUSED, Content, called, content_of, linked, read_messages, unknown, unused_of
+from karat.server.openai.messages import (
+    UNUSED,
+    Content,
+    called,
+    content_of,
+    linked,
+    read_messages,
+    require_continuable,
+    unknown,
+    unused_of,
+)
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables, require_length, switched
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool, TextConfig, TextFormat
 from karat.server.openai.tools import read_response_tools
@@ -60,6 +70,9 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
     require_length(values, "max_output_tokens")
     messages, instructions = linked(_messages(values["input"])), values.get("instructions")
     tools, (efforts, unheeded) = read_response_tools(values), _effort(values.get("reasoning", {}))
+    continues = _continues(values["input"])
+    if continues:
+        require_continuable(messages[-1], f"input[{len(values['input']) - 1}]")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
@@ -69,7 +82,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         sampling["max_tokens"] = values["max_output_tokens"]
     chat = ChatRequest(
         messages,
-        read_variables(values),
+        read_variables(values, continues=continues),
         sampling,
         Form(values.get("model"), values.get("stream", False), structure_field=structure_field(values)),
         values.get("priority", 0),
@@ -77,6 +90,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         read_wishes(values),
         tools,
         (*efforts, *switched(values)),
+        continues=continues,
     )
     choice = values.get("tool_choice", "auto")
     echo = Echo(
@@ -164,6 +178,13 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
             raise invalid(f"{where}.{name}", f"{where}.{name}={shown(parts)}: expected a list of texts")
         texts = texts or [_text(part, "text", f"{where}.{name}") for part in parts if isinstance(part, dict)]
     return "\n".join(texts)
+
+
+def _continues(items: str | list[dict[str, Any]]) -> bool:
+    """Whether the answer goes on with the last message: one of the assistant's that has no end yet, as in vLLM."""
+    last = {} if isinstance(items, str) else items[-1]
+    is_begun = last.get("status") in ("incomplete", "in_progress")
+    return is_begun and last.get("type", "message") == "message" and last.get("role") == "assistant"
 
 
 def _unused_in(items: str | list[dict[str, Any]]) -> tuple[str, ...]:
